@@ -1,0 +1,1 @@
+"""The machines: find, trust, check, provision, measure, plan, launch, supervise."""

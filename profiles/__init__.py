@@ -1,0 +1,1 @@
+"""What a person chose: option schema, INI inheritance, saved profiles. Imports nothing of ours."""

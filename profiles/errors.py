@@ -1,0 +1,72 @@
+"""Exit codes and the exception tree shared by every command.
+
+::
+
+    MusterError                 one line: what, where, what to do; carries its exit code
+    ├── BadInput          (2)   wrong use or unusable input, nothing was started
+    ├── MachinesNotReady  (3)   a machine cannot take part
+    ├── RunFailed         (1)   the run had begun and broke
+    └── StoppedByUser   (130)   somebody asked for the stop
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command."""
+
+    DONE = 0
+    """The command did what it was asked to do."""
+    RUN_FAILED = 1
+    """A run had begun and failed."""
+    BAD_INPUT = 2
+    """Wrong use or bad input; nothing was started."""
+    NOT_READY = 3
+    """A machine is not ready to take part."""
+    STOPPED = 130
+    """Stopped by the user."""
+
+
+class MusterError(Exception):
+    """An error a person can act on.
+
+    Args:
+        message: one line that says what went wrong and where.
+        hint: one line that says what to do about it; may be empty.
+    """
+
+    exit_code: ExitCode = ExitCode.RUN_FAILED
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class BadInput(MusterError):
+    """Wrong use or unusable input."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class MachinesNotReady(MusterError):
+    """A machine cannot take part in the run."""
+
+    exit_code = ExitCode.NOT_READY
+
+
+class RunFailed(MusterError):
+    """A run had begun and broke."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class StoppedByUser(MusterError):
+    """Somebody asked for the stop."""
+
+    exit_code = ExitCode.STOPPED

@@ -1,0 +1,141 @@
+"""Every option of a run, declared once: name, type, unit, bounds, default and help.
+
+The declarations are rendered to ``config.ini`` comments, to the command line, to ``docs/options.md`` and to the
+wizard's forms. Names are unique over all sections, so an INI file and ``--set`` stay flat.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def option(default: Any, help: str, *, unit: str = "", advanced: bool = False, **bounds: Any) -> Any:
+    """Declare one option; ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``)."""
+    return Field(default=default, description=help, json_schema_extra={"unit": unit, "advanced": advanced}, **bounds)
+
+
+class Section(BaseModel):
+    """A group of options that belong together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSettings(Section):
+    """The model and how much of it is trained."""
+
+    task: Literal["whisper", "causal_lm", "custom"] = option("whisper", "kind of job")
+    model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory")
+    from_scratch: bool = option(False, "start from random weights of the model's configuration")
+    tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters")
+    lora_rank: int = option(16, "rank of the adapters", ge=1, le=1024)
+    lora_alpha: int = option(32, "scale of the adapters (alpha / rank)", ge=1)
+    lora_dropout: float = option(0.05, "dropout before the adapters", ge=0, lt=1)
+    lora_target_modules: str = option(
+        "all-linear", "'all-linear', or module names by comma (q_proj, v_proj, ...)", advanced=True
+    )
+    lora_merge: bool = option(True, "save the model with the adapters merged into the weights")
+    freeze_encoder: bool = option(False, "keep the encoder's weights as they are (whisper)", advanced=True)
+    gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory")
+    language: str = option("", "language of the recordings (whisper): a name or code; empty: the model decides")
+    speech_task: Literal["transcribe", "translate"] = option("transcribe", "what whisper writes", advanced=True)
+
+
+class DataSettings(Section):
+    """The data set."""
+
+    dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name")
+    text_column: str = option("", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence")
+    long_audio: Literal["refuse", "cut", "skip"] = option("refuse", "clips longer than the model's window")
+    max_broken_share: float = option(0.01, "stop if more of the files than this share are broken", ge=0, le=1)
+    max_train_samples: int = option(0, "use only the first N training samples; 0: all", unit="samples", ge=0)
+    max_eval_samples: int = option(0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0)
+    augmentation: float = option(0.0, "strength of audio augmentation (noise, masks, shift); 0: off", ge=0, le=1)
+    block_size: int = option(256, "length of a training text (causal_lm)", unit="tokens", ge=2)
+    cache_dir: str = option("", "where features are kept; empty: the user's cache folder", advanced=True)
+    data_workers: int = option(0, "processes for feature extraction; 0: one for each core", ge=0, advanced=True)
+
+
+class TrainingSettings(Section):
+    """The optimisation."""
+
+    learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10)
+    lr_schedule: Literal["constant", "linear", "cosine"] = option("linear", "course after the warm-up")
+    warmup_steps: int = option(50, "steps of linear warm-up", unit="steps", ge=0)
+    lr_scaling: Literal["off", "sqrt", "linear"] = option(
+        "sqrt", "how the learning rate follows the global batch, relative to one worker's batch"
+    )
+    epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
+    max_steps: int = option(0, "optimizer steps; above 0 it replaces 'epochs'", unit="steps", ge=0)
+    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1)
+    gradient_accumulation: int = option(1, "forward passes for one optimizer step", ge=1)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
+    weight_decay: float = option(0.01, "AdamW weight decay (not on biases and norms)", ge=0)
+    adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
+    mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option("auto", "auto: bf16 on CUDA that has it, else off")
+    seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
+    threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)
+
+
+class EvaluationSettings(Section):
+    """Evaluation and early stopping."""
+
+    eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
+    eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0)
+    eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss")
+    eval_max_new_tokens: int = option(128, "bound of a generated text", unit="tokens", ge=1)
+    eval_before: bool = option(True, "evaluate before the first step, to compare with")
+    early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
+    early_stopping_min_delta: float = option(0.0, "what counts as better", ge=0, advanced=True)
+
+
+class SnapshotSettings(Section):
+    """Snapshots to resume from."""
+
+    snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
+    snapshot_keep: int = option(2, "how many snapshots are kept", ge=1)
+
+
+class StrategySettings(Section):
+    """How the members work together."""
+
+    strategy: str = option("auto", "allreduce, diloco, ...; auto: the fastest for these machines")
+    engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members")
+    codec: str = option("auto", "fp32, bf16, fp16, int8, mxfp4, topk:SHARE; auto: the strategy's own")
+    sync_interval: int = option(50, "inner steps between synchronisations (diloco)", unit="steps", ge=1)
+    sync_delay: int = option(0, "steps an exchange may overlap with training (diloco)", unit="steps", ge=0, advanced=True)
+    outer_lr: float = option(0.0, "outer learning rate (diloco); 0: by the number of rounds", ge=0, advanced=True)
+    outer_momentum: float = option(-1.0, "outer Nesterov momentum; -1: by the number of rounds", ge=-1, lt=1, advanced=True)
+    error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
+    bucket_mb: float = option(4.0, "size of a gradient bucket (allreduce)", unit="MB", gt=0, advanced=True)
+    verify_interval: int = option(50, "compare weight hashes every N steps (allreduce); 0: off", ge=0, advanced=True)
+    round_deadline: float = option(60.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
+    quorum: float = option(0.5, "share of the members a round needs to close at its deadline", ge=0, le=1, advanced=True)
+    hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
+
+
+class RunSettings(Section):
+    """Where results go, and the local workers."""
+
+    output_dir: str = option("output", "folder of the run folders")
+    workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
+    shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+
+
+class Profile(BaseModel):
+    """A complete, validated choice."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    model_name: str = ""
+    dataset_name: str = ""
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    training: TrainingSettings = TrainingSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
+    strategy: StrategySettings = StrategySettings()
+    run: RunSettings = RunSettings()

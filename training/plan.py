@@ -1,0 +1,78 @@
+"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+
+PLAN_VERSION = 1
+
+
+class MemberPlan(BaseModel):
+    """One worker of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(ge=0)
+    name: str
+    """Name of the machine, for messages."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device_index: int = 0
+    batch_size: int = Field(ge=1)
+    """Samples in one forward pass: this member's share of every step."""
+    threads: int = 0
+    interface: str = ""
+    """Network interface of the torch engine; empty: loopback."""
+
+
+class RunPlan(BaseModel):
+    """What all members agree on before the first step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = PLAN_VERSION
+    run_id: str
+    profile: Profile
+    members: tuple[MemberPlan, ...]
+    engine: Literal["hub", "torch"]
+    hub_address: str = ""
+    """``host:port`` of the hub, or of the rendezvous store of the torch engine (always loopback)."""
+    resume: bool = False
+    """Continue from the newest snapshot all members have."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one optimizer step over all members."""
+        return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
+
+    def hash(self) -> str:
+        """Hash of what decides the result: not the run's id, address or resume flag."""
+        document = self.model_dump(exclude={"run_id", "hub_address", "resume"}, mode="json")
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Read ``plan.json``.
+
+    Raises:
+        BadInput: missing, unreadable, not JSON, or of another version.
+    """
+    try:
+        return RunPlan.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "give the path of a run's plan.json") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path}: {where}: {first['msg']}", "make the plan again with this version") from error

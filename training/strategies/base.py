@@ -1,0 +1,104 @@
+"""What a strategy gives to the trainer.
+
+The trainer calls, for every optimizer step::
+
+    strategy.begin_step(step, weight)     # before the first backward
+    strategy.last_backward()              # before the backward of the last micro-batch
+    strategy.gradients()                  # after it: gradients are final (exchanged or local)
+    optimizer.step()
+    report = strategy.end_step()          # weights may be exchanged here
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from profiles.schema import StrategySettings
+from training.exchange.base import Exchange
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """One finished synchronisation."""
+
+    round: int
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    wait: float
+    members: tuple[int, ...]
+    weight_hash: str = ""
+    drift: float | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """What a strategy needs to know of the run."""
+
+    settings: StrategySettings
+    total_steps: int
+    seed: int
+
+
+class Strategy(ABC):
+    """When members exchange gradients or weights, and how they merge them."""
+
+    name: ClassVar[str]
+    needs_torch_engine: ClassVar[bool] = False
+
+    def __init__(self, context: StrategyContext) -> None:
+        self.context = context
+
+    @classmethod
+    @abstractmethod
+    def summary(cls, settings: StrategySettings) -> str:
+        """One sentence for a person: what it sends and when."""
+
+    @abstractmethod
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        """Take hold of the trainable parameters. Weights are equal on all members at this point."""
+
+    def begin_step(self, step: int, weight: float) -> None:
+        """A step begins; ``weight`` is what this member's loss is a mean over in this step."""
+
+    def last_backward(self) -> None:
+        """The next backward completes the step's gradients."""
+
+    def gradients(self) -> None:
+        """Make ``p.grad`` final before clipping and the optimizer."""
+
+    @abstractmethod
+    def end_step(self) -> SyncReport | None:
+        """Called after the optimizer step; a report if a synchronisation ended here."""
+
+    def finish(self) -> SyncReport | None:
+        """Synchronise what is left at the end of the training, so that all members hold the result."""
+        return None
+
+    @property
+    @abstractmethod
+    def synchronised(self) -> bool:
+        """Whether all members hold the same weights right now."""
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[int, ...]:
+        """Ranks whose contributions the last synchronisation of this strategy held, ascending."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors of the strategy's own state for a snapshot (outer momentum, error feedback, anchor)."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state for a snapshot (round, steps since the last synchronisation)."""
+        return {}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`tensors` and :meth:`state` gave."""

@@ -1,0 +1,1 @@
+"""What is trained: model, data sets, collate, loss and metrics of one kind of job."""

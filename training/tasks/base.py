@@ -1,0 +1,83 @@
+"""What a task gives to the trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+Batch = Mapping[str, Any]
+"""A collated batch: tensors by name (nested containers are moved to the device too)."""
+
+Progress = Callable[[str, int, int | None], None]
+"""``progress(phase, done, total)``, called from :meth:`Task.prepare`."""
+
+
+class SizedDataset(Protocol):
+    """A map-style data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Task(ABC):
+    """One kind of job. The trainer calls ``prepare``, then ``build_model``, then the rest in a loop."""
+
+    name: str
+    monitor: str = "loss"
+    """The metric early stopping and "best" look at; smaller is better."""
+
+    train: SizedDataset
+    """Set by :meth:`prepare`."""
+    evaluation: dict[str, SizedDataset]
+    """Data sets by split (``validation``, ``test``); set by :meth:`prepare`; may be empty."""
+
+    @abstractmethod
+    def prepare(self, progress: Progress) -> None:
+        """Load the data sets and compute what is computed once (features, tokens).
+
+        Raises:
+            BadInput: the data cannot be used; the message says what, where and what to do.
+        """
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """Return the model on the CPU; parameters to train have ``requires_grad``.
+
+        Called after seeding, so a model from scratch is the same on every member.
+        """
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
+
+    @abstractmethod
+    def weight(self, batch: Batch) -> float:
+        """What the loss of this batch is a mean over: samples, or tokens for a per-token loss."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the scalar mean loss of a batch (mean over :meth:`weight`)."""
+
+    def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
+        """Return *sums* over the batch that add up over batches and members.
+
+        ``loss_sum`` and ``weight`` are always there; tasks add their own (``word_edits``, ``words``, ...).
+        """
+        weight = self.weight(batch)
+        return {"loss_sum": float(self.loss(model, batch)) * weight, "weight": weight}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn summed :meth:`evaluate` results into metrics; ``loss`` is always there if it was measured."""
+        weight = sums.get("weight", 0.0)
+        return {"loss": sums["loss_sum"] / weight} if weight else {}
+
+    @abstractmethod
+    def save(self, model: nn.Module, directory: Path) -> None:
+        """Write the finished model into ``directory`` (exists, empty): Hugging Face layout where there is one."""
