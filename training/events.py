@@ -75,6 +75,8 @@ class StepEvent(_Event):
     transfer: float
     """Time that exchanges were under way during the step, hidden or not."""
     grad_norm: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 class SyncEvent(_Event):

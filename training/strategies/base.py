@@ -12,7 +12,8 @@ The trainer calls, for every optimizer step::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -99,6 +100,19 @@ class Strategy(ABC):
     def state(self) -> dict[str, Any]:
         """JSON-able state for a snapshot (round, steps since the last synchronisation)."""
         return {}
+
+    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
+        """The part of :meth:`tensors` that belongs to the group, not to this member."""
+        return {}
+
+    def newcomer_state(self) -> dict[str, Any]:
+        """The part of :meth:`state` that belongs to the group, not to this member."""
+        return {}
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Hold the weights that all members agree on in the model, right after a synchronisation."""
+        yield
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Take back what :meth:`tensors` and :meth:`state` gave."""

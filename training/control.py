@@ -1,0 +1,72 @@
+"""Commands to a running worker: stop, snapshot, pause, resume.
+
+The commanding side (the local run or a machine's agent) writes one JSON object a line to the worker's standard input:
+``{"command": "stop", "at_step": 120, "snapshot": true}``. ``at_step`` lets all members act after the same step. When
+that channel closes, nobody watches the worker any more, and it stops with a snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Command(BaseModel):
+    """One command to a worker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: Literal["stop", "snapshot", "pause", "resume"]
+    at_step: int = 0
+    """Act when this many steps are done, or at once if that is past."""
+    reason: str = ""
+
+
+class Control:
+    """Holds what was commanded until the trainer reaches the step."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+        self._changed = threading.Condition()
+
+    def post(self, command: Command) -> None:
+        """Hand a command over; safe to call from any thread or a signal handler's thread."""
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def due(self, steps_done: int) -> list[Command]:
+        """Take the commands whose step has come, in the order in which they were given."""
+        with self._changed:
+            ready = [c for c in self._commands if c.at_step <= steps_done]
+            self._commands = [c for c in self._commands if c.at_step > steps_done]
+            return ready
+
+    def wait_for(self, wanted: Callable[[Command], bool]) -> Command:
+        """Block until a command for which ``wanted`` is true; take and return it."""
+        with self._changed:
+            while True:
+                for command in self._commands:
+                    if wanted(command):
+                        self._commands.remove(command)
+                        return command
+                self._changed.wait()
+
+    def read_from(self, lines: Iterable[str | bytes], on_bad_line: Callable[[str], None]) -> threading.Thread:
+        """Read commands in a daemon thread; the end of the lines means: stop with a snapshot."""
+
+        def read() -> None:
+            for line in lines:
+                try:
+                    self.post(Command.model_validate(json.loads(line)))
+                except (ValueError, ValidationError) as error:
+                    on_bad_line(f"command not understood: {line!r:.200}: {error.__class__.__name__}")
+            self.post(Command(command="stop", reason="the process that started this worker is gone"))
+
+        thread = threading.Thread(target=read, name="control", daemon=True)
+        thread.start()
+        return thread

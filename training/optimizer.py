@@ -1,0 +1,26 @@
+"""AdamW with weight decay on matrices only."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from profiles.schema import TrainingSettings
+
+
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """Return AdamW over the trainable parameters; biases, norms and other vectors are not decayed."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=settings.learning_rate, betas=(0.9, settings.adam_beta2)
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Give every parameter group the learning rate ``value``."""
+    for group in optimizer.param_groups:
+        group["lr"] = value

@@ -1,0 +1,62 @@
+"""Device and mixed precision of one worker."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+
+
+def select_device(wanted: str, index: int = 0) -> torch.device:
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``.
+
+    Raises:
+        BadInput: the device that was asked for is not here.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        wanted = next(name for name, there in available.items() if there)
+    if not available[wanted]:
+        there = ", ".join(name for name, present in available.items() if present)
+        raise BadInput(f"device '{wanted}' is not available here", f"this machine has: {there}; set device = auto")
+    return torch.device(wanted, index) if wanted == "cuda" else torch.device(wanted)
+
+
+def select_precision(wanted: str, device: torch.device) -> torch.dtype | None:
+    """Return the autocast type, or ``None`` for full fp32.
+
+    ``auto`` is bf16 on a CUDA device that has it in hardware, else off: on CPUs without bf16 units it is slower, and on
+    MPS its support depends on the chip.
+    """
+    if wanted == "auto":
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else None
+    return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
+
+
+class Precision:
+    """Autocast, and loss scaling where fp16 needs it (Micikevicius et al. 2018, section 3.2)."""
+
+    def __init__(self, dtype: torch.dtype | None, device: torch.device) -> None:
+        self.dtype = dtype
+        self._device = device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self.dtype)
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], max_norm: float) -> float | None:
+        """Unscale, clip, step; return the gradient norm before clipping (``None`` if clipping is off)."""
+        self.scaler.unscale_(optimizer)
+        norm: float | None = None
+        if max_norm > 0:
+            norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return norm

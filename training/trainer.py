@@ -1,0 +1,407 @@
+"""The loop: batch -> loss -> backward -> strategy -> optimizer -> events, evaluation, snapshots.
+
+:class:`Trainer` is one member of a run. It reads from top to bottom: :meth:`Trainer.run` prepares, takes its starting
+state (fresh, from a snapshot, or from the group as a newcomer), trains to the last step, and finishes.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import RunFailed
+from training.batches import BatchSource, StepBatches, move
+from training.checkpoint import SnapshotStore
+from training.control import Command, Control
+from training.data import Cursor, SampleSchedule
+from training.evaluation import EarlyStopping, Evaluator
+from training.events import (
+    EvaluationEvent,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    WarningEvent,
+    _Event,
+)
+from training.exchange.base import Anchor, Exchange, Traffic
+from training.member_state import MemberState, agree_on_snapshot, equalise_weights, synchronise_buffers
+from training.optimizer import build_optimizer, set_learning_rate
+from training.plan import RunPlan
+from training.precision import Precision, select_device, select_precision
+from training.schedule import learning_rate_at, scaled_learning_rate
+from training.strategies.base import Strategy, StrategyContext, SyncReport
+from training.strategies.flat import trainable
+from training.strategies.registry import strategy_class
+from training.tasks.base import Task
+
+Emit = Callable[[_Event], None]
+
+
+class Ending(enum.Enum):
+    """How a member's training ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass
+class _Progress:
+    """Where the training stands; equal on all members."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    cursor: Cursor = Cursor(0, 0)
+    next_evaluation: int = 0
+
+
+class Trainer:
+    """One member of a run.
+
+    Args:
+        plan: what all members agree on.
+        rank: which of the plan's members this is.
+        task: model, data and loss.
+        exchange: this member's end of the group.
+        emit: takes every event.
+        control: commands from outside.
+        run_dir: run folder on this machine; the model and the snapshots go there.
+    """
+
+    def __init__(
+        self, plan: RunPlan, rank: int, task: Task, exchange: Exchange, emit: Emit, control: Control, run_dir: Path
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.task = task
+        self.exchange = exchange
+        self.emit = emit
+        self.control = control
+        self.run_dir = run_dir
+        self.profile = plan.profile
+        self.settings = plan.profile.training
+        self.member = plan.members[rank]
+        self.device = select_device(self.member.device, self.member.device_index)
+        self.precision = Precision(select_precision(self.settings.mixed_precision, self.device), self.device)
+        self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep)
+        self.progress = _Progress()
+        self.stopping = EarlyStopping(
+            self.profile.evaluation.early_stopping_patience, self.profile.evaluation.early_stopping_min_delta
+        )
+
+    # ------------------------------------------------------------------------------------------------- life of a run
+
+    def run(self) -> Ending:
+        """Train to the end or to a stop.
+
+        Raises:
+            RunFailed: the loss is not finite, a snapshot can not be written, ...
+            ExchangeError: the group can not go on.
+            BadInput: the data or the model can not be used.
+        """
+        self._set_up()
+        try:
+            self._take_starting_state()
+            self.emit(MemberEvent(status="ready", name=self.member.name, device=str(self.device)))
+            if self.progress.step == 0 and self.profile.evaluation.eval_before:
+                self._evaluate(list(self.task.evaluation))
+            ending = self._train()
+            if ending is Ending.FINISHED:
+                self._finish()
+            return ending
+        finally:
+            self.source.close()
+
+    def _set_up(self) -> None:
+        torch.manual_seed(self.settings.seed)
+        self.model: nn.Module = self.task.build_model().to(self.device)
+        self.model.train()
+        self.parameters = trainable(self.model)
+        self.optimizer = build_optimizer(self.model, self.settings)
+        self.batch_sizes = {member.rank: member.batch_size for member in self.plan.members}
+        self.schedule = SampleSchedule(
+            len(self.task.train), self.settings.seed, self.settings.gradient_accumulation
+        )
+        self.total_steps = self.settings.max_steps or self.schedule.total_steps(
+            self.batch_sizes, self.settings.epochs
+        )
+        self.peak_rate = scaled_learning_rate(
+            self.settings.learning_rate,
+            self.settings.lr_scaling,
+            self.plan.global_batch,
+            self.settings.batch_size * self.settings.gradient_accumulation,
+        )
+        strategy = self.profile.strategy
+        self.strategy: Strategy = strategy_class(strategy.strategy)(
+            StrategyContext(strategy, self.total_steps, self.settings.seed)
+        )
+        self.source = BatchSource(self.task, self.schedule, self.rank, self.settings.seed)
+        self.evaluator = Evaluator(
+            self.task,
+            self.model,
+            self.exchange,
+            self.profile.evaluation,
+            self.member.batch_size,
+            self.precision,
+            self.device,
+        )
+        self.state = MemberState(self.model, self.optimizer, self.precision.scaler, self.device)
+        # Dropout must differ between members; weights were made before this line.
+        torch.manual_seed(self.settings.seed * 1000 + self.rank)
+
+    def _take_starting_state(self) -> None:
+        if self.exchange.is_newcomer:
+            self._join()
+            return
+        step = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
+        if step is None:
+            equalise_weights(self.parameters, self.exchange, "start")
+            self.strategy.attach(self.model, self.exchange)
+            self.progress.next_evaluation = self.profile.evaluation.eval_interval
+        else:
+            self.strategy.attach(self.model, self.exchange)
+            self._restore(self.store.load(step, self.plan.hash()))
+        self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.progress.step}))
+
+    def _train(self) -> Ending:
+        while self.progress.step < self.total_steps and not self.stopping.should_stop:
+            if self._obey() is Ending.STOPPED:
+                return Ending.STOPPED
+            report = self._step()
+            if report is not None:
+                self._after_synchronisation(report)
+            if self.strategy.synchronised or report is not None:
+                self._at_synchronisation_point()
+            interval = self.profile.snapshot.snapshot_interval
+            if interval and self.progress.step % interval == 0 and self.progress.step < self.total_steps:
+                self._snapshot()
+        return Ending.FINISHED
+
+    def _finish(self) -> None:
+        report = self.strategy.finish()
+        if report is not None:
+            self._after_synchronisation(report)
+        synchronise_buffers(self.model, self.exchange, "finish")
+        self._evaluate(list(self.task.evaluation))
+        if self.rank == min(self.strategy.members):
+            directory = self.run_dir / "model"
+            directory.mkdir(parents=True, exist_ok=True)
+            self.task.save(self.model, directory)
+
+    # --------------------------------------------------------------------------------------------------- one step
+
+    def _step(self) -> SyncReport | None:
+        start, before = time.monotonic(), self.exchange.traffic.copy()
+        batches = self.source.take(self.progress.cursor, self.batch_sizes)
+        rate = self.peak_rate * learning_rate_at(
+            self.progress.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
+        )
+        set_learning_rate(self.optimizer, rate)
+        self.strategy.begin_step(self.progress.step, batches.weight)
+        loss = self._backward(batches)
+        self.strategy.gradients()
+        norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        report = self.strategy.end_step()
+        self.progress.step += 1
+        self.progress.cursor = batches.cursor
+        self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
+        return report
+
+    def _backward(self, batches: StepBatches) -> float:
+        """Accumulate gradients of the mean loss over this member's samples; return that loss."""
+        losses: list[torch.Tensor] = []
+        for index, (batch, weight) in enumerate(zip(batches.micro_batches, batches.weights, strict=True)):
+            if index == len(batches.micro_batches) - 1:
+                self.strategy.last_backward()
+            with self.precision.autocast():
+                loss = self.task.loss(self.model, move(batch, self.device))
+            share = weight / batches.weight if batches.weight else 0.0
+            self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach() * share)
+        if not losses:
+            return 0.0
+        total = float(torch.stack(losses).sum())
+        if not np.isfinite(total):
+            raise self._not_finite(losses, batches)
+        return total
+
+    def _not_finite(self, losses: list[torch.Tensor], batches: StepBatches) -> RunFailed:
+        bad = next(i for i, loss in enumerate(losses) if not torch.isfinite(loss))
+        indices = ", ".join(map(str, batches.indices[bad][:8]))
+        steps = self.store.steps()
+        kept = f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
+        return RunFailed(
+            f"the loss of {self.member.name} is {float(losses[bad])} in step {self.progress.step + 1}, micro-batch "
+            f"{bad + 1} (training samples {indices}); {kept}",
+            "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
+        )
+
+    def _emit_step(
+        self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
+    ) -> None:
+        self.emit(
+            StepEvent(
+                step=self.progress.step,
+                epoch=self.schedule.epoch_fraction(self.progress.cursor),
+                loss=loss,
+                learning_rate=rate,
+                samples=batches.samples,
+                weight=batches.weight,
+                compute=max(0.0, seconds - traffic.wait_seconds),
+                wait=traffic.wait_seconds,
+                transfer=traffic.transfer_seconds,
+                grad_norm=norm,
+                bytes_sent=traffic.bytes_sent,
+                bytes_received=traffic.bytes_received,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------- what happens between steps
+
+    def _after_synchronisation(self, report: SyncReport) -> None:
+        for message in report.warnings:
+            self._warn(message)
+        self.emit(
+            SyncEvent(
+                step=self.progress.step,
+                round=report.round,
+                bytes_sent=report.bytes_sent,
+                bytes_received=report.bytes_received,
+                seconds=report.seconds,
+                wait=report.wait,
+                members=list(report.members),
+                weight_hash=report.weight_hash,
+                drift=report.drift,
+            )
+        )
+
+    def _at_synchronisation_point(self) -> None:
+        """All members hold the same weights here: follow the membership, evaluate, let newcomers in."""
+        live = {r: m.batch_size for r, m in enumerate(self.plan.members) if r in self.strategy.members}
+        if live and live != self.batch_sizes:
+            self._membership_changed(live)
+        interval = self.profile.evaluation.eval_interval
+        last = self.progress.step >= self.total_steps
+        if interval and self.progress.step >= self.progress.next_evaluation and not last:
+            self.progress.next_evaluation = (self.progress.step // interval + 1) * interval
+            with self.strategy.consensus():
+                synchronise_buffers(self.model, self.exchange, f"eval/{self.progress.step}")
+                self._evaluate([split for split in self.task.evaluation if split == "validation"])
+        if self.exchange.anchor_wanted:
+            with self.strategy.consensus():
+                self.exchange.publish_anchor(self._anchor())
+
+    def _membership_changed(self, live: dict[int, int]) -> None:
+        for rank in sorted(set(self.batch_sizes) ^ set(live)):
+            status = "joined" if rank in live else "lost"
+            name = self.plan.members[rank].name
+            if self.rank == min(live):
+                self.emit(MemberEvent(member=rank, status=status, name=name, message=f"at step {self.progress.step}"))
+        self.batch_sizes = live
+
+    def _evaluate(self, splits: list[str]) -> None:
+        for split in splits:
+            event = self.evaluator.evaluate(split, self.progress.step, self.strategy.members)
+            if self.rank == min(self.strategy.members):
+                self.emit(event)
+            if split == "validation" and self.progress.step:
+                self._note_result(event)
+
+    def _note_result(self, event: EvaluationEvent) -> None:
+        value = event.metrics.get(self.task.monitor)
+        if value is not None:
+            self.stopping.update(value, event.step)
+        if self.stopping.should_stop and self.rank == min(self.strategy.members):
+            self._warn(
+                f"early stop at step {event.step}: {self.task.monitor} was best at step {self.stopping.best_step} "
+                f"({self.stopping.best:.4g})"
+            )
+
+    def _obey(self) -> Ending | None:
+        """Carry out the commands whose step has come."""
+        for command in self.control.due(self.progress.step):
+            if command.command == "pause":
+                self.emit(RunEvent(status="paused", message=command.reason))
+                command = self.control.wait_for(lambda c: c.command in ("resume", "stop"))
+                self.emit(RunEvent(status="running", total_steps=self.total_steps))
+            if command.command == "snapshot":
+                self._snapshot()
+            if command.command == "stop":
+                return self._stop(command)
+        return None
+
+    def _stop(self, command: Command) -> Ending:
+        self._snapshot()
+        self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
+        return Ending.STOPPED
+
+    def _warn(self, message: str) -> None:
+        self.emit(WarningEvent(message=message, step=self.progress.step))
+
+    # ------------------------------------------------------------------------------------------- snapshots, newcomers
+
+    def _position(self) -> dict[str, Any]:
+        return {
+            "step": self.progress.step,
+            "cursor": self.progress.cursor.to_dict(),
+            "next_evaluation": self.progress.next_evaluation,
+            "stopping": self.stopping.to_state(),
+        }
+
+    def _take_position(self, state: dict[str, Any]) -> None:
+        self.progress = _Progress(int(state["step"]), Cursor.from_dict(state["cursor"]), int(state["next_evaluation"]))
+        self.stopping.load(state["stopping"])
+
+    def _snapshot(self) -> None:
+        """Write everything this member needs to go on as if it had never stopped."""
+        if self.progress.step in self.store.steps():
+            return
+        start = time.monotonic()
+        snapshot = self.state.snapshot(
+            self.progress.step,
+            self.strategy.tensors(),
+            {**self._position(), "strategy": self.strategy.state(), "batch_sizes": list(self.batch_sizes)},
+        )
+        path, size = self.store.save(snapshot, self.plan.hash())
+        relative = str(path.relative_to(self.run_dir))
+        seconds = time.monotonic() - start
+        self.emit(SnapshotEvent(step=self.progress.step, path=relative, bytes=size, seconds=seconds))
+
+    def _restore(self, snapshot: Any) -> None:
+        self.state.restore(snapshot)
+        self._take_position(snapshot.state)
+        live = set(snapshot.state["batch_sizes"])
+        self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
+        self.strategy.load(self.state.part(snapshot.tensors, "strategy"), snapshot.state["strategy"])
+
+    def _anchor(self) -> Anchor:
+        state = {**self._position(), "strategy": self.strategy.newcomer_state(), "batch_sizes": list(self.batch_sizes)}
+        return self.state.anchor(self.strategy.newcomer_tensors(), state)
+
+    def _join(self) -> None:
+        anchor = self.exchange.fetch_anchor()
+        self.state.adopt(anchor)
+        state: dict[str, Any] = dict(anchor.state)
+        self._take_position(state)
+        live = set(state["batch_sizes"])
+        self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
+        self.strategy.attach(self.model, self.exchange)
+        tensors = self.state.part(anchor.tensors, "strategy")
+        if tensors:
+            self.strategy.load(tensors, state["strategy"])
+        self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.progress.step}"))
+
+    def announce_progress(self, phase: str, done: int, total: int | None) -> None:
+        """Progress callback for :meth:`Task.prepare`."""
+        self.emit(ProgressEvent(phase=phase, done=done, total=total))
