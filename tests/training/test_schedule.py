@@ -1,0 +1,52 @@
+"""The learning rate's course and the global-batch rule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.schedule import ScalingRule, Schedule, learning_rate_at, scaled_learning_rate
+
+SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_warm_up_is_linear_and_ends_at_the_peak(schedule: Schedule) -> None:
+    rates = [learning_rate_at(step, 100, 4, schedule, 8.0) for step in range(5)]
+    assert rates == [2.0, 4.0, 6.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_warm_up_the_first_step_has_the_peak(schedule: Schedule) -> None:
+    assert learning_rate_at(0, 100, 0, schedule, 8.0) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle", "end"), [("constant", 1.0, 1.0), ("linear", 0.5, 0.0), ("cosine", 0.5, 0.0)]
+)
+def test_course_after_the_warm_up(schedule: Schedule, middle: float, end: float) -> None:
+    assert learning_rate_at(60, 110, 10, schedule, 1.0) == pytest.approx(middle)
+    assert learning_rate_at(110, 110, 10, schedule, 1.0) == pytest.approx(end)
+    assert learning_rate_at(500, 110, 10, schedule, 1.0) == pytest.approx(end)
+
+
+def test_cosine_is_above_linear_in_the_first_half() -> None:
+    assert learning_rate_at(25, 100, 0, "cosine", 1.0) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+@given(st.integers(0, 400), st.integers(1, 300), st.integers(0, 350), st.sampled_from(SCHEDULES))
+def test_rate_stays_between_zero_and_the_peak(step: int, total: int, warmup: int, schedule: Schedule) -> None:
+    assert 0.0 <= learning_rate_at(step, total, warmup, schedule, 0.5) <= 0.5
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("off", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+def test_rule_for_a_four_times_larger_batch(rule: ScalingRule, factor: float) -> None:
+    assert scaled_learning_rate(1e-3, rule, 32, 8) == pytest.approx(factor * 1e-3)
+
+
+@pytest.mark.parametrize("rule", ["off", "sqrt", "linear"])
+def test_same_batch_keeps_the_rate_exactly(rule: ScalingRule) -> None:
+    assert scaled_learning_rate(1e-3, rule, 8, 8) == 1e-3

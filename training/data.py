@@ -1,0 +1,195 @@
+"""The order of the training samples: who takes which sample in which step, the same on every machine.
+
+The order is a function of ``(seed, epoch, offset)`` alone, so nothing of it has to be sent: every member computes the
+whole step and takes its own slice, and a resumed run goes on from a :class:`Cursor`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import BadInput
+
+_ORDER, _NEWCOMER = range(2)
+"""Tags that keep the random streams of one seed apart."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Position in the training data: ``offset`` samples of ``epoch`` (from 0) are behind us."""
+
+    epoch: int = 0
+    offset: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cursor:
+        return cls(epoch=int(data["epoch"]), offset=int(data["offset"]))
+
+
+class SampleSchedule:
+    """Deals each epoch's permutation out to the members.
+
+    One optimizer step of the group takes ``accumulation * sum(batch sizes)`` consecutive samples of the epoch's
+    permutation. Every member takes its own contiguous slice, in rank order, and cuts it into micro-batches. So the
+    group sees in each step exactly what one worker with the joint batch would see, and an epoch holds each sample
+    once whatever the shares. The last step of an epoch takes what is left, in proportion to the batch sizes; a member
+    may then have fewer micro-batches, or none.
+
+    Args:
+        samples: size of the training data.
+        seed: seed of the run.
+        accumulation: micro-batches in a full step.
+
+    Raises:
+        BadInput: there are no samples.
+    """
+
+    def __init__(self, samples: int, seed: int, accumulation: int) -> None:
+        if samples < 1:
+            raise BadInput("the training data holds no samples", "check dataset_path and max_train_samples")
+        if accumulation < 1:
+            raise ValueError(f"accumulation must be at least 1, not {accumulation}")
+        self.samples = samples
+        self.seed = seed
+        self.accumulation = accumulation
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def step(
+        self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_batch_size: int | None = None
+    ) -> tuple[list[list[int]], Cursor]:
+        """Return the micro-batches of ``rank`` at ``cursor`` and the cursor of the next step (equal on all members).
+
+        Args:
+            cursor: where the group stands.
+            batch_sizes: samples in one micro-batch of each live member, by rank.
+            rank: the member that asks. One that is not in ``batch_sizes`` (a newcomer whom the others do not count
+                yet) draws a full step from a random stream of its own, so it takes nobody's samples away.
+            own_batch_size: micro-batch of such a newcomer; the smallest of the group's by default.
+        """
+        ranks = sorted(batch_sizes)
+        taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
+        if rank not in batch_sizes:
+            size = own_batch_size or min(batch_sizes.values())
+            own = self._draw(cursor, rank, self.accumulation * size)
+        else:
+            size = batch_sizes[rank]
+            counts = apportion(taken, [batch_sizes[r] for r in ranks])
+            position = ranks.index(rank)
+            start = cursor.offset + sum(counts[:position])
+            own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
+        return [own[i : i + size] for i in range(0, len(own), size)], self._advance(cursor, taken)
+
+    def steps_per_epoch(self, batch_sizes: Mapping[int, int]) -> int:
+        """Return the steps of one epoch, the short last one included."""
+        return math.ceil(self.samples / self._group_batch(batch_sizes))
+
+    def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
+        """Return the steps of ``epochs`` passes (whole passes, then the part of the last one); at least 1."""
+        whole = math.floor(epochs)
+        rest = math.ceil((epochs - whole) * self.samples / self._group_batch(batch_sizes) - 1e-9)
+        return max(1, whole * self.steps_per_epoch(batch_sizes) + rest)
+
+    def epoch_fraction(self, cursor: Cursor) -> float:
+        """Return the passes over the data behind ``cursor``."""
+        return cursor.epoch + cursor.offset / self.samples
+
+    def _group_batch(self, batch_sizes: Mapping[int, int]) -> int:
+        if not batch_sizes or min(batch_sizes.values()) < 1:
+            raise ValueError(f"batch sizes must be at least 1 for at least one member, not {dict(batch_sizes)}")
+        return self.accumulation * sum(batch_sizes.values())
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch != self._epoch:
+            self._order = _generator(self.seed, _ORDER, epoch).permutation(self.samples)
+            self._epoch = epoch
+        return self._order
+
+    def _draw(self, cursor: Cursor, rank: int, count: int) -> list[int]:
+        rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
+        drawn: list[int] = rng.integers(self.samples, size=count).tolist()
+        return drawn
+
+    def _advance(self, cursor: Cursor, taken: int) -> Cursor:
+        offset = cursor.offset + taken
+        return Cursor(cursor.epoch + 1, 0) if offset >= self.samples else Cursor(cursor.epoch, offset)
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+
+def apportion(total: int, weights: Sequence[int]) -> list[int]:
+    """Split ``total`` into whole parts in proportion to ``weights`` (largest remainder; ties to the first)."""
+    whole = sum(weights)
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def shares_to_batch_sizes(shares: Sequence[float], batch_size: int) -> list[int]:
+    """Return whole batch sizes in proportion to ``shares``, each at least 1, with the sum ``n * batch_size``.
+
+    Raises:
+        BadInput: a share is not a positive number, or there are none.
+    """
+    if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
+        raise BadInput(f"shares must be positive numbers, not {list(shares)}", "for example shares = 2,1")
+    if batch_size < 1:
+        raise BadInput(f"batch_size must be at least 1, not {batch_size}")
+    total, scale = len(shares) * batch_size, math.fsum(shares)
+    ideal = [total * (share / scale) for share in shares]
+    sizes = [max(1, math.floor(value)) for value in ideal]
+    while sum(sizes) < total:
+        sizes[max(range(len(sizes)), key=lambda i: ideal[i] - sizes[i])] += 1
+    while sum(sizes) > total:
+        large = [i for i in range(len(sizes)) if sizes[i] > 1]
+        sizes[max(large, key=lambda i: sizes[i] - ideal[i])] -= 1
+    return sizes
+
+
+def evaluation_slice(n: int, members: Sequence[int], rank: int) -> range:
+    """Return the indices of an evaluation set of ``n`` samples that ``rank`` evaluates: equal contiguous parts."""
+    ranks = sorted(members)
+    position = ranks.index(rank)
+    return range(n * position // len(ranks), n * (position + 1) // len(ranks))
+
+
+def content_hash(*paths: Path) -> str:
+    """Return the SHA-256 of files and folders (relative names, sizes and bytes), as a key for caches.
+
+    Raises:
+        BadInput: a path is missing or unreadable.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name, file in _files(paths):
+            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}", "check the path and its permissions") from error
+    return digest.hexdigest()
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    for path in paths:
+        if path.is_dir():
+            inside = sorted((f.relative_to(path).as_posix(), f) for f in path.rglob("*") if f.is_file())
+            yield from inside
+        else:
+            yield path.name, path
