@@ -1,0 +1,121 @@
+"""``events.jsonl``: append-only, every event numbered, readable after any kind of break."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from profiles.errors import RunFailed
+from training.events import Event, from_line, to_line
+from training.run_files import explain
+
+_TAIL = 1 << 16
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the events of a log; lines that are torn, damaged or not events are passed over."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return
+    with stream:
+        for line in stream:
+            event = _parse(line)
+            if event is not None:
+                yield event
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        return from_line(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+class EventLog:
+    """The writing end of a log; several threads may append.
+
+    Opening cuts a line that a killed process left half-written and goes on with the number after the last one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._complained = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._size = self._cut_torn_tail()
+            self._next = self._last_seq() + 1
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def append(self, event: Event) -> Event:
+        """Write one event and return it with its ``seq``.
+
+        Raises:
+            RunFailed: the first time a write fails. Later appends keep trying and lose only what cannot be written.
+        """
+        with self._lock:
+            numbered = event.model_copy(update={"seq": self._next})
+            self._next += 1
+            try:
+                self._write((to_line(numbered) + "\n").encode())
+            except OSError as error:
+                self._complain(error)
+            return numbered
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _write(self, data: bytes) -> None:
+        """Write all of ``data`` at the end, or leave the file as it was."""
+        position = self._size
+        try:
+            while data:
+                written = os.pwrite(self._descriptor, data, position)
+                position += written
+                data = data[written:]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size = position
+
+    def _complain(self, error: OSError) -> None:
+        if self._complained:
+            return
+        self._complained = True
+        message, hint = explain(error, self._path)
+        raise RunFailed(f"events are being lost: {message}", hint) from error
+
+    def _cut_torn_tail(self) -> int:
+        size = os.fstat(self._descriptor).st_size
+        end = size
+        while end > 0:
+            start = max(0, end - _TAIL)
+            newline = os.pread(self._descriptor, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._descriptor, end)
+        return end
+
+    def _last_seq(self) -> int:
+        for length in (_TAIL, self._size):
+            start = max(0, self._size - length)
+            lines = os.pread(self._descriptor, self._size - start, start).splitlines()
+            for line in reversed(lines):
+                event = _parse(line)
+                if event is not None and event.seq is not None:
+                    return event.seq
+        return -1

@@ -1,0 +1,154 @@
+"""Files of a run folder: written whole or not at all, held by one process at a time, failures put in words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from profiles.errors import BadInput
+
+LOCK_NAME = "run.lock"
+_LOCK_PATIENCE = 1.0
+"""Seconds to wait for a lock: a reader that asks whether a run is alive holds it for an instant."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+
+
+def explain(error: OSError, path: Path) -> tuple[str, str]:
+    """Return message and hint for a file operation under ``path`` that failed."""
+    elsewhere = "choose another folder with --output"
+    if error.errno in _FULL:
+        return f"{path}: the disk is full", f"free some space, or {elsewhere}"
+    if error.errno == errno.EROFS:
+        return f"{path}: the file system is read-only", elsewhere
+    if error.errno in _FORBIDDEN:
+        return f"{path}: no permission to write there", elsewhere
+    if error.errno in _IN_THE_WAY:
+        return f"{error.filename or path}: a file is in the way of a folder", f"move it, or {elsewhere}"
+    return f"{path}: {error.strerror or error}", elsewhere
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file so that readers see the old content or the new, never a part.
+
+    Raises:
+        OSError: nothing was changed and no temporary file is left.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def whole_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Fill a temporary folder that becomes ``parent/name`` at the end.
+
+    Raises:
+        BadInput: the folder cannot be made; nothing is left behind, not even parents made for it.
+    """
+    made = [folder for folder in (parent, *parent.parents) if not os.path.lexists(folder)]
+    temporary: Path | None = None
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+        temporary.chmod(0o755)
+        yield temporary
+        if os.path.lexists(parent / name):
+            raise BadInput(f"{parent / name}: this run exists already", "start again for a new run id")
+        temporary.rename(parent / name)
+    except BaseException as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise BadInput(*explain(error, parent)) from error
+        raise
+
+
+class FolderLock:
+    """Holds a folder for this process.
+
+    The operating system drops the lock with its process, so the file that a killed process leaves behind locks nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_NAME
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            BadInput: another process has it.
+            OSError: the lock file cannot be written.
+        """
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _lock_patiently(descriptor, self._path)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock back. Idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this object has the lock."""
+        return self._descriptor is not None
+
+
+def _lock_patiently(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + _LOCK_PATIENCE
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                process = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise BadInput(
+                    f"{path.parent.name}: process {process} is working on this run",
+                    "stop it with Ctrl-C, or wait until it has ended",
+                ) from error
+            time.sleep(0.02)
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a living process holds ``folder``."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

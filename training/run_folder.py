@@ -1,0 +1,236 @@
+"""The run folder ``output/<id>-<profile>/``: the one truth about a run, for whoever shows, resumes or compares it.
+
+::
+
+    metadata.json   what, when, with which versions, how it ended      events.jsonl   everything that happened
+    plan.json       what all members agreed on                          metrics.json   the figures at the end
+    logs/  checkpoints/  model/                                         completed      marker of a finished run
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from profiles.errors import BadInput, RunFailed
+from training.event_log import EventLog, read_events
+from training.events import Event
+from training.plan import RunPlan, read_plan
+from training.run_files import FolderLock, explain, is_live, whole_folder, write_whole
+from training.run_metadata import RunMetadata, RunType, Status, document, finite, metadata_of, read_metadata, utc_now
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+
+
+def new_run_id() -> str:
+    """Return an id that sorts by time: ``20261121-013005-ab12`` (UTC)."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def folder_name(plan: RunPlan) -> str:
+    """Return the name of the plan's run folder, safe on every file system."""
+    return f"{plan.run_id}-{re.sub(r'[^A-Za-z0-9._-]+', '_', plan.profile.name)[:80]}"
+
+
+class RunFolder:
+    """One run's folder. :meth:`create` and :meth:`resume` hold it for this process; :meth:`open` only reads."""
+
+    def __init__(self, path: Path, metadata: RunMetadata) -> None:
+        self.path = path
+        self._metadata = metadata
+        self._folder_lock = FolderLock(path)
+        self._log: EventLog | None = None
+        self._guard = threading.RLock()
+
+    @classmethod
+    def create(
+        cls,
+        output_dir: Path,
+        plan: RunPlan,
+        command: list[str],
+        *,
+        run_type: RunType = "local",
+        strategy_reason: str = "",
+    ) -> RunFolder:
+        """Make the folder of a new run and hold it.
+
+        Raises:
+            BadInput: the folder cannot be made; nothing is left behind.
+        """
+        metadata = metadata_of(plan, command).model_copy(
+            update={"run_type": run_type, "strategy_reason": strategy_reason}
+        )
+        with whole_folder(output_dir, folder_name(plan)) as temporary:
+            for name, mode in (("logs", 0o755), ("checkpoints", 0o755), ("secrets", 0o700)):
+                (temporary / name).mkdir(mode=mode)
+            _write_plan(temporary, plan)
+            write_whole(temporary / "metadata.json", document(metadata.model_dump()))
+            write_whole(temporary / "events.jsonl", b"")
+        folder = cls(output_dir / folder_name(plan), metadata)
+        try:
+            folder._hold()
+        except BadInput:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open a run to read it.
+
+        Raises:
+            BadInput: there is no run, or its metadata is damaged.
+        """
+        return cls(path, read_metadata(path))
+
+    @classmethod
+    def resume(cls, path: Path, plan: RunPlan, command: list[str]) -> RunFolder:
+        """Hold an earlier run to continue it: events, logs and snapshots stay, numbers go on.
+
+        Raises:
+            BadInput: no run, a damaged one, one that is being worked on, or a folder that cannot be written.
+        """
+        folder = cls.open(path)
+        folder._hold()
+        try:
+            attempt = read_metadata(path).attempt + 1
+            (path / "completed").unlink(missing_ok=True)
+            _write_plan(path, plan)
+            folder.update_metadata(status="starting", end_time=None, error_message="", command=command, attempt=attempt)
+        except OSError as error:
+            folder.close()
+            raise BadInput(*explain(error, path)) from error
+        except RunFailed as error:
+            folder.close()
+            raise BadInput(error.message, error.hint) from error
+        return folder
+
+    @property
+    def metadata(self) -> RunMetadata:
+        return self._metadata
+
+    @property
+    def live(self) -> bool:
+        """Whether some process works on this run."""
+        return self._folder_lock.held or is_live(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def model(self) -> Path:
+        """Where the finished model goes; made by whoever saves it."""
+        return self.path / "model"
+
+    @property
+    def secrets(self) -> Path:
+        """Folder (0700) for the run's keys; removed by :meth:`close`."""
+        folder = self.path / "secrets"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def plan(self) -> RunPlan:
+        """Read ``plan.json``. Raises BadInput if it is missing or damaged."""
+        return read_plan(self.path / "plan.json")
+
+    def events(self) -> Iterator[Event]:
+        """Yield all events so far, oldest first, passing over damaged lines."""
+        return read_events(self.path / "events.jsonl")
+
+    def append(self, event: Event) -> Event:
+        """Append an event and return it with its ``seq``.
+
+        Raises:
+            RunFailed: the first time the disk refuses it; later events are tried again without another error.
+        """
+        if self._log is None:
+            raise RunFailed(f"{self.path.name}: this run is open for reading only")
+        return self._log.append(event)
+
+    def log_path(self, machine: str) -> Path:
+        """Make an empty log file for a machine, never one of an earlier attempt."""
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", machine)[:80] or "machine"
+        number = 1
+        while True:
+            path = self.logs / (f"{stem}.log" if number == 1 else f"{stem}.{number}.log")
+            try:
+                path.touch(mode=0o600, exist_ok=False)
+            except FileExistsError:
+                number += 1
+            except OSError as error:
+                raise RunFailed(*explain(error, path)) from error
+            else:
+                return path
+
+    def update_metadata(self, **changes: Any) -> None:
+        """Change fields of ``metadata.json``.
+
+        Raises:
+            RunFailed: the file cannot be written; the old one is still whole.
+        """
+        with self._guard:
+            changed = RunMetadata.model_validate({**self._metadata.model_dump(), **changes})
+            self._write("metadata.json", document(changed.model_dump()))
+            self._metadata = changed
+
+    def finish(self, status: Status, metrics: Mapping[str, Any], error_message: str = "") -> None:
+        """Write how the run ended: ``metrics.json``, metadata and, if it completed, the marker.
+
+        Raises:
+            RunFailed: one of the files cannot be written.
+        """
+        figures = finite(dict(metrics))
+        self._write("metrics.json", document(figures))
+        self.update_metadata(status=status, end_time=utc_now(), metrics=figures, error_message=error_message)
+        if status == "completed":
+            self._write("completed", b"")
+
+    def close(self) -> None:
+        """Remove the keys and let the folder go. Idempotent."""
+        if self._folder_lock.held:
+            shutil.rmtree(self.path / "secrets", ignore_errors=True)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        self._folder_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hold(self) -> None:
+        try:
+            self._folder_lock.acquire()
+            self._log = EventLog(self.path / "events.jsonl")
+        except OSError as error:
+            self._folder_lock.release()
+            raise BadInput(*explain(error, self.path)) from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            write_whole(self.path / name, data)
+        except OSError as error:
+            raise RunFailed(*explain(error, self.path / name)) from error
+
+
+def _write_plan(folder: Path, plan: RunPlan) -> None:
+    write_whole(folder / "plan.json", plan.model_dump_json(indent=2).encode() + b"\n")
