@@ -1,0 +1,91 @@
+"""What a codec is, and the codecs that only change the number format."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+
+import torch
+
+if sys.byteorder != "little":
+    raise ImportError("the wire format is little-endian and this machine is not; it cannot take part in a run")
+
+CHUNK_ELEMENTS = 262_144
+"""A vector travels in chunks of at most this many elements: 1 MiB in fp32. A multiple of every block but top-k's,
+whose block it is."""
+
+
+class Codec(ABC):
+    """Turns a flat fp32 vector into bytes and back.
+
+    Encoded bytes are little-endian and mean the same on every machine: :meth:`decode` uses only operations that IEEE
+    754 rounds correctly and never makes a subnormal number out of a scale, so all members decode the same bits.
+    """
+
+    name: str
+    """Name in settings and on the wire."""
+    block: int
+    """Elements that must stay together when a vector is split."""
+
+    @abstractmethod
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Return flat fp32 ``values`` (any device) as flat uint8 on the CPU; cast on the device, then copied.
+
+        Raises:
+            ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
+        """
+
+    @abstractmethod
+    def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        """Return flat uint8 CPU ``data`` as ``elements`` fp32 values on the CPU. May share memory with ``data``.
+
+        Raises:
+            ValueError: wrong length, or content without a meaning.
+        """
+
+    @abstractmethod
+    def max_encoded_bytes(self, elements: int) -> int:
+        """Return the encoded size of ``elements`` values in bytes; an upper bound for sparse replies, else exact."""
+
+    @property
+    def reply(self) -> Codec:
+        """The codec of a mean on its way back to the members."""
+        return self
+
+
+class CastCodec(Codec):
+    """IEEE numbers of 16 or 32 bits, rounded to nearest even. NaN and infinity pass through; a value beyond the
+    range of fp16 (65,504) becomes infinity."""
+
+    block = 1
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name = name
+        self.dtype = dtype
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        cast = values.detach().to(self.dtype)
+        flat = cast.to("cpu") if cast.device.type != "cpu" else cast
+        if flat.data_ptr() == values.data_ptr():
+            flat = flat.clone()
+        return flat.contiguous().view(torch.uint8)
+
+    def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        check_length(self, data, self.max_encoded_bytes(elements))
+        return typed_view(data, self.dtype).to(torch.float32)
+
+    def max_encoded_bytes(self, elements: int) -> int:
+        return elements * self.dtype.itemsize
+
+
+def check_length(codec: Codec, data: torch.Tensor, expected: int) -> None:
+    """Raise ``ValueError`` unless ``data`` holds ``expected`` bytes."""
+    if data.numel() != expected:
+        raise ValueError(f"{codec.name}: {data.numel()} bytes where {expected} belong")
+
+
+def typed_view(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return uint8 ``data`` read as ``dtype``; copies only where the memory is not aligned for it."""
+    if data.data_ptr() % dtype.itemsize or data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype)

@@ -1,0 +1,137 @@
+"""Top-k: only the largest magnitudes travel, as positions and bf16 values.
+
+Encoded: ``u32 kept``, the positions, then ``kept`` bf16 values. Positions are either a list (``u32`` count for every
+segment of 65,536 elements, then ``u16`` offsets in their segment, ascending) or a bitmap (bit ``i % 8`` of byte
+``i // 8``), whichever is shorter for this ``kept``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from training.exchange.codec_base import CHUNK_ELEMENTS, Codec, check_length, typed_view
+
+_SEGMENT = 65_536
+_HEAD = 4
+_BF16_MAX = torch.finfo(torch.bfloat16).max
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def _list_bytes(elements: int, kept: int) -> int:
+    return 4 * -(-elements // _SEGMENT) + 2 * kept
+
+
+def _bitmap_bytes(elements: int) -> int:
+    return -(-elements // 8)
+
+
+def _encoded_bytes(elements: int, kept: int) -> int:
+    return _HEAD + min(_list_bytes(elements, kept), _bitmap_bytes(elements)) + 2 * kept
+
+
+class SparseCodec(Codec):
+    """Every element that is not zero, rounded to bf16 (saturating): the reply of :class:`TopKCodec`, where the kept
+    positions of all members are in the mean."""
+
+    name = "sparse"
+    block = CHUNK_ELEMENTS
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        values = values.detach()
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{self.name}: cannot carry NaN or infinity")
+        positions = self._select(values)
+        kept = values[positions].clamp(-_BF16_MAX, _BF16_MAX).to(torch.bfloat16).to("cpu")
+        head = torch.tensor([positions.numel()], dtype=torch.int32).view(torch.uint8)
+        where = torch.from_numpy(_pack_positions(positions.to("cpu").numpy(), values.numel()))
+        return torch.cat([head, where, kept.view(torch.uint8)])
+
+    def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
+        if data.numel() < _HEAD:
+            raise ValueError(f"{self.name}: {data.numel()} bytes are too few")
+        kept = int(typed_view(data[:_HEAD], torch.int32))
+        self._check_kept(kept, elements)
+        check_length(self, data, _encoded_bytes(elements, kept))
+        split = data.numel() - 2 * kept
+        positions = self._positions(data[_HEAD:split].numpy(), elements, kept)
+        values = typed_view(data[split:], torch.bfloat16).to(torch.float32)
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{self.name}: impossible value")
+        result = torch.zeros(elements)
+        result[torch.from_numpy(positions)] = values
+        return result
+
+    def max_encoded_bytes(self, elements: int) -> int:
+        return _encoded_bytes(elements, elements)
+
+    def _select(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the positions to keep, ascending."""
+        return values.nonzero().view(-1)
+
+    def _check_kept(self, kept: int, elements: int) -> None:
+        if not 0 <= kept <= elements:
+            raise ValueError(f"{self.name}: impossible count")
+
+    def _positions(self, packed: Bytes, elements: int, kept: int) -> npt.NDArray[np.int64]:
+        positions = _unpack_positions(packed, elements, kept)
+        ascending = positions.size == kept and bool((np.diff(positions) > 0).all())
+        if not ascending or (positions.size and int(positions[-1]) >= elements):
+            raise ValueError(f"{self.name}: impossible positions")
+        return positions
+
+
+class TopKCodec(SparseCodec):
+    """The ``share`` of elements with the largest magnitude, the rest read as zero (Aji and Heafield 2017,
+    arXiv 1704.05021). About ``4 * share`` bytes an element. Wants error feedback.
+
+    Args:
+        share: part of the elements that travels, above 0 and at most 1; rounded up to whole elements.
+    """
+
+    def __init__(self, share: float) -> None:
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"topk: the share must be above 0 and at most 1, not {share:g}")
+        self.share = share
+        self.name = f"topk:{share!r}"
+
+    @property
+    def reply(self) -> Codec:
+        return SparseCodec()
+
+    def max_encoded_bytes(self, elements: int) -> int:
+        return _encoded_bytes(elements, self._kept(elements))
+
+    def _kept(self, elements: int) -> int:
+        return min(elements, math.ceil(self.share * elements))
+
+    def _select(self, values: torch.Tensor) -> torch.Tensor:
+        return values.abs().topk(self._kept(values.numel()), sorted=False).indices.sort().values
+
+    def _check_kept(self, kept: int, elements: int) -> None:
+        if kept != self._kept(elements):
+            raise ValueError(f"{self.name}: impossible count")
+
+
+def _pack_positions(positions: npt.NDArray[np.int64], elements: int) -> Bytes:
+    if _list_bytes(elements, positions.size) > _bitmap_bytes(elements):
+        bits = np.zeros(elements, dtype=np.uint8)
+        bits[positions] = 1
+        return np.packbits(bits, bitorder="little")
+    counts = np.bincount(positions // _SEGMENT, minlength=-(-elements // _SEGMENT)).astype("<u4")
+    return np.concatenate([counts.view(np.uint8), (positions % _SEGMENT).astype("<u2").view(np.uint8)])
+
+
+def _unpack_positions(packed: Bytes, elements: int, kept: int) -> npt.NDArray[np.int64]:
+    if _list_bytes(elements, kept) > _bitmap_bytes(elements):
+        return np.flatnonzero(np.unpackbits(packed, bitorder="little")).astype(np.int64)
+    segments = -(-elements // _SEGMENT)
+    counts = np.frombuffer(packed.tobytes(), dtype="<u4", count=segments).astype(np.int64)
+    offsets = np.frombuffer(packed.tobytes(), dtype="<u2", offset=4 * segments).astype(np.int64)
+    if int(counts.sum()) != kept:
+        raise ValueError("sparse: impossible positions")
+    return np.repeat(np.arange(segments, dtype=np.int64) * _SEGMENT, counts) + offsets
