@@ -46,11 +46,15 @@ class DataSettings(Section):
     """The data set."""
 
     dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name")
-    text_column: str = option("", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence")
+    text_column: str = option(
+        "", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence"
+    )
     long_audio: Literal["refuse", "cut", "skip"] = option("refuse", "clips longer than the model's window")
     max_broken_share: float = option(0.01, "stop if more of the files than this share are broken", ge=0, le=1)
     max_train_samples: int = option(0, "use only the first N training samples; 0: all", unit="samples", ge=0)
-    max_eval_samples: int = option(0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0)
+    max_eval_samples: int = option(
+        0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0
+    )
     augmentation: float = option(0.0, "strength of audio augmentation (noise, masks, shift); 0: off", ge=0, le=1)
     block_size: int = option(256, "length of a training text (causal_lm)", unit="tokens", ge=2)
     cache_dir: str = option("", "where features are kept; empty: the user's cache folder", advanced=True)
@@ -105,14 +109,20 @@ class StrategySettings(Section):
     engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members")
     codec: str = option("auto", "fp32, bf16, fp16, int8, mxfp4, topk:SHARE; auto: the strategy's own")
     sync_interval: int = option(50, "inner steps between synchronisations (diloco)", unit="steps", ge=1)
-    sync_delay: int = option(0, "steps an exchange may overlap with training (diloco)", unit="steps", ge=0, advanced=True)
+    sync_delay: int = option(
+        0, "steps an exchange may overlap with training (diloco)", unit="steps", ge=0, advanced=True
+    )
     outer_lr: float = option(0.0, "outer learning rate (diloco); 0: by the number of rounds", ge=0, advanced=True)
-    outer_momentum: float = option(-1.0, "outer Nesterov momentum; -1: by the number of rounds", ge=-1, lt=1, advanced=True)
+    outer_momentum: float = option(
+        -1.0, "outer Nesterov momentum; -1: by the number of rounds", ge=-1, lt=1, advanced=True
+    )
     error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
     bucket_mb: float = option(4.0, "size of a gradient bucket (allreduce)", unit="MB", gt=0, advanced=True)
     verify_interval: int = option(50, "compare weight hashes every N steps (allreduce); 0: off", ge=0, advanced=True)
-    round_deadline: float = option(60.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
-    quorum: float = option(0.5, "share of the members a round needs to close at its deadline", ge=0, le=1, advanced=True)
+    round_deadline: float = option(300.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
+    quorum: float = option(
+        0.5, "share of the members a round needs to close at its deadline", ge=0, le=1, advanced=True
+    )
     hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
 
 

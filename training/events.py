@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Annotated, Any, Literal, TextIO, Union
+from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -159,21 +159,19 @@ class UnknownEvent(_Event):
 
 
 KnownEvent = Annotated[
-    Union[
-        RunEvent,
-        MemberEvent,
-        ProgressEvent,
-        StepEvent,
-        SyncEvent,
-        EvaluationEvent,
-        SnapshotEvent,
-        MachineEvent,
-        WarningEvent,
-        ErrorEvent,
-    ],
+    RunEvent
+    | MemberEvent
+    | ProgressEvent
+    | StepEvent
+    | SyncEvent
+    | EvaluationEvent
+    | SnapshotEvent
+    | MachineEvent
+    | WarningEvent
+    | ErrorEvent,
     Field(discriminator="kind"),
 ]
-Event = Union[KnownEvent, UnknownEvent]
+Event = KnownEvent | UnknownEvent
 
 _known: TypeAdapter[KnownEvent] = TypeAdapter(KnownEvent)
 

@@ -1,0 +1,77 @@
+# Every target sets up .venv by itself when pyproject.toml or constraints.txt changed. `make help` lists them.
+# Another Python: make setup PYTHON=/path/to/python3.12
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+ifdef PYTHON
+CANDIDATES := $(PYTHON)
+else
+CANDIDATES := python3 python3.13 python3.12 python3.11 python3.10
+endif
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
+TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
+HUB := training/exchange
+
+.PHONY: help setup demo wizard test test-fast lint format proto lab-test bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv and install everything (quick when it is there)
+
+$(STAMP):
+	@found=; if [ ! -x $(PY) ]; then \
+	    for python in $(CANDIDATES); do \
+	        if "$$python" -c '$(TOO_OLD)' 2>/dev/null; then found=$$python; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "No Python 3.10 or newer among: $(CANDIDATES). Install one, or: make setup PYTHON=/path/to/python3" >&2; exit 2; \
+	    fi; \
+	    echo "Making $(VENV) with $$found"; \
+	    "$$found" -m venv $(VENV) || { rm -rf $(VENV); \
+	        echo "Python has no working venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 2; }; \
+	fi
+	@echo "Installing the pinned packages (the first time takes some minutes)"
+	@$(PY) -m pip install --disable-pip-version-check '$(TORCH)'
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.setup-* && touch $@
+
+demo: setup ## the main job on this machine as two workers: training, WER before and after, the model
+	@$(PY) cli_typer.py distributed-train demo --local 2
+
+wizard: setup ## guided set-up
+	@$(PY) wizard.py
+
+test: setup ## all tests
+	$(PY) -m pytest
+
+test-fast: setup ## the tests that take seconds
+	$(PY) -m pytest -m "not slow and not lab"
+
+lint: setup ## style, formatting, types, import directions
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: setup ## put the code into the house style
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+proto: setup ## regenerate the hub's messages from hub.proto
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. $(HUB)/hub.proto
+
+lab-test: setup ## tests on a network of real hosts (Linux, root)
+	$(PY) -m pytest -m lab
+
+bench: setup ## all benchmarks; the results are in docs/performance.md
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+clean: ## remove .venv, caches and build leftovers (runs under output/ stay)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
