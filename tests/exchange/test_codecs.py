@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
@@ -80,12 +81,14 @@ FP4 = [Fraction(n, 2) for n in (0, 1, 2, 3, 4, 6, 8, 12)]
 INT8 = [Fraction(n) for n in range(128)]
 
 
+@settings(max_examples=30, deadline=None)
 @given(floats)
 def test_mxfp4_is_the_formats_definition(values: list[float]) -> None:
     data = roundtrip(codec_by_name("mxfp4"), torch.tensor(values, dtype=torch.float32))
     assert data.tolist() == reference(torch.tensor(values, dtype=torch.float32).tolist(), 2, FP4, 2)
 
 
+@settings(max_examples=30, deadline=None)
 @given(floats)
 def test_int8_is_the_formats_definition(values: list[float]) -> None:
     data = roundtrip(codec_by_name("int8"), torch.tensor(values, dtype=torch.float32))
@@ -99,6 +102,7 @@ def test_fp4_ties_go_to_the_even_code() -> None:
 
 
 @pytest.mark.parametrize(("name", "bound"), [("int8", 1 / 127.5), ("mxfp4", 0.25)])
+@settings(max_examples=30, deadline=None)
 @given(floats.filter(len), st.integers(min_value=-100, max_value=100))
 def test_error_is_within_the_stated_share_of_the_largest(
     name: str, bound: float, values: list[float], shift: int
@@ -106,11 +110,12 @@ def test_error_is_within_the_stated_share_of_the_largest(
     exact = torch.tensor(values, dtype=torch.float32)
     exact = exact / exact.abs().max().clamp(min=1e-30) * 2.0**shift
     decoded = roundtrip(codec_by_name(name), exact)
-    for block, sent in zip(exact.split(32), decoded.split(32)):
+    for block, sent in zip(torch.split(exact, 32), torch.split(decoded, 32)):
         assert float((block.double() - sent.double()).abs().max()) <= bound * float(block.abs().max()) + 2.0**-122
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
 @given(values=floats)
 def test_size_is_as_announced_and_decoding_is_idempotent(name: str, values: list[float]) -> None:
     codec = codec_by_name(name)
@@ -120,6 +125,7 @@ def test_size_is_as_announced_and_decoding_is_idempotent(name: str, values: list
     assert torch.equal(codec.decode(codec.encode(decoded), len(values)), decoded)
 
 
+@settings(max_examples=30, deadline=None)
 @given(values=floats)
 def test_topk_keeps_the_largest_and_only_them(values: list[float]) -> None:
     exact = torch.tensor(values, dtype=torch.float32).clamp(-1e30, 1e30)
@@ -131,6 +137,7 @@ def test_topk_keeps_the_largest_and_only_them(values: list[float]) -> None:
         assert float(exact[kept].abs().min()) * 1.01 >= float(exact[~kept].bfloat16().abs().min())
 
 
+@settings(max_examples=30, deadline=None)
 @given(values=floats)
 def test_reply_of_topk_keeps_every_position(values: list[float]) -> None:
     reply = codec_by_name("topk:0.25").reply
@@ -150,6 +157,7 @@ def test_sparse_positions_beyond_one_segment() -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "sparse"])
+@settings(max_examples=30, deadline=None)
 @given(data=st.binary(max_size=80), elements=st.integers(min_value=0, max_value=70))
 def test_any_bytes_decode_or_raise_value_error(name: str, data: bytes, elements: int) -> None:
     codec = codec_by_name("topk:1").reply if name == "sparse" else codec_by_name(name)
@@ -215,11 +223,12 @@ def test_roundtrip_works_chunk_by_chunk() -> None:
     assert decoded[-4:].tolist() == [0.0, 0.0, 0.0, values[-1].item()]
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.integers(min_value=0, max_value=5 * CHUNK_ELEMENTS))
 def test_chunks_tile_the_vector(elements: int) -> None:
     bounds = list(chunk_bounds(elements))
     assert bounds[0][0] == 0 and bounds[-1][1] == elements
-    assert all(a[1] == b[0] for a, b in zip(bounds, bounds[1:]))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
     assert all(stop - start <= CHUNK_ELEMENTS for start, stop in bounds)
 
 
@@ -228,7 +237,7 @@ def test_names() -> None:
     with pytest.raises(BadInput, match="did you mean bf16"):
         codec_by_name("bf61")
     for bad in ("topk", "topk:0", "topk:1.5", "topk:nan", "topk:x"):
-        with pytest.raises(BadInput, match="topk:0.03"):
+        with pytest.raises(BadInput, match="write for example"):
             codec_by_name(bad)
 
 

@@ -8,6 +8,7 @@ largest magnitude is below about 2^-119 (int8) or 2^-123 (mxfp4) lose precision 
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 
 import torch
@@ -95,7 +96,7 @@ class Int8Codec(_BlockCodec):
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1 values by code; bit 3 is the sign."""
-_BOUNDARIES = tuple((low + high) / 2 for low, high in zip(_MAGNITUDES, _MAGNITUDES[1:]))
+_BOUNDARIES = tuple((low + high) / 2 for low, high in itertools.pairwise(_MAGNITUDES))
 
 
 def _nearest_code(magnitude: float) -> int:
@@ -143,7 +144,7 @@ class MxFp4Codec(_BlockCodec):
         key = eighths.to(torch.int8)
         inexact = (eighths != key.to(torch.float32)).view(torch.int8)
         key.add_(key).add_(inexact)
-        # One key stands for all v in (n, n+1) above zero and (n-1, n) below: trunc goes to zero. Two keys, one byte out.
+        # One key stands for all v in (n, n+1) above zero and (n-1, n) below; two keys give one byte.
         pairs = key.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF).view(-1)
         return self._packed.to(scaled.device).index_select(0, pairs)
 
