@@ -1,0 +1,350 @@
+"""Snapshots of one member: atomic, complete, and checked by hash.
+
+::
+
+    checkpoints/member-0/
+        step-00000120/
+            state.safetensors      every tensor by name (model/..., optimizer/..., strategy/..., rng/...)
+            manifest.json          step, plan, JSON state, size and SHA-256 of the files, library versions
+        .writing-00000160/         a snapshot being written; a leftover of a killed process is swept by the next save
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import random
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from profiles.errors import BadInput, RunFailed
+
+SNAPSHOT_VERSION = 1
+_TENSORS = "state.safetensors"
+_MANIFEST = "manifest.json"
+_COMPLETE = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(r"\.(writing|replaced)-\d+")
+
+
+class DamagedSnapshot(RunFailed):
+    """A snapshot is missing, incomplete, or not what was written."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything one member needs to go on as if it had never stopped."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any] = field(default_factory=dict)
+    """JSON-able; floats come back bit for bit."""
+
+
+class VerifiedSteps(NamedTuple):
+    """Outcome of checking all snapshots."""
+
+    steps: list[int]
+    """Sound ones, newest first."""
+    problems: list[str]
+    """One line for each damaged one."""
+
+
+class SnapshotStore:
+    """The snapshots of one member.
+
+    Args:
+        directory: folder of this member's snapshots; made on the first save.
+        keep: how many are kept. Members save one after another, so a group needs 2 to be sure of a common one.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = max(1, keep)
+
+    def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
+        """Write a snapshot and return its folder and its bytes.
+
+        It appears whole or not at all. Afterwards older ones beyond ``keep`` go, and so do those of later steps:
+        they belong to a course that was abandoned when the run was resumed from an earlier step.
+
+        Raises:
+            RunFailed: the disk is full or read-only; nothing half-written is left.
+        """
+        with self._failure_is_one_line(snapshot.step):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            writing = self.directory / f".writing-{snapshot.step:08d}"
+            try:
+                size = _write(writing, snapshot, plan_hash)
+                folder = self._publish(writing, snapshot.step)
+            finally:
+                shutil.rmtree(writing, ignore_errors=True)
+            self._retain(snapshot.step)
+        return folder, size
+
+    def steps(self) -> list[int]:
+        """Return the steps of the snapshots that look complete, newest first."""
+        if not self.directory.is_dir():
+            return []
+        found = (_COMPLETE.fullmatch(folder.name) for folder in self.directory.iterdir())
+        return sorted((int(m[1]) for m in found if m and self._looks_complete(self._folder(int(m[1])))), reverse=True)
+
+    def verified_steps(self) -> VerifiedSteps:
+        """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
+        verified = VerifiedSteps([], [])
+        if not self.directory.is_dir():
+            return verified
+        names = (_COMPLETE.fullmatch(folder.name) for folder in self.directory.iterdir())
+        for step in sorted((int(name[1]) for name in names if name), reverse=True):
+            try:
+                _check(self._folder(step))
+                verified.steps.append(step)
+            except DamagedSnapshot as error:
+                verified.problems.append(f"{error.message}; passed over")
+        return verified
+
+    def load(self, step: int, plan_hash: str | None = None) -> Snapshot:
+        """Return the snapshot of ``step``, its tensors on the CPU.
+
+        Raises:
+            DamagedSnapshot: missing, incomplete, or changed since it was written.
+            BadInput: it was made with another plan than ``plan_hash``.
+        """
+        folder = self._folder(step)
+        manifest = _check(folder)
+        if plan_hash is not None and manifest["plan_hash"] != plan_hash:
+            raise BadInput(f"{folder} was made with other settings", "resume with the settings the run began with")
+        try:
+            tensors = load_file(folder / _TENSORS)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DamagedSnapshot(f"{folder / _TENSORS} can not be read: {error}", _PASS_OVER) from error
+        return Snapshot(manifest["step"], tensors, manifest["state"])
+
+    def _folder(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    @staticmethod
+    def _looks_complete(folder: Path) -> bool:
+        return (folder / _MANIFEST).is_file() and (folder / _TENSORS).is_file()
+
+    def _publish(self, writing: Path, step: int) -> Path:
+        folder, replaced = self._folder(step), self.directory / f".replaced-{step:08d}"
+        if folder.exists():
+            # Another course of the run was here; a folder that holds files can not be replaced in one call.
+            folder.rename(replaced)
+        writing.rename(folder)
+        _sync_folder(self.directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return folder
+
+    def _retain(self, newest: int) -> None:
+        steps = self.steps()
+        earlier = [step for step in steps if step < newest]
+        for step in [s for s in steps if s > newest] + earlier[self.keep - 1 :]:
+            shutil.rmtree(self._folder(step))
+
+    def _sweep(self) -> None:
+        for folder in self.directory.iterdir():
+            if _LEFTOVER.fullmatch(folder.name):
+                shutil.rmtree(folder)
+
+    @contextmanager
+    def _failure_is_one_line(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, safetensors.SafetensorError) as error:
+            reason, hint = _explain(error)
+            raise RunFailed(
+                f"the snapshot of step {step} can not be written to {self.directory}: {reason}", hint
+            ) from error
+
+
+_PASS_OVER = "resume from an earlier snapshot"
+
+
+def _write(folder: Path, snapshot: Snapshot, plan_hash: str) -> int:
+    """Write and fsync one snapshot; return its bytes."""
+    folder.mkdir()
+    tensors = folder / _TENSORS
+    save_file(_independent(snapshot.tensors), tensors)
+    _sync_file(tensors)
+    body = {
+        "version": SNAPSHOT_VERSION,
+        "step": snapshot.step,
+        "plan_hash": plan_hash,
+        "state": snapshot.state,
+        "files": {_TENSORS: {"bytes": tensors.stat().st_size, "sha256": _file_hash(tensors)}},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    manifest = folder / _MANIFEST
+    manifest.write_text(json.dumps({"sha256": _body_hash(body), **body}, indent=1), encoding="utf-8")
+    _sync_file(manifest)
+    _sync_folder(folder)
+    return tensors.stat().st_size + manifest.stat().st_size
+
+
+def _check(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a snapshot whose files are as they were written."""
+    manifest = _read_manifest(folder)
+    for name, expected in manifest["files"].items():
+        file = folder / name
+        try:
+            size, digest = file.stat().st_size, _file_hash(file)
+        except OSError as error:
+            raise DamagedSnapshot(f"{file}: {error.strerror}", _PASS_OVER) from error
+        if size != expected["bytes"]:
+            raise DamagedSnapshot(f"{file} is damaged: {size} bytes, not {expected['bytes']}", _PASS_OVER)
+        if digest != expected["sha256"]:
+            raise DamagedSnapshot(f"{file} is damaged: its SHA-256 is not the one written down", _PASS_OVER)
+    return manifest
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / _MANIFEST
+    try:
+        body = json.loads(path.read_bytes())
+        expected = body.pop("sha256")
+    except OSError as error:
+        raise DamagedSnapshot(f"{path}: {error.strerror}", _PASS_OVER) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedSnapshot(f"{path} is damaged: not a manifest", _PASS_OVER) from error
+    if _body_hash(body) != expected:
+        raise DamagedSnapshot(f"{path} is damaged: its SHA-256 is not the one written down", _PASS_OVER)
+    if body["version"] != SNAPSHOT_VERSION:
+        raise DamagedSnapshot(
+            f"{path} has version {body['version']}, this program reads {SNAPSHOT_VERSION}", _PASS_OVER
+        )
+    return dict(body)
+
+
+def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous CPU tensors that share no memory: safetensors refuses tied weights and views."""
+    seen: set[int] = set()
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        copy = tensor.detach().to("cpu").contiguous()
+        address = copy.untyped_storage().data_ptr()
+        result[name] = copy.clone() if address in seen else copy
+        seen.add(address)
+    return result
+
+
+def _body_hash(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name != "posix":
+        return  # Windows can not open a folder
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """Return reason and hint; safetensors reports system errors only as text."""
+    text = str(error)
+    if getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in text:
+        return "no space left on the disk", "free some space, then --resume the run"
+    if isinstance(error, OSError):
+        return error.strerror or text, "make the folder writable, then --resume the run"
+    return text, "make the folder writable, then --resume the run"
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the tensors of any torch optimizer's state as ``<parameter number>/<name>``."""
+    return {
+        f"{index}/{name}": value
+        for index, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the hyper-parameters of the groups as JSON; the rest of :func:`optimizer_tensors`."""
+    groups = optimizer.state_dict()["param_groups"]
+    return {"groups": [{name: value for name, value in group.items() if name != "params"} for group in groups]}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Give an optimizer over the same parameters the state of another, bit for bit.
+
+    Args:
+        optimizer: its parameters are in the same order and have the same shapes.
+        tensors: from :func:`optimizer_tensors`.
+        state: from :func:`optimizer_state`; empty keeps the hyper-parameters as they are.
+    """
+    document = optimizer.state_dict()
+    document["state"] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split("/", 1)
+        document["state"].setdefault(int(index), {})[name] = tensor.clone()
+    groups = document["param_groups"]
+    for group, saved in zip(groups, state.get("groups", groups), strict=True):
+        # JSON has no tuples (betas)
+        group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+    optimizer.load_state_dict(document)
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of every random generator a training step may draw from: Python, numpy, torch, ``device``."""
+    _, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, next_gauss = random.getstate()
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "numpy_position": torch.tensor([position, has_gauss]),
+        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
+        "python": torch.tensor([version, *internal]),
+        "python_gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        tensors["mps"] = torch.mps.get_rng_state()
+    return tensors
+
+
+def restore_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Take back what :func:`rng_state` gave. A device generator that was not saved stays as it is."""
+    torch.set_rng_state(tensors["torch"])
+    position, has_gauss = tensors["numpy_position"].tolist()
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, float(tensors["numpy_gauss"])))
+    version, *internal = tensors["python"].tolist()
+    gauss = tensors["python_gauss"].tolist()
+    random.setstate((version, tuple(internal), gauss[0] if gauss else None))
+    if device.type == "cuda" and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"], device)
+    elif device.type == "mps" and "mps" in tensors:
+        torch.mps.set_rng_state(tensors["mps"])
