@@ -6,27 +6,55 @@ wizard's forms. Names are unique over all sections, so an INI file and ``--set``
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
-def option(default: Any, help: str, *, unit: str = "", advanced: bool = False, **bounds: Any) -> Any:
-    """Declare one option; ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``)."""
-    return Field(default=default, description=help, json_schema_extra={"unit": unit, "advanced": advanced}, **bounds)
+class OptionError(ValueError):
+    """A value that is well-formed by itself but cannot be used.
+
+    Args:
+        option: the option to change.
+        problem: what is wrong and what would be right.
+    """
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(problem)
+        self.option = option
+        self.problem = problem
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    advanced: bool = False,
+    kind: Literal["", "path", "location"] = "",
+    **bounds: Any,
+) -> Any:
+    """Declare one option.
+
+    ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
+    does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
+    """
+    extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind}
+    return Field(default=default, description=help, json_schema_extra=extra, **bounds)
 
 
 class Section(BaseModel):
     """A group of options that belong together."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
     """The model and how much of it is trained."""
 
     task: Literal["whisper", "causal_lm", "custom"] = option("whisper", "kind of job")
-    model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory")
+    model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
     from_scratch: bool = option(False, "start from random weights of the model's configuration")
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters")
     lora_rank: int = option(16, "rank of the adapters", ge=1, le=1024)
@@ -41,11 +69,23 @@ class ModelSettings(Section):
     language: str = option("", "language of the recordings (whisper): a name or code; empty: the model decides")
     speech_task: Literal["transcribe", "translate"] = option("transcribe", "what whisper writes", advanced=True)
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> ModelSettings:
+        if self.tuning == "lora" and self.from_scratch:
+            raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
+        if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
+            raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
+        if self.freeze_encoder and self.task != "whisper":
+            raise OptionError("freeze_encoder", f"only task = whisper has an encoder to freeze, not {self.task}")
+        if self.task == "custom" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
+            raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")
+        return self
+
 
 class DataSettings(Section):
     """The data set."""
 
-    dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name")
+    dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name", kind="location")
     text_column: str = option(
         "", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence"
     )
@@ -57,7 +97,7 @@ class DataSettings(Section):
     )
     augmentation: float = option(0.0, "strength of audio augmentation (noise, masks, shift); 0: off", ge=0, le=1)
     block_size: int = option(256, "length of a training text (causal_lm)", unit="tokens", ge=2)
-    cache_dir: str = option("", "where features are kept; empty: the user's cache folder", advanced=True)
+    cache_dir: str = option("", "where features are kept; empty: the user's cache folder", kind="path", advanced=True)
     data_workers: int = option(0, "processes for feature extraction; 0: one for each core", ge=0, advanced=True)
 
 
@@ -125,13 +165,37 @@ class StrategySettings(Section):
     )
     hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
 
+    @field_validator("codec")
+    @classmethod
+    def _known_codec(cls, codec: str) -> str:
+        if codec in ("auto", "fp32", "bf16", "fp16", "int8", "mxfp4"):
+            return codec
+        if match := re.fullmatch(r"topk:(\d*\.?\d+(?:e-?\d+)?)", codec):
+            if 0 < float(match[1]) <= 1:
+                return codec
+        raise OptionError("codec", "one of auto, fp32, bf16, fp16, int8, mxfp4, topk:SHARE (for example topk:0.03)")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> StrategySettings:
+        if self.sync_delay >= self.sync_interval:
+            raise OptionError("sync_delay", f"must be below sync_interval ({self.sync_interval})")
+        return self
+
 
 class RunSettings(Section):
     """Where results go, and the local workers."""
 
-    output_dir: str = option("output", "folder of the run folders")
+    output_dir: str = option("output", "folder of the run folders", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+
+    @field_validator("shares")
+    @classmethod
+    def _positive_numbers(cls, shares: str) -> str:
+        parts = [part.strip() for part in shares.split(",")] if shares.strip() else []
+        if not all(re.fullmatch(r"\d*\.?\d+", part) and float(part) > 0 for part in parts):
+            raise OptionError("shares", "positive numbers by comma, one for each worker, for example 2,1")
+        return ",".join(parts)
 
 
 class Profile(BaseModel):

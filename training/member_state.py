@@ -26,9 +26,9 @@ class MemberState:
         self._scaler = scaler
         self._device = device
 
-    def snapshot(self, step: int, strategy: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
-        """Return the snapshot after ``step`` optimizer steps."""
-        tensors = self._tensors() | _prefixed("strategy", strategy) | _prefixed("rng", rng_state(self._device))
+    def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
+        """Return the snapshot after ``step`` optimizer steps; ``others`` go with it as they are named."""
+        tensors = self._tensors() | dict(others) | _prefixed("rng", rng_state(self._device))
         return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -38,9 +38,7 @@ class MemberState:
 
     def anchor(self, strategy: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
         """Return what a newcomer needs; random state stays each member's own."""
-        return Anchor(
-            self._tensors() | _prefixed("strategy", strategy), {**state, "scaler": self._scaler.state_dict()}
-        )
+        return Anchor(self._tensors() | _prefixed("strategy", strategy), {**state, "scaler": self._scaler.state_dict()})
 
     def adopt(self, anchor: Anchor) -> None:
         """Take over the group's state as a newcomer."""

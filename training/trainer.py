@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from training.batches import BatchSource, StepBatches, move
-from training.checkpoint import SnapshotStore
+from training.checkpoint import Snapshot, SnapshotStore
 from training.control import Command, Control
 from training.data import Cursor, SampleSchedule
 from training.evaluation import EarlyStopping, Evaluator
 from training.events import (
     EvaluationEvent,
     MemberEvent,
-    ProgressEvent,
     RunEvent,
     SnapshotEvent,
     StepEvent,
@@ -41,7 +40,7 @@ from training.plan import RunPlan
 from training.precision import Precision, select_device, select_precision
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.strategies.base import Strategy, StrategyContext, SyncReport
-from training.strategies.flat import trainable
+from training.strategies.flat import flatten, trainable, unflatten_into
 from training.strategies.registry import strategy_class
 from training.tasks.base import Task
 
@@ -63,6 +62,8 @@ class _Progress:
     """Optimizer steps done."""
     cursor: Cursor = Cursor(0, 0)
     next_evaluation: int = 0
+    best: torch.Tensor | None = None
+    """Flat weights of the best evaluation, kept where early stopping is on."""
 
 
 class Trainer:
@@ -129,12 +130,8 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.optimizer = build_optimizer(self.model, self.settings)
         self.batch_sizes = {member.rank: member.batch_size for member in self.plan.members}
-        self.schedule = SampleSchedule(
-            len(self.task.train), self.settings.seed, self.settings.gradient_accumulation
-        )
-        self.total_steps = self.settings.max_steps or self.schedule.total_steps(
-            self.batch_sizes, self.settings.epochs
-        )
+        self.schedule = SampleSchedule(len(self.task.train), self.settings.seed, self.settings.gradient_accumulation)
+        self.total_steps = self.settings.max_steps or self.schedule.total_steps(self.batch_sizes, self.settings.epochs)
         self.peak_rate = scaled_learning_rate(
             self.settings.learning_rate,
             self.settings.lr_scaling,
@@ -192,6 +189,8 @@ class Trainer:
         if report is not None:
             self._after_synchronisation(report)
         synchronise_buffers(self.model, self.exchange, "finish")
+        if self.stopping.should_stop and self.progress.best is not None:
+            unflatten_into(self.parameters, self.progress.best.to(self.device))
         self._evaluate(list(self.task.evaluation))
         if self.rank == min(self.strategy.members):
             directory = self.run_dir / "model"
@@ -304,10 +303,15 @@ class Trainer:
 
     def _membership_changed(self, live: dict[int, int]) -> None:
         for rank in sorted(set(self.batch_sizes) ^ set(live)):
-            status = "joined" if rank in live else "lost"
-            name = self.plan.members[rank].name
             if self.rank == min(live):
-                self.emit(MemberEvent(member=rank, status=status, name=name, message=f"at step {self.progress.step}"))
+                self.emit(
+                    MemberEvent(
+                        member=rank,
+                        status="joined" if rank in live else "lost",
+                        name=self.plan.members[rank].name,
+                        message=f"at step {self.progress.step}",
+                    )
+                )
         self.batch_sizes = live
 
     def _evaluate(self, splits: list[str]) -> None:
@@ -320,8 +324,8 @@ class Trainer:
 
     def _note_result(self, event: EvaluationEvent) -> None:
         value = event.metrics.get(self.task.monitor)
-        if value is not None:
-            self.stopping.update(value, event.step)
+        if value is not None and self.stopping.update(value, event.step) and self.stopping.patience:
+            self.progress.best = flatten(self.parameters, torch.device("cpu"))
         if self.stopping.should_stop and self.rank == min(self.strategy.members):
             self._warn(
                 f"early stop at step {event.step}: {self.task.monitor} was best at step {self.stopping.best_step} "
@@ -359,8 +363,10 @@ class Trainer:
             "stopping": self.stopping.to_state(),
         }
 
-    def _take_position(self, state: dict[str, Any]) -> None:
-        self.progress = _Progress(int(state["step"]), Cursor.from_dict(state["cursor"]), int(state["next_evaluation"]))
+    def _take_position(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self.progress = _Progress(
+            int(state["step"]), Cursor.from_dict(state["cursor"]), int(state["next_evaluation"]), tensors.get("best")
+        )
         self.stopping.load(state["stopping"])
 
     def _snapshot(self) -> None:
@@ -370,7 +376,7 @@ class Trainer:
         start = time.monotonic()
         snapshot = self.state.snapshot(
             self.progress.step,
-            self.strategy.tensors(),
+            {f"strategy/{name}": value for name, value in self.strategy.tensors().items()} | self._best(),
             {**self._position(), "strategy": self.strategy.state(), "batch_sizes": list(self.batch_sizes)},
         )
         path, size = self.store.save(snapshot, self.plan.hash())
@@ -378,22 +384,26 @@ class Trainer:
         seconds = time.monotonic() - start
         self.emit(SnapshotEvent(step=self.progress.step, path=relative, bytes=size, seconds=seconds))
 
-    def _restore(self, snapshot: Any) -> None:
+    def _restore(self, snapshot: Snapshot) -> None:
         self.state.restore(snapshot)
-        self._take_position(snapshot.state)
+        self._take_position(snapshot.state, snapshot.tensors)
         live = set(snapshot.state["batch_sizes"])
         self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
         self.strategy.load(self.state.part(snapshot.tensors, "strategy"), snapshot.state["strategy"])
 
     def _anchor(self) -> Anchor:
         state = {**self._position(), "strategy": self.strategy.newcomer_state(), "batch_sizes": list(self.batch_sizes)}
-        return self.state.anchor(self.strategy.newcomer_tensors(), state)
+        own = {f"strategy/{name}": value for name, value in self.strategy.newcomer_tensors().items()}
+        return self.state.anchor(own | self._best(), state)
+
+    def _best(self) -> dict[str, torch.Tensor]:
+        return {} if self.progress.best is None else {"best": self.progress.best}
 
     def _join(self) -> None:
         anchor = self.exchange.fetch_anchor()
         self.state.adopt(anchor)
         state: dict[str, Any] = dict(anchor.state)
-        self._take_position(state)
+        self._take_position(state, anchor.tensors)
         live = set(state["batch_sizes"])
         self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
         self.strategy.attach(self.model, self.exchange)
@@ -401,7 +411,3 @@ class Trainer:
         if tensors:
             self.strategy.load(tensors, state["strategy"])
         self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.progress.step}"))
-
-    def announce_progress(self, phase: str, done: int, total: int | None) -> None:
-        """Progress callback for :meth:`Task.prepare`."""
-        self.emit(ProgressEvent(phase=phase, done=done, total=total))

@@ -107,7 +107,8 @@ class AllReduce(Strategy):
                 bucket.feedback = ErrorFeedback()
             self._buckets.append(bucket)
             for parameter in group:
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, bucket))
+                hook = functools.partial(self._on_gradient, bucket)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def begin_step(self, step: int, weight: float) -> None:
         self._state = _StepState(step=step, weight=weight, before=self._exchange.traffic.copy())

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profiles.schema import StrategySettings
+from training.strategies.diloco import nesterov_step, outer_settings
+
+
+def test_the_outer_step_is_torchs_nesterov_sgd() -> None:
+    generator = torch.Generator().manual_seed(0)
+    anchor, momentum = torch.randn(1000, generator=generator), torch.zeros(1000)
+    reference = torch.nn.Parameter(anchor.clone())
+    optimizer = torch.optim.SGD([reference], lr=0.7, momentum=0.9, nesterov=True)
+    for _ in range(5):
+        gradient = torch.randn(1000, generator=generator)
+        reference.grad = gradient.clone()
+        optimizer.step()
+        nesterov_step(anchor, momentum, gradient, 0.7, 0.9)
+    torch.testing.assert_close(anchor, reference.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(50 * 30, (0.7, 0.9)), (50 * 30 - 1, (1.0, 0.5))])
+def test_outer_defaults_follow_the_number_of_rounds(steps: int, expected: tuple[float, float]) -> None:
+    assert outer_settings(StrategySettings(sync_interval=50), steps) == expected
+
+
+def test_outer_settings_given_by_hand_hold() -> None:
+    settings = StrategySettings(sync_interval=50, outer_lr=0.3, outer_momentum=0.0)
+    assert outer_settings(settings, 10_000) == (0.3, 0.0)

@@ -1,0 +1,173 @@
+"""One member alone: what the loop does with its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_task import ToyTask, toy_plan
+
+from profiles.errors import RunFailed
+from training.control import Command, Control
+from training.events import EvaluationEvent, SnapshotEvent, StepEvent, WarningEvent, _Event
+from training.exchange.solo import SoloExchange
+from training.plan import RunPlan
+from training.trainer import Ending, Trainer
+
+
+def train(
+    plan: RunPlan, run_dir: Path, task: ToyTask | None = None, control: Control | None = None
+) -> tuple[Trainer, list[_Event]]:
+    events: list[_Event] = []
+    task = task or ToyTask()
+    task.prepare(lambda *_: None)
+    trainer = Trainer(plan, 0, task, SoloExchange(), events.append, control or Control(), run_dir)
+    trainer.ending = trainer.run()  # type: ignore[attr-defined]
+    return trainer, events
+
+
+def steps(events: list[_Event]) -> list[StepEvent]:
+    return [event for event in events if isinstance(event, StepEvent)]
+
+
+def losses(events: list[_Event]) -> list[float]:
+    return [event.loss for event in steps(events)]
+
+
+def test_the_loss_falls_and_the_model_is_saved(tmp_path: Path) -> None:
+    task = ToyTask()
+    _, events = train(toy_plan(training={"max_steps": 40}), tmp_path, task)
+    found = losses(events)
+    assert len(found) == 40
+    assert sum(found[-8:]) < 0.7 * sum(found[:8])
+    assert (tmp_path / "model" / "weights.pt").exists()
+
+
+def test_epochs_cover_every_sample_exactly_once_each(tmp_path: Path) -> None:
+    task = ToyTask(samples=10)
+    train(toy_plan(training={"max_steps": 0, "epochs": 2}), tmp_path, task)
+    assert sorted(task.seen[:10]) == sorted(task.seen[10:20]) == list(range(10))
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 0.01), ("linear", 0.001), ("cosine", 0.00024472)])
+def test_the_learning_rate_follows_its_schedule(tmp_path: Path, schedule: str, last: float) -> None:
+    _, events = train(toy_plan(training={"max_steps": 10, "lr_schedule": schedule}), tmp_path)
+    rates = [event.learning_rate for event in steps(events)]
+    assert rates[0] == pytest.approx(0.01)
+    assert rates[-1] == pytest.approx(last, rel=1e-3)
+
+
+def test_warm_up_raises_the_rate_step_by_step(tmp_path: Path) -> None:
+    _, events = train(toy_plan(training={"warmup_steps": 4, "lr_schedule": "constant"}), tmp_path)
+    rates = [event.learning_rate for event in steps(events)][:5]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("learning_rate", {"learning_rate": 0.02}),
+    ("weight_decay", {"weight_decay": 0.5}),
+    ("adam_beta2", {"adam_beta2": 0.9}),
+    ("max_grad_norm", {"max_grad_norm": 1e-4}),
+    ("seed", {"seed": 1}),
+    ("batch_size", {"batch_size": 8}),
+    ("mixed_precision bf16", {"mixed_precision": "bf16"}),
+    ("mixed_precision fp16", {"mixed_precision": "fp16"}),
+]
+
+
+@pytest.mark.parametrize("change", [c for _, c in CHANGES], ids=[name for name, _ in CHANGES])
+def test_every_training_setting_has_an_effect(tmp_path: Path, change: dict[str, Any]) -> None:
+    _, base = train(toy_plan(training={"mixed_precision": "off"}), tmp_path / "a")
+    _, changed = train(toy_plan(training={"mixed_precision": "off"} | change), tmp_path / "b")
+    assert losses(base) != losses(changed)
+
+
+def test_accumulation_equals_the_larger_batch(tmp_path: Path) -> None:
+    large, _ = train(toy_plan(training={"batch_size": 8}), tmp_path / "a")
+    small, _ = train(toy_plan(training={"batch_size": 4, "gradient_accumulation": 2}), tmp_path / "b")
+    for one, two in zip(large.parameters, small.parameters, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+
+
+def test_clipping_bounds_the_step(tmp_path: Path) -> None:
+    _, free = train(toy_plan(training={"max_grad_norm": 0}), tmp_path / "a")
+    _, clipped = train(toy_plan(training={"max_grad_norm": 0.01}), tmp_path / "b")
+    assert steps(free)[0].grad_norm is None
+    assert steps(clipped)[0].grad_norm is not None
+    assert steps(clipped)[0].grad_norm > 0.01
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_step_and_samples(tmp_path: Path) -> None:
+    plan = toy_plan(training={"max_steps": 0, "epochs": 1}, snapshot={"snapshot_interval": 1})
+    with pytest.raises(RunFailed, match=r"nan in step \d+, micro-batch 1 \(training samples .*5") as caught:
+        train(plan, tmp_path, ToyTask(poison=5))
+    assert "snapshot" in str(caught.value)
+
+
+def test_evaluations_come_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
+    _, events = train(toy_plan(evaluation={"eval_interval": 5, "eval_before": True}), tmp_path)
+    assert [event.step for event in events if isinstance(event, EvaluationEvent)] == [0, 5, 10, 12]
+
+
+def test_early_stopping_ends_the_run_with_the_best_weights(tmp_path: Path) -> None:
+    plan = toy_plan(
+        training={"max_steps": 200, "learning_rate": 1.0, "max_grad_norm": 0, "lr_schedule": "constant"},
+        evaluation={"eval_interval": 2, "early_stopping_patience": 3},
+    )
+    trainer, events = train(plan, tmp_path)
+    evaluations = [event for event in events if isinstance(event, EvaluationEvent)]
+    assert trainer.progress.step < 200
+    assert evaluations[-1].loss == pytest.approx(min(e.loss for e in evaluations if e.loss is not None))
+    assert any("early stop" in event.message for event in events if isinstance(event, WarningEvent))
+
+
+def test_snapshots_come_at_their_interval_and_old_ones_go(tmp_path: Path) -> None:
+    trainer, events = train(toy_plan(snapshot={"snapshot_interval": 3, "snapshot_keep": 2}), tmp_path)
+    assert [event.step for event in events if isinstance(event, SnapshotEvent)] == [3, 6, 9]
+    assert trainer.store.steps() == [9, 6]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+@pytest.mark.parametrize("stop_at", [5, 8])
+def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, strategy: str, stop_at: int) -> None:
+    options: dict[str, Any] = {"strategy": {"strategy": strategy, "sync_interval": 4, "codec": "mxfp4"}}
+    _, whole = train(toy_plan(**options), tmp_path / "a", ToyTask(dropout=0.2))
+    control = Control()
+    control.post(Command(command="stop", at_step=stop_at))
+    stopped, first = train(toy_plan(**options), tmp_path / "b", ToyTask(dropout=0.2), control)
+    assert stopped.ending is Ending.STOPPED  # type: ignore[attr-defined]
+    torch.manual_seed(99)
+    _, rest = train(toy_plan(**options, resume=True), tmp_path / "b", ToyTask(dropout=0.2))
+    assert len(losses(first)) == stop_at
+    assert losses(first) + losses(rest) == pytest.approx(losses(whole), abs=1e-6)
+
+
+def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    plan = toy_plan(snapshot={"snapshot_interval": 4})
+    trainer, _ = train(plan, tmp_path)
+    newest = tmp_path / "checkpoints" / "member-0" / "step-00000008" / "state.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    _, events = train(toy_plan(snapshot={"snapshot_interval": 4}, resume=True), tmp_path)
+    assert steps(events)[0].step == 5
+    assert any("passed over" in event.message for event in events if isinstance(event, WarningEvent))
+    assert trainer.progress.step == 12
+
+
+def test_pausing_waits_for_resume(tmp_path: Path) -> None:
+    control = Control()
+    control.post(Command(command="pause", at_step=3))
+    control.post(Command(command="resume", at_step=10_000))
+    _, events = train(toy_plan(), tmp_path, control=control)
+    kinds = [(e.kind, getattr(e, "status", "")) for e in events]
+    paused = kinds.index(("run", "paused"))
+    assert kinds[paused + 1] == ("run", "running")
+    assert len(steps(events)) == 12
+
+
+def test_compute_and_wait_add_up_to_the_step(tmp_path: Path) -> None:
+    _, events = train(toy_plan(), tmp_path)
+    assert all(event.compute > 0 and event.wait == 0 for event in steps(events))

@@ -1,0 +1,408 @@
+"""A run on this machine: starts hub and workers, merges their events into the run folder, and says how it ended.
+
+Nothing here imports torch: the process that watches a run stays small and starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import psutil
+
+from profiles.errors import BadInput, ExitCode, RunFailed
+from profiles.schema import Profile
+from training.data import shares_to_batch_sizes
+from training.events import (
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    StepEvent,
+    WarningEvent,
+    _Event,
+    from_line,
+)
+from training.plan import MemberPlan, RunPlan
+from training.processes import HubProcess, SubprocessWorker, Worker
+from training.run_folder import RunFolder, new_run_id
+from training.strategies.registry import check_strategy
+
+STOP_GRACE = 4.0
+"""Seconds a worker has to reach the agreed step and write its snapshot before it is killed."""
+_STOP_MARGIN = 0.5
+"""Seconds of training to look ahead for the step at which all stop: our view of the members is that old at most."""
+
+
+def plan_local_run(profile: Profile, workers: int, resume: bool = False) -> RunPlan:
+    """Return the plan of a run with ``workers`` workers on this machine.
+
+    Raises:
+        BadInput: zero workers, shares that do not fit, an unknown strategy.
+    """
+    if workers < 1:
+        raise BadInput(f"{workers} workers cannot train", "give --local 1 or more")
+    shares = _shares(profile.run.shares, workers)
+    batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
+    threads = profile.training.threads or max(1, (os.cpu_count() or 1) // workers)
+    strategy = profile.strategy
+    name = "allreduce" if strategy.strategy == "auto" else check_strategy(strategy.strategy)
+    chosen = profile.model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
+    return RunPlan(
+        run_id=new_run_id(),
+        profile=chosen,
+        members=tuple(
+            MemberPlan(
+                rank=rank,
+                name=f"worker-{rank}",
+                device=profile.training.device,
+                batch_size=size,
+                threads=threads,
+            )
+            for rank, size in enumerate(batch_sizes)
+        ),
+        engine="torch" if strategy.engine == "torch" else "hub",
+        resume=resume,
+    )
+
+
+def _shares(text: str, workers: int) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")] if text.strip() else [1.0] * workers
+    except ValueError as error:
+        raise BadInput(f'shares = "{text}" is not a list of numbers', "write for example shares = 2,1") from error
+    if len(shares) != workers or any(not math.isfinite(s) or s <= 0 for s in shares):
+        raise BadInput(
+            f'shares = "{text}" does not fit {workers} workers', "give one positive number a worker, or leave it empty"
+        )
+    return shares
+
+
+@dataclass(frozen=True)
+class LocalOutcome:
+    """How a local run ended."""
+
+    status: str
+    """``completed``, ``failed`` or ``cancelled``."""
+    run_dir: Path
+    metrics: dict[str, Any]
+    exit_code: ExitCode
+    message: str = ""
+    hint: str = ""
+
+
+@dataclass
+class _Watched:
+    """What the run knows of one worker."""
+
+    process: Worker
+    step: int = 0
+    exit_code: int | None = None
+    error: ErrorEvent | None = None
+
+
+@dataclass
+class _Observed:
+    """What the run knows of itself."""
+
+    begun: bool = False
+    """The first step could be taken: from here on a failure is the run's, not the input's."""
+    status: str = "starting"
+    started: float = 0.0
+    first_error: ErrorEvent | None = None
+    step_seconds: float = 1.0
+    samples: int = 0
+    before: dict[str, dict[str, float]] = field(default_factory=dict)
+    after: dict[str, dict[str, float]] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+
+
+StartWorker = Callable[[int, BinaryIO], Worker]
+
+
+class LocalRun:
+    """One run on this machine.
+
+    Args:
+        plan: what to run.
+        folder: where everything goes; held by this process.
+        on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
+        start_worker: starts the process of a rank; default: ``python -m training.worker``.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: RunFolder,
+        on_event: Callable[[Event], None],
+        start_worker: StartWorker | None = None,
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self._on_event = on_event
+        self._start_worker = start_worker or self._start_subprocess
+        self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+        self._workers: dict[int, _Watched] = {}
+        self._hub: HubProcess | None = None
+        self._store: Any = None
+        self._seen = _Observed()
+        self._stopping = False
+        self._killer: threading.Timer | None = None
+        self._logs: list[BinaryIO] = []
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def start(self) -> None:
+        """Start hub and workers.
+
+        Raises:
+            BadInput: the hub's port is taken.
+        """
+        self._seen.started = time.monotonic()
+        self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
+        try:
+            for member in self.plan.members:
+                self._workers[member.rank] = _Watched(self._start_worker(member.rank, self._log(member.name)))
+                self._read_in_thread(member.rank)
+            address = self._start_engine()
+        except BaseException:
+            self.kill()
+            raise
+        for watched in self._workers.values():
+            watched.process.send({"address": address})
+
+    def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
+        arguments = {
+            "--plan": self.folder.path / "plan.json",
+            "--rank": rank,
+            "--run-dir": self.folder.path,
+            "--secrets": self.folder.secrets,
+        }
+        flat = [str(part) for pair in arguments.items() for part in pair]
+        return SubprocessWorker(flat, self.plan.members[rank].threads, log)
+
+    def _start_engine(self) -> str:
+        """Start what the workers meet at; return its address."""
+        if self.plan.world_size == 1:
+            return ""
+        if self.plan.engine == "torch":
+            from training.exchange.torch_group import serve_store  # imports torch
+
+            self._store, port = serve_store(self.plan.profile.strategy.hub_port)
+            return f"127.0.0.1:{port}"
+        self._hub = HubProcess(self._hub_config(), self._log("hub"))
+        lines = self._hub.lines()
+        first = next(lines, None)
+        if first is None:
+            port = self.plan.profile.strategy.hub_port
+            if self._hub.exit_code() == ExitCode.BAD_INPUT:
+                raise BadInput(f"port {port} of this machine is in use", "set hub_port = 0 to take any free port")
+            raise RunFailed("the hub did not start", f"see {self.folder.logs / 'hub.log'}")
+        threading.Thread(target=self._read, args=(-1, lines), name="hub-events", daemon=True).start()
+        return f"127.0.0.1:{json.loads(first)['port']}"
+
+    def _hub_config(self) -> Path:
+        from training.exchange.certificates import issue_run_certificates
+
+        secrets = self.folder.secrets
+        ranks = [member.rank for member in self.plan.members]
+        issue_run_certificates(secrets, self.plan.run_id, ranks, ["127.0.0.1"])
+        strategy = self.plan.profile.strategy
+        # One round of the largest model that this machine could hold for every member.
+        largest = psutil.virtual_memory().total // (2 * (len(ranks) + 1))
+        config = {
+            "run_id": self.plan.run_id,
+            "host": "127.0.0.1",
+            "port": strategy.hub_port,
+            "certificates": str(secrets / "hub"),
+            "members": {str(m.rank): m.name for m in self.plan.members},
+            "round_deadline": strategy.round_deadline,
+            "quorum": strategy.quorum,
+            "max_round_bytes": largest,
+        }
+        path = secrets / "hub.json"
+        path.write_text(json.dumps(config))
+        return path
+
+    def _log(self, name: str) -> BinaryIO:
+        stream = self.folder.log_path(name).open("ab")
+        self._logs.append(stream)
+        return stream
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _read_in_thread(self, rank: int) -> None:
+        lines = self._workers[rank].process.lines()
+        threading.Thread(target=self._read, args=(rank, lines), name=f"events-{rank}", daemon=True).start()
+
+    def _read(self, source: int, lines: Iterator[bytes]) -> None:
+        with contextlib.suppress(ValueError, OSError):  # the stream was closed under us: the process is gone
+            for line in lines:
+                self._inbox.put((source, line))
+        self._inbox.put((source, None))
+
+    def _record(self, event: Event) -> None:
+        written = self.folder.append(event)
+        self._on_event(written)
+
+    def wait(self) -> LocalOutcome:
+        """Merge events until all workers have ended; write the end into the run folder."""
+        try:
+            while any(watched.exit_code is None for watched in self._workers.values()):
+                source, line = self._inbox.get()
+                if line is not None:
+                    self._take(source, line)
+                elif source >= 0:
+                    self._ended(source)
+            return self._outcome()
+        finally:
+            self.kill()
+
+    def _take(self, source: int, line: bytes) -> None:
+        try:
+            event = from_line(line)
+        except ValueError:
+            event = WarningEvent(member=source, message=f"not an event: {line!r:.200}")
+        if isinstance(event, RunEvent) and not self._note_status(event):
+            return
+        self._record(event)
+        if isinstance(event, StepEvent):
+            self._note_step(source, event)
+        elif isinstance(event, EvaluationEvent):
+            known = self._seen.after if event.step else self._seen.before
+            known[event.split] = dict(event.metrics)
+        elif isinstance(event, ErrorEvent):
+            self._note_error(source, event)
+
+    def _note_status(self, event: RunEvent) -> bool:
+        """The members report the run's status each; return whether this is the first to say it."""
+        if event.status == self._seen.status:
+            return False
+        self._seen.status = event.status
+        self._seen.begun = True
+        self.folder.update_metadata(status=event.status)
+        return True
+
+    def _note_step(self, rank: int, event: StepEvent) -> None:
+        self._workers[rank].step = event.step
+        self._seen.samples += event.samples
+        self._seen.step_seconds = event.compute + event.wait
+
+    def _note_error(self, rank: int, event: ErrorEvent) -> None:
+        self._workers[rank].error = event
+        if self._seen.first_error is None and not self._stopping:
+            self._seen.first_error = event
+            self._end_all("another member failed")
+
+    def _ended(self, rank: int) -> None:
+        watched = self._workers[rank]
+        watched.exit_code = watched.process.exit_code()
+        if watched.exit_code in (ExitCode.DONE, ExitCode.STOPPED) or watched.error is not None or self._stopping:
+            return
+        name = self.plan.members[rank].name
+        cause = f"killed by signal {-watched.exit_code}" if watched.exit_code < 0 else f"exit code {watched.exit_code}"
+        others = [w for r, w in self._workers.items() if r != rank and w.exit_code is None]
+        if self._seen.begun and self.plan.engine == "hub" and others:
+            self._seen.lost.append(rank)
+            self._record(MemberEvent(member=rank, status="lost", name=name, message=cause))
+            self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
+            return
+        message = f"{name} ended before its work was done ({cause})"
+        hint = f"see {self.folder.logs / (name + '.log')}"
+        error = ErrorEvent(member=rank, message=message, hint=hint)
+        self._record(error)
+        self._note_error(rank, error)
+
+    # --------------------------------------------------------------------------------------------------------- stop
+
+    def request_stop(self, message: str) -> None:
+        """Stop all members after the same step, with snapshots; whoever is not there in time is killed."""
+        ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
+        step = max((w.step for w in self._workers.values()), default=0) + ahead
+        self._end_all(message, step)
+
+    def _end_all(self, message: str, at_step: int = 0) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        for watched in self._workers.values():
+            watched.process.send({"command": "stop", "at_step": at_step, "reason": message})
+            if not self._seen.begun:
+                watched.process.signal(signal.SIGKILL)  # nothing to keep before the first step
+        self._killer = threading.Timer(STOP_GRACE, self._kill_workers)
+        self._killer.daemon = True
+        self._killer.start()
+
+    def command(self, name: str) -> None:
+        """Pass ``pause``, ``resume`` or ``snapshot`` on, to act after the same step on all members."""
+        ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
+        at_step = 0 if name == "resume" else max(w.step for w in self._workers.values()) + ahead
+        for watched in self._workers.values():
+            watched.process.send({"command": name, "at_step": at_step})
+
+    def _kill_workers(self) -> None:
+        for watched in self._workers.values():
+            if watched.exit_code is None:
+                watched.process.signal(signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End every process of the run at once. Idempotent."""
+        if self._killer is not None:
+            self._killer.cancel()
+        self._kill_workers()
+        if self._hub is not None:
+            self._hub.stop()
+            self._hub = None
+        for stream in self._logs:
+            stream.close()
+        self._logs = []
+
+    # ---------------------------------------------------------------------------------------------------------- end
+
+    def _outcome(self) -> LocalOutcome:
+        error = self._seen.first_error
+        status: Literal["completed", "failed", "cancelled"]
+        if error is not None:
+            status, code, message, hint = "failed", self._error_code(error), error.message, error.hint
+        elif self._stopping:
+            status, code, message, hint = "cancelled", ExitCode.STOPPED, "stopped", ""
+        else:
+            status, code, message, hint = "completed", ExitCode.DONE, "", ""
+        metrics = self._metrics()
+        if code == ExitCode.BAD_INPUT:
+            self.folder.close()
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            return LocalOutcome(status, self.folder.path, metrics, code, message, hint)
+        self._record(RunEvent(status=status, message=message))
+        self.folder.finish(status, metrics, message)
+        return LocalOutcome(status, self.folder.path, metrics, code, message, hint)
+
+    def _error_code(self, error: ErrorEvent) -> ExitCode:
+        """Bad input is exit code 2 only where nothing had begun yet."""
+        if error.exit_code == ExitCode.BAD_INPUT and not self._seen.begun:
+            return ExitCode.BAD_INPUT
+        return ExitCode.RUN_FAILED
+
+    def _metrics(self) -> dict[str, Any]:
+        seconds = time.monotonic() - self._seen.started
+        return {
+            "before": self._seen.before,
+            "after": self._seen.after,
+            "steps": max((w.step for w in self._workers.values()), default=0),
+            "samples": self._seen.samples,
+            "seconds": seconds,
+            "samples_per_second": self._seen.samples / seconds if seconds else 0.0,
+            "lost_members": self._seen.lost,
+        }

@@ -1,0 +1,149 @@
+"""A started worker process, seen from the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class Worker(Protocol):
+    """What the run needs of a worker's process."""
+
+    pid: int
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message; a worker that is gone is not an error here."""
+        ...
+
+    def lines(self) -> Iterator[bytes]:
+        """Event lines until the process ends."""
+        ...
+
+    def exit_code(self) -> int:
+        """Wait for the end; negative: killed by that signal."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and to what it started."""
+        ...
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Environment of a local process of a run: the packages findable, threads bounded, no warnings of forks."""
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+    return {**os.environ, **bounded, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+
+
+class SubprocessWorker:
+    """``python -m training.worker`` in a session of its own, so that Ctrl-C reaches only the starter."""
+
+    def __init__(self, arguments: list[str], threads: int, log: BinaryIO) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "training.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment(threads),
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def lines(self) -> Iterator[bytes]:
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def exit_code(self) -> int:
+        code = self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        return code
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class SpawnedWorker:
+    """A ``multiprocessing`` child (spawn) that gets in-memory objects of the caller; local by nature."""
+
+    def __init__(self, target: Any, arguments: tuple[Any, ...]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection: Connection[Any, Any]
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments))
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(json.dumps(message).encode())
+
+    def lines(self) -> Iterator[bytes]:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                yield self._connection.recv_bytes()
+
+    def exit_code(self) -> int:
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class HubProcess:
+    """``python -m training.exchange.hub``: says its port on standard output, ends when its standard input closes."""
+
+    def __init__(self, config: Path, log: BinaryIO) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "training.exchange.hub", "--config", str(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment(1),
+            start_new_session=True,
+        )
+
+    def lines(self) -> Iterator[bytes]:
+        """Lines of standard output: first ``{"port": N}``, then events."""
+        assert self._process.stdout is not None
+        yield from self._process.stdout
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Close its input and wait; kill it if it does not end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def exit_code(self) -> int:
+        """Wait for the end and return the exit code."""
+        return self._process.wait()

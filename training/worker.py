@@ -1,0 +1,209 @@
+"""Process entry of one worker: ``python -m training.worker --plan plan.json --rank 0 --run-dir DIR --secrets DIR``.
+
+Standard input: one JSON object a line. The first is ``{"address": "host:port"}`` of the hub (or of the rendezvous
+store), all further ones are :class:`training.control.Command`; its end means that nobody watches the worker any more.
+Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import psutil
+
+from profiles.errors import ExitCode, MusterError, RunFailed
+from training.control import Command, Control
+from training.events import ErrorEvent, EventSink, MachineEvent, MemberEvent, ProgressEvent, _Event
+from training.plan import RunPlan, read_plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.exchange.base import Exchange
+    from training.tasks.base import Task
+
+START_DEADLINE = 3600.0
+"""Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
+MACHINE_INTERVAL = 5.0
+
+Emit = Callable[[_Event], None]
+
+
+def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device) -> Exchange:
+    """Join the group of the run through the engine of its plan."""
+    if plan.world_size == 1:
+        from training.exchange.solo import SoloExchange
+
+        return SoloExchange()
+    if plan.engine == "torch":
+        from training.exchange.torch_group import TorchGroup
+
+        interface = plan.members[rank].interface
+        return TorchGroup.connect(address, rank, plan.world_size, device, interface, START_DEADLINE, plan.run_id)
+    from training.exchange.member import HubMember
+
+    name = plan.members[rank].name
+    return HubMember.connect(
+        address, secrets / f"member-{rank}", plan.run_id, rank, plan.world_size, name, START_DEADLINE
+    )
+
+
+def run_worker(
+    plan: RunPlan,
+    rank: int,
+    task: Task,
+    address: Callable[[], str],
+    run_dir: Path,
+    secrets: Path,
+    emit: Emit,
+    control: Control,
+) -> ExitCode:
+    """Prepare, join, train, leave; every failure becomes one ``error`` event.
+
+    ``address`` blocks until the address of the hub is known; it is called when the data are ready.
+    """
+    member = plan.members[rank]
+    emit(MemberEvent(status="started", name=member.name, message=f"pid {os.getpid()}"))
+    try:
+        with _machine_events(emit):
+            return _train(plan, rank, task, address, run_dir, secrets, emit, control)
+    except MusterError as error:
+        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        return error.exit_code
+    except Exception as error:  # the process boundary: whatever it is, the run must hear of it
+        traceback.print_exc()
+        line = " ".join(str(error).split()) or "no message"
+        emit(
+            ErrorEvent(
+                message=f"{member.name}: {error.__class__.__name__}: {line:.500}",
+                hint=f"the traceback is in the log of {member.name}",
+            )
+        )
+        return ExitCode.RUN_FAILED
+
+
+def _train(
+    plan: RunPlan,
+    rank: int,
+    task: Task,
+    address: Callable[[], str],
+    run_dir: Path,
+    secrets: Path,
+    emit: Emit,
+    control: Control,
+) -> ExitCode:
+    import torch
+
+    from training.exchange.base import ExchangeError
+    from training.precision import select_device
+    from training.trainer import Ending, Trainer
+
+    member = plan.members[rank]
+    if member.threads:
+        torch.set_num_threads(member.threads)
+    device = select_device(member.device, member.device_index)
+    task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
+    exchange = connect(plan, rank, address(), secrets, device)
+    try:
+        ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+    except ExchangeError as error:
+        raise RunFailed(f"{member.name}: {error}", f"resume with --resume {plan.run_id}") from error
+    finally:
+        exchange.close()
+    if ending is Ending.STOPPED:
+        return ExitCode.STOPPED
+    emit(MemberEvent(status="done", name=member.name))
+    return ExitCode.DONE
+
+
+@contextmanager
+def _machine_events(emit: Emit) -> Iterator[None]:
+    """Report the load of this machine every few seconds."""
+    stop = threading.Event()
+    process = psutil.Process()
+
+    def report() -> None:
+        psutil.cpu_percent()
+        while not stop.wait(MACHINE_INTERVAL):
+            emit(_machine_event(process))
+
+    thread = threading.Thread(target=report, name="machine", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        emit(_machine_event(process))
+
+
+def _machine_event(process: psutil.Process) -> MachineEvent:
+    return MachineEvent(
+        cpu_percent=psutil.cpu_percent(),
+        memory_used=process.memory_info().rss,
+        memory_total=psutil.virtual_memory().total,
+        device_memory_used=_device_memory(),
+    )
+
+
+def _device_memory() -> int | None:
+    """Peak bytes on the accelerator, without importing torch for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.max_memory_allocated())
+
+
+def _take_over_stdout() -> TextIO:
+    """Keep the real standard output for events; whatever libraries print goes to the log."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return events
+
+
+def main() -> int:
+    """Run one worker."""
+    parser = argparse.ArgumentParser(prog="python -m training.worker", description="One worker of a run.")
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--secrets", type=Path, required=True)
+    arguments = parser.parse_args()
+    # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    emit = EventSink(_take_over_stdout(), arguments.rank)
+    control = Control()
+    signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
+    try:
+        plan = read_plan(arguments.plan)
+        from training.tasks.registry import task_from_profile  # imports torch
+
+        task = task_from_profile(plan.profile)
+    except MusterError as error:
+        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        return int(error.exit_code)
+
+    def address() -> str:
+        found = str(json.loads(sys.stdin.buffer.readline())["address"])
+        control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
+        return found
+
+    return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, emit, control))
+
+
+if __name__ == "__main__":
+    # Threads of gRPC and of the interpreter must not delay the exit once everything is written.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
