@@ -1,0 +1,191 @@
+"""What one member looks like right now: the part of :mod:`app.run_state` that only its own events decide."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, StepEvent, SyncEvent
+
+WINDOW_SECONDS = 30.0
+"""Speeds and shares are means over this much of the past ..."""
+WINDOW_STEPS = 64
+"""... and over at most this many steps."""
+GONE = ("left", "lost", "done", "failed")
+OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | ErrorEvent
+
+
+@dataclass(frozen=True)
+class StepSample:
+    """What the sliding window keeps of one step."""
+
+    time: float
+    samples: int
+    compute: float
+    wait: float
+    transfer: float
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The last synchronisation of a member."""
+
+    round: int
+    step: int
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+    wait: float
+    weight_hash: str
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """One member."""
+
+    rank: int
+    name: str = ""
+    device: str = ""
+    status: str = "starting"
+    message: str = ""
+    phase: str = ""
+    """What it prepares, before the first step."""
+    phase_done: int = 0
+    phase_total: int | None = None
+    step: int = 0
+    epoch: float = 0.0
+    loss: float | None = None
+    learning_rate: float | None = None
+    step_bytes_sent: int = 0
+    step_bytes_received: int = 0
+    sync_bytes_sent: int = 0
+    sync_bytes_received: int = 0
+    syncs: int = 0
+    last_sync: Sync | None = None
+    window: tuple[StepSample, ...] = ()
+    cpu_percent: float | None = None
+    memory_used: int = 0
+    memory_peak: int = 0
+    memory_total: int = 0
+    device_memory_peak: int | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.status not in GONE
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent since the start; members that do not count them by step count them by synchronisation."""
+        return max(self.step_bytes_sent, self.sync_bytes_sent)
+
+    @property
+    def bytes_received(self) -> int:
+        return max(self.step_bytes_received, self.sync_bytes_received)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean wall time of a step in the window."""
+        if not self.window:
+            return None
+        return sum(sample.compute + sample.wait for sample in self.window) / len(self.window)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples over the wall time between the first and the last step of the window."""
+        if len(self.window) < 2:
+            busy = self.seconds_per_step
+            return self.window[0].samples / busy if busy else 0.0
+        elapsed = self.window[-1].time - self.window[0].time
+        return sum(sample.samples for sample in self.window[1:]) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Shares of compute, exposed wait, and transfer (hidden or not) in the window's wall time."""
+        compute = sum(sample.compute for sample in self.window)
+        wait = sum(sample.wait for sample in self.window)
+        transfer = sum(sample.transfer for sample in self.window)
+        wall = compute + wait
+        return (compute / wall, wait / wall, min(1.0, transfer / wall)) if wall > 0 else (0.0, 0.0, 0.0)
+
+
+def advance(member: MemberState, event: OfMember) -> MemberState:
+    """Return the member after one of its events."""
+    match event:
+        case MemberEvent():
+            return _status(member, event)
+        case ProgressEvent():
+            return dataclasses.replace(
+                member, status="preparing", phase=event.phase, phase_done=event.done, phase_total=event.total
+            )
+        case StepEvent():
+            return _step(member, event)
+        case SyncEvent():
+            return _sync(member, event)
+        case MachineEvent():
+            return _machine(member, event)
+        case ErrorEvent():
+            return dataclasses.replace(member, status="failed", message=event.message)
+
+
+def _status(member: MemberState, event: MemberEvent) -> MemberState:
+    """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
+    if event.status == "started":
+        member = MemberState(member.rank, name=member.name, device=member.device)
+    return dataclasses.replace(
+        member,
+        status=event.status,
+        message=event.message,
+        phase="",
+        name=event.name or member.name,
+        device=event.device or member.device,
+    )
+
+
+def _step(member: MemberState, event: StepEvent) -> MemberState:
+    sample = StepSample(event.time, event.samples, event.compute, event.wait, event.transfer)
+    window = [old for old in member.window if old.time > event.time - WINDOW_SECONDS]
+    return dataclasses.replace(
+        member,
+        status="training",
+        phase="",
+        step=event.step,
+        epoch=event.epoch,
+        loss=event.loss,
+        learning_rate=event.learning_rate,
+        step_bytes_sent=member.step_bytes_sent + event.bytes_sent,
+        step_bytes_received=member.step_bytes_received + event.bytes_received,
+        window=(*window, sample)[-WINDOW_STEPS:],
+    )
+
+
+def _sync(member: MemberState, event: SyncEvent) -> MemberState:
+    sync = Sync(
+        event.round,
+        event.step,
+        event.bytes_sent,
+        event.bytes_received,
+        event.seconds,
+        event.wait,
+        event.weight_hash,
+    )
+    return dataclasses.replace(
+        member,
+        syncs=member.syncs + 1,
+        last_sync=sync,
+        sync_bytes_sent=member.sync_bytes_sent + event.bytes_sent,
+        sync_bytes_received=member.sync_bytes_received + event.bytes_received,
+    )
+
+
+def _machine(member: MemberState, event: MachineEvent) -> MemberState:
+    peak = event.device_memory_used
+    if peak is not None and member.device_memory_peak is not None:
+        peak = max(peak, member.device_memory_peak)
+    return dataclasses.replace(
+        member,
+        cpu_percent=event.cpu_percent,
+        memory_used=event.memory_used,
+        memory_peak=max(event.memory_used, member.memory_peak),
+        memory_total=event.memory_total,
+        device_memory_peak=peak if peak is not None else member.device_memory_peak,
+    )

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.run_state import KEPT_WARNINGS, RunState, reduce_events
+from training.events import (
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    UnknownEvent,
+    WarningEvent,
+)
+
+Make = Callable[..., Event]
+
+
+def step(number: int, *, member: int = 0, time: float | None = None, **fields: Any) -> StepEvent:
+    defaults: dict[str, Any] = {
+        "epoch": 0.0,
+        "loss": 1.0,
+        "learning_rate": 1e-3,
+        "samples": 8,
+        "weight": 8.0,
+        "compute": 0.75,
+        "wait": 0.25,
+        "transfer": 0.5,
+    }
+    return StepEvent(member=member, step=number, time=float(number) if time is None else time, **{**defaults, **fields})
+
+
+def sync(round_: int, *, member: int = 0, weight_hash: str = "") -> SyncEvent:
+    return SyncEvent(
+        member=member,
+        time=1.0,
+        step=round_ * 10,
+        round=round_,
+        bytes_sent=100,
+        bytes_received=200,
+        seconds=0.5,
+        wait=0.1,
+        members=[0, 1],
+        weight_hash=weight_hash,
+    )
+
+
+def evaluation(at: int, wer: float, split: str = "validation") -> EvaluationEvent:
+    return EvaluationEvent(
+        member=0, time=float(at), step=at, split=split, loss=1.0, metrics={"wer": wer}, samples=5, seconds=1.0
+    )
+
+
+def test_a_step_shows_in_its_member() -> None:
+    member = reduce_events([step(3, member=1, loss=0.5)]).members[1]
+    assert (member.status, member.step, member.loss) == ("training", 3, 0.5)
+
+
+def test_speed_is_measured_over_the_times_of_the_steps() -> None:
+    state = reduce_events([step(n, time=n * 2.0, member=m) for m in (0, 1) for n in range(5)])
+    assert state.members[0].samples_per_second == pytest.approx(4.0)
+    assert state.samples_per_second == pytest.approx(8.0)
+
+
+def test_speed_forgets_what_lies_behind_the_window() -> None:
+    slow: list[Event] = [step(n, time=n * 20.0) for n in range(5)]
+    fast: list[Event] = [step(n, time=200.0 + n) for n in range(5, 40)]
+    assert reduce_events([*slow, *fast]).members[0].samples_per_second == pytest.approx(8.0)
+
+
+def test_shares_split_the_wall_time() -> None:
+    assert reduce_events([step(1), step(2)]).members[0].shares == (0.75, 0.25, 0.5)
+
+
+def test_time_left_follows_the_slowest_member() -> None:
+    events: list[Event] = [
+        RunEvent(status="running", total_steps=10),
+        step(4),
+        step(4, member=1, compute=2.0, wait=0.0),
+    ]
+    assert reduce_events(events).seconds_left == pytest.approx(12.0)
+
+
+def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
+    events: list[Event] = [step(9), step(7, member=1), step(2, member=2), MemberEvent(member=2, status="lost")]
+    assert reduce_events(events).step == 7
+
+
+def test_bytes_are_not_counted_twice() -> None:
+    steps = [step(1, bytes_sent=70, bytes_received=150), step(2, bytes_sent=40, bytes_received=60)]
+        step(1, bytes_sent=70, bytes_received=150),
+        step(2, bytes_sent=40, bytes_received=60),
+        sync(1),
+    ]
+    member = reduce_events(events).members[0]
+    assert (member.bytes_sent, member.bytes_received) == (110, 210)
+
+
+def test_first_last_and_best_evaluation() -> None:
+    splits = reduce_events([evaluation(0, 1.0), evaluation(10, 0.1), evaluation(20, 0.2)]).evaluations
+    results = splits["validation"]
+    assert (results.first.step, results.best.step, results.last.step) == (0, 10, 20)
+
+
+def test_different_weights_after_one_synchronisation_are_noticed() -> None:
+    assert not reduce_events([sync(1, weight_hash="a"), sync(1, member=1, weight_hash="a")]).weights_differ
+    assert not reduce_events([sync(1, weight_hash="a"), sync(2, member=1, weight_hash="b")]).weights_differ
+    assert reduce_events([sync(1, weight_hash="a"), sync(1, member=1, weight_hash="b")]).weights_differ
+
+
+def test_a_restarted_member_begins_with_an_empty_window() -> None:
+    member = reduce_events([step(1), step(2), MemberEvent(member=0, status="started", name="a")]).members[0]
+    assert (member.window, member.status) == ((), "started")
+
+
+def test_only_the_newest_warnings_are_kept() -> None:
+    state = reduce_events([WarningEvent(message=str(n), time=float(n)) for n in range(200)])
+    assert len(state.warnings) == KEPT_WARNINGS
+    assert state.warnings[-1].message == "199"
+
+
+def test_peak_memory_does_not_fall() -> None:
+    loads = [MachineEvent(member=0, cpu_percent=1, memory_used=used, memory_total=9) for used in (3, 7, 2)]
+    member = reduce_events(loads).members[0]
+    assert (member.memory_used, member.memory_peak) == (2, 7)
+
+
+number = st.floats(0, 1e6)
+whole = st.integers(0, 1000)
+rank = st.integers(0, 3)
+text = st.text(max_size=5)
+STATUSES = ("started", "ready", "joined", "left", "lost", "done", "failed")
+MEMBER_EVENTS = st.one_of(
+    st.builds(MemberEvent, time=number, status=st.sampled_from(STATUSES), name=text, message=text),
+    st.builds(ProgressEvent, time=number, phase=text, done=whole, total=st.none() | whole),
+    st.builds(step, whole, time=number, loss=st.floats(), compute=number, wait=number, samples=whole),
+    st.builds(sync, whole, weight_hash=text),
+    st.builds(evaluation, whole, st.floats(0, 2), split=st.sampled_from(["validation", "test"])),
+    st.builds(SnapshotEvent, time=number, step=whole, path=text, bytes=whole, seconds=number),
+    st.builds(MachineEvent, time=number, cpu_percent=number, memory_used=whole, memory_total=whole),
+    st.builds(WarningEvent, time=number, message=text),
+    st.builds(ErrorEvent, time=number, message=text, hint=text),
+)
+RUN_EVENTS = st.one_of(
+    st.builds(RunEvent, time=number, status=st.sampled_from(["starting", "running", "failed"]), total_steps=whole),
+    st.builds(UnknownEvent, time=number, kind=text),
+)
+
+
+def look_at_everything(state: RunState) -> None:
+    for thing in (state, *state.members.values()):
+        for name in dir(thing):
+            getattr(thing, name)
+
+
+@given(
+    st.lists(st.one_of(MEMBER_EVENTS, RUN_EVENTS), max_size=30), st.lists(st.none() | rank, min_size=30, max_size=30)
+)
+def test_no_order_of_events_raises(events: list[Event], ranks: list[int | None]) -> None:
+    look_at_everything(reduce_events(e.model_copy(update={"member": r}) for e, r in zip(events, ranks)))
+
+
+@given(st.data())
+def test_the_order_in_which_members_are_merged_does_not_matter(data: st.DataObject) -> None:
+    streams = [
+        [event.model_copy(update={"member": member}) for event in data.draw(st.lists(MEMBER_EVENTS, max_size=6))]
+        for member in range(3)
+    ]
+    turns = [member for member, stream in enumerate(streams) for _ in stream]
+    merged = []
+    for order in (turns, data.draw(st.permutations(turns))):
+        iterators = [iter(stream) for stream in streams]
+        merged.append([next(iterators[member]) for member in order])
+    assert repr(reduce_events(merged[0])) == repr(reduce_events(merged[1]))
