@@ -98,11 +98,7 @@ def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
 
 def test_bytes_are_not_counted_twice() -> None:
     steps = [step(1, bytes_sent=70, bytes_received=150), step(2, bytes_sent=40, bytes_received=60)]
-        step(1, bytes_sent=70, bytes_received=150),
-        step(2, bytes_sent=40, bytes_received=60),
-        sync(1),
-    ]
-    member = reduce_events(events).members[0]
+    member = reduce_events([*steps, sync(1)]).members[0]
     assert (member.bytes_sent, member.bytes_received) == (110, 210)
 
 
