@@ -170,9 +170,8 @@ class StrategySettings(Section):
     def _known_codec(cls, codec: str) -> str:
         if codec in ("auto", "fp32", "bf16", "fp16", "int8", "mxfp4"):
             return codec
-        if match := re.fullmatch(r"topk:(\d*\.?\d+(?:e-?\d+)?)", codec):
-            if 0 < float(match[1]) <= 1:
-                return codec
+        if (match := re.fullmatch(r"topk:(\d*\.?\d+(?:e-?\d+)?)", codec)) and 0 < float(match[1]) <= 1:
+            return codec
         raise OptionError("codec", "one of auto, fp32, bf16, fp16, int8, mxfp4, topk:SHARE (for example topk:0.03)")
 
     @model_validator(mode="after")

@@ -1,0 +1,68 @@
+"""Start again with the project's own Python when this one lacks the packages.
+
+Standard library only, and in the syntax of Python 3.8: it runs before anything is known about the interpreter. It is
+the first import of every script a person starts::
+
+    from profiles.bootstrap import ensure_environment
+
+    ensure_environment(__file__)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+from typing import List
+
+PACKAGES = (
+    "accelerate cryptography datasets google.protobuf grpc jiwer numpy paramiko peft platformdirs psutil pydantic "
+    "questionary rich safetensors soundfile soxr textual tokenizers torch transformers typer zeroconf"
+).split()
+_RESTARTED = "MUSTER_RESTARTED"
+"""Environment variable of a restarted process, so that it never restarts once more."""
+
+
+def missing_packages() -> List[str]:
+    """Return the required packages that this interpreter cannot find (none of them is imported)."""
+    return [name for name in PACKAGES if not _is_there(name)]
+
+
+def ensure_environment(script: str) -> None:
+    """Return if this interpreter has all packages; else restart ``script`` in ``.venv``, or say what to type.
+
+    Args:
+        script: ``__file__`` of the script; ``.venv`` is looked for beside it.
+
+    Raises:
+        SystemExit: with code 2, when there is no usable ``.venv``.
+    """
+    restarted = os.environ.pop(_RESTARTED, None)
+    missing = missing_packages()
+    if sys.version_info >= (3, 10) and not missing:
+        return
+    script = os.path.abspath(script)
+    python = os.path.join(os.path.dirname(script), ".venv", "bin", "python")
+    if restarted is None and os.access(python, os.X_OK):
+        os.environ[_RESTARTED] = "1"
+        os.execv(python, [python, script, *sys.argv[1:]])
+    print(_what_to_type(os.path.dirname(script), missing), file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _what_to_type(folder: str, missing: List[str]) -> str:
+    if sys.version_info < (3, 10):
+        problem = "Muster needs Python 3.10 or newer, this is %d.%d" % sys.version_info[:2]
+    else:
+        more = ", ..." if len(missing) > 3 else ""
+        problem = "this Python lacks " + ", ".join(missing[:3]) + more
+    here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
+    return problem + "; type: " + ("make setup" if here else "make -C " + shlex.quote(folder) + " setup")
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around a dotted name
+        return False

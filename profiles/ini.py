@@ -1,0 +1,195 @@
+"""INI files, read so that every value knows its section and line, and written so that nothing else changes.
+
+The syntax is a subset of :mod:`configparser`'s: ``[section]``, ``key = value`` (or ``key: value``), comments on their
+own line after ``#`` or ``;`` and behind a value after `` #``. A value is one line; a section or a key stands once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profiles.errors import BadInput
+
+_HEADING = re.compile(r"\[(?P<name>[^\[\]]+)\]\s*(?:[#;].*)?")
+_ENTRY = re.compile(r"(?P<key>[^\s=:\[][^=:]*?)\s*[=:]\s*(?P<value>.*)")
+_COMMENT_BEHIND = re.compile(r"(?:^|\s+)#.*$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One ``key = value``."""
+
+    value: str
+    line: int
+    """Counted from 1."""
+
+
+@dataclass
+class IniSection:
+    """One ``[section]``."""
+
+    name: str
+    line: int
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+@dataclass
+class IniFile:
+    """A parsed file; sections and entries in the order of the file."""
+
+    path: Path
+    sections: dict[str, IniSection] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The path as a person would type it from here."""
+        return label_of(self.path)
+
+
+def label_of(path: Path) -> str:
+    """Return ``path`` relative to the current folder when it is inside, else as it is."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def read_ini(path: Path) -> IniFile:
+    """Read and parse a file.
+
+    Raises:
+        BadInput: missing, unreadable, not UTF-8, or not an INI file; names the line.
+    """
+    return parse_ini(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file with its line ends as they are.
+
+    Raises:
+        BadInput: missing, unreadable, or not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise BadInput(
+            f"{label_of(path)}: {error.strerror}", "give the path of an INI file that can be read"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{label_of(path)}: not UTF-8 text", "save the file as UTF-8") from error
+
+
+def parse_ini(text: str, path: Path) -> IniFile:
+    """Parse ``text``; ``path`` is for the messages and for what is relative to it.
+
+    Raises:
+        BadInput: a line that is no heading, entry or comment, or a section or key that stands twice.
+    """
+    file = IniFile(path)
+    current: IniSection | None = None
+    for number, raw in enumerate(split_lines(text), start=1):
+        line = raw.strip().removeprefix("\ufeff")
+        if not line or line[0] in "#;":
+            continue
+        if line[0] == "[":
+            current = _begin_section(file, line, number)
+        else:
+            _add_entry(file, current, line, number)
+    return file
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines with their ends; only LF, CRLF and CR end a line."""
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
+
+
+def _begin_section(file: IniFile, line: str, number: int) -> IniSection:
+    match = _HEADING.fullmatch(line)
+    name = ":".join(part.strip() for part in match["name"].split(":", 1)) if match else ""
+    if not name:
+        raise BadInput(
+            f"{file.label} line {number}: '{line}' is not a section", "write [kind:name], like [profile:demo]"
+        )
+    if name in file.sections:
+        first = file.sections[name].line
+        raise BadInput(f"{file.label} line {number}: [{name}] is there already, on line {first}", "join the two")
+    section = file.sections[name] = IniSection(name, number)
+    return section
+
+
+def _add_entry(file: IniFile, section: IniSection | None, line: str, number: int) -> None:
+    match = _ENTRY.fullmatch(line)
+    if not match:
+        raise BadInput(f"{file.label} line {number}: '{line[:60]}' is not 'key = value'", "comments begin with #")
+    if section is None:
+        raise BadInput(f"{file.label} line {number}: '{match['key']}' stands before any [section]", "move it into one")
+    if match["key"] in section.entries:
+        first = section.entries[match["key"]].line
+        message = f"{file.label} line {number} [{section.name}]: '{match['key']}' is set already, on line {first}"
+        raise BadInput(message, "keep one of the two")
+    section.entries[match["key"]] = Entry(_COMMENT_BEHIND.sub("", match["value"]).rstrip(), number)
+
+
+def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
+    """Return ``text`` with section ``name`` holding exactly ``values``.
+
+    Every byte outside the section stays; inside it comments, order and the spelling of unchanged entries stay. New
+    entries come behind the last old one; a new section comes at the end.
+    """
+    lines = split_lines(text)
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    bounds = _section_bounds(lines, name)
+    if bounds is None:
+        before = text + (end if text and not text.endswith(("\n", "\r")) else "") + (end if text else "")
+        return before + f"[{name}]{end}" + "".join(f"{key} = {value}{end}" for key, value in values.items())
+    start, stop = bounds
+    return "".join(lines[:start] + _rewritten(lines[start:stop], values, end) + lines[stop:])
+
+
+def _section_bounds(lines: list[str], name: str) -> tuple[int, int] | None:
+    """Return the lines from the heading to behind the last entry of a section."""
+    headings = [index for index, line in enumerate(lines) if line.strip().removeprefix("\ufeff").startswith("[")]
+    for index, following in zip(headings, [*headings[1:], len(lines)]):
+        parsed = parse_ini("".join(lines[index:following]), Path())
+        if name in parsed.sections:
+            last = max((entry.line for entry in parsed.sections[name].entries.values()), default=1)
+            return index, index + last
+    return None
+
+
+def _rewritten(lines: list[str], values: Mapping[str, str], end: str) -> list[str]:
+    """Return the lines of one section (heading first) with the entries changed to ``values``."""
+    (section,) = parse_ini("".join(lines), Path()).sections.values()
+    key_at = {entry.line: (key, entry.value) for key, entry in section.entries.items()}
+    kept = [lines[0] if lines[0].endswith(("\n", "\r")) else lines[0] + end]
+    for number, line in enumerate(lines[1:], start=2):
+        key, old = key_at.get(number, ("", ""))
+        if not key or values.get(key) == old:
+            kept.append(line if line.endswith(("\n", "\r")) else line + end)
+        elif key in values:
+            kept.append(f"{key} = {values[key]}{end}")
+    return kept + [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file as a whole: it holds the old or the new text, never a part.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as stream:
+            stream.write(text.encode("utf-8"))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise BadInput(f"{label_of(path)}: {error.strerror}", "choose a folder that can be written") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""The layers of a profile: which sections take part, in which order, and where every value stands.
+
+Sections inherit, later wins::
+
+    [DEFAULT] -> [dataset_defaults] -> [group:G] -> [model:M] -> [dataset:D] -> [profile:P] -> [distributed:P]
+    -> command line
+
+``group``, ``model`` and ``dataset`` say which sections take part; ``group`` may name several by comma. A model or
+data set without a section of its own is a path or a hub name. Choosing a model or data set also chooses its path, so
+``dataset = mine`` on the command line replaces a ``dataset_path`` that the profile sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.errors import BadInput
+from profiles.ini import label_of
+from profiles.library import CHOOSING, Found, Library, check_keys, unknown_option_hint
+from profiles.locations import is_location
+from profiles.options import hint_for, options_by_name
+
+_PATHS = {"model": "model_path", "dataset": "dataset_path"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from: a line of a file, the command line (no file), or the declaration (``default``)."""
+
+    section: str
+    file: Path | None = None
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{label_of(self.file)} [{self.section}] line {self.line}" if self.file else self.section
+
+    @property
+    def folder(self) -> Path:
+        """What a relative path of this origin is relative to."""
+        return self.file.parent if self.file else Path.cwd()
+
+    def describe(self, name: str, value: str) -> str:
+        """Return the start of a message about a value: ``config.ini [profile:demo] learning_rate = "fast"``."""
+        place = f"{label_of(self.file)} [{self.section}]" if self.file else self.section
+        return f'{place} {name} = "{value}"'
+
+
+COMMAND_LINE = Origin("command line")
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value as it was written, and where."""
+
+    value: str
+    origin: Origin
+
+
+Layer = dict[str, Setting]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The outcome of all layers."""
+
+    settings: Layer
+    """Options by name, those that any layer sets."""
+    references: Layer
+    """``group``, ``model`` and ``dataset``, those that are chosen."""
+
+
+def merge(library: Library, name: str, overrides: Layer) -> Merged:
+    """Merge the layers of the profile ``name``.
+
+    Raises:
+        BadInput: an unknown reference or key.
+    """
+    layers, references = _layers(library, name, overrides)
+    merged: Layer = {}
+    for layer in layers:
+        merged.update({key: setting for key, setting in layer.items() if key in options_by_name()})
+        for reference, option in _PATHS.items():
+            chosen_here = reference in layer and layer[reference] is references[reference]
+            if chosen_here and option not in layer:
+                merged.update(_path_of(library, reference, references[reference]))
+    return Merged(merged, references)
+
+
+def _layers(library: Library, name: str, overrides: Layer) -> tuple[list[Layer], Layer]:
+    """Return the layers, first to last, and the references that chose them."""
+    default, own = layer_of(library.find("DEFAULT")), layer_of(library.find("profile", name))
+    references = _references(default, own, overrides)
+    model = layer_of(_referenced(library, references, "model"))
+    references = _references(default, model, own, overrides)
+    layers = [default, layer_of(library.find("dataset_defaults"))]
+    layers += [layer_of(group) for group in _groups(library, references)]
+    layers += [model, layer_of(_referenced(library, references, "dataset")), own]
+    return [*layers, layer_of(library.find("distributed", name)), overrides], references
+
+
+def layer_of(found: Found | None) -> Layer:
+    """Return the entries of a section with their origins.
+
+    Raises:
+        BadInput: a key that does not exist there.
+    """
+    if found is None:
+        return {}
+    check_keys(found)
+    path, heading = found.file.path, found.section.name
+    return {
+        key: Setting(entry.value, Origin(heading, path, entry.line)) for key, entry in found.section.entries.items()
+    }
+
+
+def override_layer(overrides: Mapping[str, str], origin: Origin) -> Layer:
+    """Return options and references by name as a layer.
+
+    Raises:
+        BadInput: an unknown option; names the nearest.
+    """
+    for key in overrides:
+        if key not in options_by_name() and key not in CHOOSING:
+            raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, CHOOSING))
+    return {key: Setting(value.strip(), origin) for key, value in overrides.items()}
+
+
+def _references(*layers: Layer) -> Layer:
+    return {key: layer[key] for layer in layers for key in CHOOSING if key in layer}
+
+
+def _groups(library: Library, references: Layer) -> list[Found]:
+    if "group" not in references:
+        return []
+    names = [name.strip() for name in references["group"].value.split(",") if name.strip()]
+    groups = [(name, library.find("group", name)) for name in names]
+    for name, group in groups:
+        if group is None:
+            message = references["group"].origin.describe("group", references["group"].value)
+            hint = hint_for(name, library.names("group"), f"add a section [group:{name}]")
+            raise BadInput(f"{message}: there is no group '{name}'", hint)
+    return [group for _, group in groups if group is not None]
+
+
+def _referenced(library: Library, references: Layer, kind: str) -> Found | None:
+    """Return the section that a reference names; ``None`` for a path or hub name, or without a reference."""
+    setting = references.get(kind)
+    if setting is None or not setting.value:
+        return None
+    found = library.find(kind, setting.value)
+    if found is None and not is_location(setting.value, setting.origin.folder):
+        message = setting.origin.describe(kind, setting.value)
+        hint = hint_for(
+            setting.value, library.names(kind), f"write a folder, owner/name of a hub, or add [{kind}:NAME]"
+        )
+        raise BadInput(f"{message}: neither a [{kind}:NAME] section nor a path or hub name", hint)
+    return found
+
+
+def _path_of(library: Library, reference: str, setting: Setting) -> Layer:
+    """Return the path option that a chosen model or data set stands for."""
+    option = _PATHS[reference]
+    found = library.find(reference, setting.value) if setting.value else None
+    if found is None:
+        return {option: setting}
+    own = layer_of(found)
+    return {option: own[option]} if option in own else {}

@@ -1,0 +1,163 @@
+"""The INI files a profile is put together from: ``config.ini`` and the saved profiles beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profiles.errors import BadInput
+from profiles.ini import IniFile, IniSection, read_ini
+from profiles.options import hint_for, options_by_name
+
+CONFIG = Path(__file__).resolve().parent.parent / "config.ini"
+"""The shipped ``config.ini``."""
+
+REFERENCES: dict[str, frozenset[str]] = {
+    "DEFAULT": frozenset({"group", "model", "dataset"}),
+    "dataset_defaults": frozenset(),
+    "group": frozenset({"description"}),
+    "model": frozenset({"group", "description"}),
+    "dataset": frozenset({"description"}),
+    "profile": frozenset({"group", "model", "dataset", "description"}),
+    "distributed": frozenset({"description"}),
+}
+"""Kinds of section, and what each may hold beside options."""
+CHOOSING = REFERENCES["DEFAULT"]
+"""The references that choose sections: ``group``, ``model``, ``dataset``."""
+_WITHOUT_NAME = ("DEFAULT", "dataset_defaults")
+_PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if a profile may be called so: it becomes part of file names.
+
+    Raises:
+        BadInput: it may not.
+    """
+    if not _PROFILE_NAME.fullmatch(name):
+        hint = "begin with a letter or digit; then letters, digits, '.', '_' and '-', at most 64 in all"
+        raise BadInput(f"'{name}' cannot be the name of a profile", hint)
+    return name
+
+
+def saved_folder(config: Path) -> Path:
+    """Return the folder of the saved profiles that belong to ``config``."""
+    return config.parent / "profiles" / "saved"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A section and the file it stands in."""
+
+    file: IniFile
+    section: IniSection
+
+    @property
+    def place(self) -> str:
+        """File, section and line for a message."""
+        return f"{self.file.label} line {self.section.line} [{self.section.name}]"
+
+
+@dataclass
+class Library:
+    """``config.ini`` and the saved profiles; a saved file that cannot be read is kept as its error."""
+
+    config: IniFile
+    saved: list[IniFile] = field(default_factory=list)
+    broken: dict[Path, BadInput] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, config: Path | None = None) -> Library:
+        """Read all files.
+
+        Raises:
+            BadInput: ``config`` cannot be read or holds a section that does not exist.
+        """
+        main = read_ini(config or CONFIG)
+        check_headings(main, saved=False)
+        library = cls(main)
+        for path in sorted(saved_folder(main.path).glob("*.ini")):
+            try:
+                file = read_ini(path)
+                check_headings(file, saved=True)
+                library.saved.append(file)
+            except BadInput as error:
+                library.broken[path] = error
+        return library
+
+    def find(self, kind: str, name: str = "") -> Found | None:
+        """Return the section ``[kind:name]``, or ``[kind]`` without a name.
+
+        Raises:
+            BadInput: two files have it.
+        """
+        heading = f"{kind}:{name}" if name else kind
+        found = [Found(file, file.sections[heading]) for file in self.files() if heading in file.sections]
+        if len(found) > 1:
+            raise BadInput(
+                f"[{heading}] is in {found[0].file.label} and in {found[1].file.label}", "rename one of them"
+            )
+        return found[0] if found else None
+
+    def files(self) -> Iterator[IniFile]:
+        """Yield ``config.ini``, then the saved files."""
+        yield self.config
+        yield from self.saved
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of all sections of a kind, in order, each once."""
+        headings = (heading for file in self.files() for heading in file.sections)
+        return list(dict.fromkeys(heading.split(":", 1)[1] for heading in headings if heading.startswith(f"{kind}:")))
+
+
+def check_headings(file: IniFile, saved: bool) -> None:
+    """Check that every section of a file exists and has something to act on.
+
+    Raises:
+        BadInput: an unknown kind, a name missing or too much, a companion without its profile.
+    """
+    for heading, section in file.sections.items():
+        place = f"{file.label} line {section.line}"
+        kind, _, name = heading.partition(":")
+        if kind not in REFERENCES:
+            raise BadInput(f"{place}: unknown section [{heading}]", _section_hint(heading))
+        if bool(name) == (kind in _WITHOUT_NAME):
+            raise BadInput(f"{place}: [{heading}]", f"write [{kind}]" if name else f"write [{kind}:NAME]")
+        if saved and kind in _WITHOUT_NAME:
+            raise BadInput(f"{place}: [{heading}] is for config.ini only", "move its options into [profile:NAME]")
+        if kind == "profile":
+            check_name(name)
+        if kind == "distributed" and f"profile:{name}" not in file.sections:
+            profiles = [other.partition(":")[2] for other in file.sections if other.startswith("profile:")]
+            hint = hint_for(name, profiles, "remove it, or add the profile")
+            raise BadInput(f"{place}: [{heading}] has no [profile:{name}] in this file", hint)
+
+
+def check_keys(found: Found) -> None:
+    """Check that every key of a section exists there.
+
+    Raises:
+        BadInput: it does not; names the line and the nearest known key.
+    """
+    kind = found.section.name.partition(":")[0]
+    for key, entry in found.section.entries.items():
+        if key in options_by_name() or key in REFERENCES[kind]:
+            continue
+        place = f"{found.file.label} line {entry.line} [{found.section.name}]"
+        if key in REFERENCES["profile"]:
+            raise BadInput(f"{place}: '{key}' cannot be set here", "set it in [profile:NAME]")
+        raise BadInput(f"{place}: unknown option '{key}'", unknown_option_hint(key, REFERENCES[kind]))
+
+
+def unknown_option_hint(key: str, references: frozenset[str]) -> str:
+    """Return the hint for an option that does not exist."""
+    return hint_for(key, [*options_by_name(), *references], "docs/options.md lists all options")
+
+
+def _section_hint(heading: str) -> str:
+    kind, separator, name = heading.partition(":")
+    shapes = ", ".join(f"[{known}]" if known in _WITHOUT_NAME else f"[{known}:NAME]" for known in REFERENCES)
+    hint = hint_for(kind, REFERENCES, "")
+    return hint.replace("'?", f"{separator}{name}'?") if hint else f"known: {shapes}"

@@ -1,0 +1,171 @@
+"""The options as data: one :class:`OptionSpec` each, and what is told to a person whose value does not fit.
+
+Whatever shows options (command line, forms, INI comments, the reference page) draws them from :func:`options`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast, get_args, get_origin
+
+from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from profiles.schema import OptionError, Profile, Section
+
+OptionType = Literal["text", "path", "location", "flag", "integer", "number", "choice"]
+_SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One option as it was declared."""
+
+    name: str
+    section: str
+    """Field of :class:`profiles.schema.Profile` that holds it: ``model``, ``data``, ``training``, ..."""
+    type: OptionType
+    """``location`` is a path, a hub name or ``module:factory``."""
+    default: str
+    """As it would be written in an INI file."""
+    help: str
+    unit: str
+    choices: tuple[str, ...]
+    """Of a ``choice``, else empty."""
+    bounds: Mapping[str, float]
+    """Any of ``gt``, ``ge``, ``lt``, ``le``."""
+    advanced: bool
+    """Not shown in forms unless asked for."""
+
+    @property
+    def limits(self) -> str:
+        """The bounds or choices in words: ``> 0, <= 10``."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        return ", ".join(f"{_SYMBOLS[kind]} {bound:.10g}" for kind, bound in self.bounds.items())
+
+    @property
+    def about(self) -> str:
+        """Help, unit and limits in one line."""
+        unit = f"in {self.unit}" if self.unit and self.unit not in self.help else ""
+        return ", ".join(part for part in (self.help, unit, self.limits) if part)
+
+
+def as_text(value: object) -> str:
+    """Return ``value`` as an INI file would hold it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def sections() -> dict[str, type[Section]]:
+    """Return the sections of a profile by field name, in order."""
+    found = {}
+    for name, field in Profile.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found[name] = field.annotation
+    return found
+
+
+@lru_cache(maxsize=1)
+def options() -> tuple[OptionSpec, ...]:
+    """Return every option, in the order of declaration."""
+    return tuple(
+        _spec(name, section, field)
+        for section, model in sections().items()
+        for name, field in model.model_fields.items()
+    )
+
+
+@lru_cache(maxsize=1)
+def options_by_name() -> dict[str, OptionSpec]:
+    """Return the options by name; names are unique over all sections."""
+    return {spec.name: spec for spec in options()}
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that ``word`` probably stands for."""
+    by_case = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(word.casefold(), by_case, n=1)
+    return by_case[found[0]] if found else None
+
+
+def hint_for(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return ``did you mean 'x'?``, or ``otherwise`` when nothing is near."""
+    near = nearest(word, known)
+    return f"did you mean '{near}'?" if near else otherwise
+
+
+def value_errors(error: ValidationError) -> list[tuple[str, str]]:
+    """Return ``(option, problem)`` for every error pydantic found in a profile or one of its sections."""
+    return [_explain(details) for details in error.errors()]
+
+
+def check_value(name: str, value: str) -> str | None:
+    """Return what is wrong with ``value`` for the option ``name`` by itself, or ``None``."""
+    try:
+        sections()[options_by_name()[name].section].model_validate({name: value})
+    except ValidationError as error:
+        own = [_explain(details)[1] for details in error.errors() if details["loc"] == (name,)]
+        return own[0] if own else None
+    return None
+
+
+def _explain(details: ErrorDetails) -> tuple[str, str]:
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, OptionError):
+        return cause.option, cause.problem
+    name = str(details["loc"][-1])
+    spec = options_by_name().get(name)
+    if spec is None:
+        return name, details["msg"]
+    return name, f"{_problem(spec, details)} ({spec.about})"
+
+
+def _problem(spec: OptionSpec, details: ErrorDetails) -> str:
+    kind = details["type"]
+    if kind in ("greater_than", "greater_than_equal"):
+        return "too small"
+    if kind in ("less_than", "less_than_equal"):
+        return "too large"
+    if spec.type == "choice":
+        near = nearest(str(details["input"]), spec.choices)
+        return f"not a choice, did you mean '{near}'?" if near else "not a choice"
+    return {"integer": "not a whole number", "number": "not a number", "flag": "not true or false"}.get(
+        spec.type, details["msg"]
+    )
+
+
+def _spec(name: str, section: str, field: FieldInfo) -> OptionSpec:
+    extra = cast("dict[str, Any]", field.json_schema_extra)
+    annotation = field.annotation
+    return OptionSpec(
+        name=name,
+        section=section,
+        type=_type_of(annotation, extra["kind"]),
+        default=as_text(field.default),
+        help=field.description or "",
+        unit=extra["unit"],
+        choices=tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else (),
+        bounds=dict(bound for part in field.metadata if (bound := _bound(part))),
+        advanced=extra["advanced"],
+    )
+
+
+def _type_of(annotation: object, kind: str) -> OptionType:
+    if get_origin(annotation) is Literal:
+        return "choice"
+    types: dict[object, OptionType] = {bool: "flag", int: "integer", float: "number"}
+    return types.get(annotation) or cast("OptionType", kind or "text")
+
+
+def _bound(part: object) -> tuple[str, float] | None:
+    if not isinstance(part, BaseMetadata):
+        return None
+    for kind, attribute in ((Gt, "gt"), (Ge, "ge"), (Lt, "lt"), (Le, "le")):
+        if isinstance(part, kind):
+            return attribute, getattr(part, attribute)
+    return None

@@ -1,0 +1,178 @@
+"""From a profile's name to validated settings that know where every value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from profiles.errors import BadInput
+from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, merge, override_layer
+from profiles.library import Found, Library
+from profiles.locations import absolute_location, absolute_path
+from profiles.options import as_text, check_value, hint_for, options, options_by_name, sections, value_errors
+from profiles.schema import Profile
+
+NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A validated profile."""
+
+    profile: Profile
+    origins: dict[str, Origin]
+    """Of every option by name."""
+
+    def value(self, option: str) -> str:
+        """Return the value of an option as an INI file would hold it."""
+        return as_text(getattr(getattr(self.profile, options_by_name()[option].section), option))
+
+
+@dataclass(frozen=True)
+class ProfileEntry:
+    """A profile in a list."""
+
+    name: str
+    description: str
+    source: Path
+    error: str = ""
+    """Why it cannot be used; empty when it can."""
+    needs: str = ""
+    """What must be given with it (``dataset``, ``model``); empty when it is complete."""
+
+
+def load_profile(
+    name: str, overrides: Mapping[str, str] = NO_OVERRIDES, config: Path | None = None, *, complete: bool = True
+) -> Resolved:
+    """Find, merge and validate a profile.
+
+    Args:
+        overrides: options and references by name, as text (the command line's); paths relative to the current folder.
+        config: another ``config.ini``; its saved profiles are in ``profiles/saved`` beside it.
+        complete: refuse a profile that leaves its model or data set to the command line.
+
+    Raises:
+        BadInput: an unknown name, section or option, or a value that does not fit; says where and what is near.
+    """
+    resolved = resolve(Library.open(config), name, overrides)
+    missing = _needs(resolved.profile)
+    if complete and missing:
+        what = {"model": "model", "dataset": "data set"}[missing]
+        example = {"model": "--set model=FOLDER", "dataset": "--dataset FOLDER"}[missing]
+        hint = f"pass {example}, or set '{missing}' in [profile:{name}]"
+        raise BadInput(f"profile '{name}' names no {what}", hint)
+    return resolved
+
+
+def list_profiles(config: Path | None = None) -> list[ProfileEntry]:
+    """Return all profiles: those of ``config.ini``, then the saved ones, with the error of each that has one.
+
+    Raises:
+        BadInput: ``config.ini`` cannot be read.
+    """
+    library = Library.open(config)
+    entries = [_entry(library, name) for name in library.names("profile")]
+    return entries + [ProfileEntry(path.stem, "", path, str(error)) for path, error in library.broken.items()]
+
+
+def validate_config(path: Path | None = None) -> list[str]:
+    """Return every problem of ``config.ini`` and its saved profiles, one line each; empty when all is well."""
+    try:
+        library = Library.open(path)
+    except BadInput as error:
+        return [str(error)]
+    problems = [str(error) for error in library.broken.values()]
+    for file in library.files():
+        for section in file.sections.values():
+            problems += _section_problems(Found(file, section))
+    problems += [entry.error for entry in list_profiles(path) if entry.error]
+    return list(dict.fromkeys(problems))
+
+
+def profile_from_options(name: str, values: Mapping[str, Any]) -> Profile:
+    """Make a profile from options by name, without any file.
+
+    Raises:
+        BadInput: an unknown option or a value that does not fit.
+    """
+    layer = override_layer({key: as_text(value) for key, value in values.items()}, Origin("options"))
+    return _validated(name, Merged(layer, {}))
+
+
+def resolve(library: Library, name: str, overrides: Mapping[str, str]) -> Resolved:
+    """Merge and validate a profile of ``library``.
+
+    Raises:
+        BadInput: see :func:`load_profile`.
+    """
+    if library.find("profile", name) is None:
+        raise _unknown_profile(library, name)
+    merged = merge(library, name, override_layer(overrides, COMMAND_LINE))
+    profile = _validated(name, merged)
+    origins = {
+        spec.name: merged.settings[spec.name].origin if spec.name in merged.settings else DEFAULT for spec in options()
+    }
+    return Resolved(profile, origins)
+
+
+def _validated(name: str, merged: Merged) -> Profile:
+    parts: dict[str, Any] = {}
+    for field, model in sections().items():
+        values = {key: _located(key, merged.settings[key]) for key in model.model_fields if key in merged.settings}
+        try:
+            parts[field] = model.model_validate(values)
+        except ValidationError as error:
+            option, problem = value_errors(error)[0]
+            setting = merged.settings.get(option, Setting("", DEFAULT))
+            raise BadInput(f"{setting.origin.describe(option, setting.value)}: {problem}") from error
+    names = {
+        f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
+    }
+    return Profile(name=name, **names, **parts)
+
+
+def _located(key: str, setting: Setting) -> str:
+    kind = options_by_name()[key].type
+    if kind == "path":
+        return absolute_path(setting.value, setting.origin.folder)
+    return absolute_location(setting.value, setting.origin.folder) if kind == "location" else setting.value
+
+
+def _needs(profile: Profile) -> str:
+    if not profile.model.model_path:
+        return "model"
+    return "dataset" if not profile.data.dataset_path and profile.model.task != "custom" else ""
+
+
+def _entry(library: Library, name: str) -> ProfileEntry:
+    places = [file for file in library.files() if f"profile:{name}" in file.sections]
+    entries = places[-1].sections[f"profile:{name}"].entries
+    description = entries["description"].value if "description" in entries else ""
+    try:
+        return ProfileEntry(name, description, places[-1].path, needs=_needs(resolve(library, name, {}).profile))
+    except BadInput as error:
+        return ProfileEntry(name, description, places[-1].path, str(error))
+
+
+def _unknown_profile(library: Library, name: str) -> BadInput:
+    for path, error in library.broken.items():
+        if path.stem == name:
+            return error
+    known = library.names("profile")
+    return BadInput(f"there is no profile '{name}'", hint_for(name, known, f"known: {', '.join(known)}"))
+
+
+def _section_problems(found: Found) -> list[str]:
+    try:
+        layer = layer_of(found)
+    except BadInput as error:
+        return [str(error)]
+    checked = [
+        (key, setting, check_value(key, setting.value)) for key, setting in layer.items() if key in options_by_name()
+    ]
+    return [f"{setting.origin.describe(key, setting.value)}: {problem}" for key, setting, problem in checked if problem]

@@ -1,0 +1,36 @@
+"""What all tests share: one thread, no network, no traces in the home folder, lab tests only where they can run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+import pytest
+from hypothesis import settings
+
+# Before anything imports torch or transformers; inherited by the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("house", deadline=None, derandomize=True)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache() -> object:
+    """Keep caches of this session out of the user's cache folder."""
+    with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip lab tests, with the reason, where they cannot run."""
+    if sys.platform == "linux" and os.geteuid() == 0:
+        return
+    skip = pytest.mark.skip(reason="needs root on Linux: network namespaces, real sshd")
+    for item in items:
+        if "lab" in item.keywords:
+            item.add_marker(skip)
