@@ -1,0 +1,106 @@
+"""The machines of a run as data: every field, its bounds and what it means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from profiles.errors import BadInput
+
+HERE = ("localhost", "127.0.0.1", "::1")
+
+_UNSHOWN = r"/\\\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e"
+_Name = Annotated[str, StringConstraints(pattern=rf"^[^.{_UNSHOWN}][^{_UNSHOWN}]*$", max_length=64)]
+_Address = Annotated[str, StringConstraints(pattern=r"^([\w:][\w.:%-]*)?$", max_length=255)]
+_User = Annotated[str, StringConstraints(pattern=r"^([^\s@:/\x00-\x1f-][^\s@:/\x00-\x1f]*)?$", max_length=64)]
+Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=4096)]
+_Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$")]
+_Interface = Annotated[str, StringConstraints(pattern=r"^[\w.:@-]*$", max_length=64)]
+
+
+def short(text: str, limit: int = 80) -> str:
+    """Return the text, cut for a message."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a hint: the known word that was probably meant, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known: {short(', '.join(names), 200)}"
+
+
+class Machine(BaseModel):
+    """One machine. Everything but the name may be empty; ``~`` is expanded where the path is used, not here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: _Name
+    """How messages, logs and tables call the machine; unique."""
+    address: _Address = ""
+    """What one would type after ``ssh``; empty: the name."""
+    port: Annotated[int, Field(ge=1, le=65535, strict=True)] | None = None
+    """Port of its SSH server; ``None``: what ~/.ssh/config says, else 22."""
+    user: _User = ""
+    """Who logs in there; empty: what ~/.ssh/config says, else the user of this machine."""
+    key: Line = ""
+    """Private key file on this machine; empty: the agent's and the usual ones."""
+    python: Line = ""
+    """Interpreter there, or the folder of an environment; empty: Muster makes one."""
+    project_path: Line = ""
+    """Folder there to work in; empty: Muster's own cache folder."""
+    devices: tuple[_Device, ...] = ()
+    """Devices that train, one worker each; empty: the machine's best one."""
+    interface: _Interface = ""
+    """Network interface for the training traffic there; empty: the one that has the address."""
+
+    @property
+    def host(self) -> str:
+        """What SSH is told to connect to."""
+        return self.address or self.name
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the machine Muster runs on, reached without SSH."""
+        return self.host in HERE and self.port is None and not self.user
+
+    @property
+    def python_command(self) -> str:
+        """Path of the interpreter there; empty where none was chosen."""
+        if not self.python or re.match(r"python[\d.]*(\.exe)?$", self.python.rsplit("/", 1)[-1]):
+            return self.python
+        return f"{self.python.rstrip('/')}/bin/python"
+
+
+class Hosts(BaseModel):
+    """All machines of a run, the master first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machines: tuple[Machine, ...]
+    ssh_config: Line = ""
+    """OpenSSH client configuration to use instead of ~/.ssh/config."""
+
+    @property
+    def master(self) -> Machine:
+        """Rank 0; with the torch engine its store runs there."""
+        return self.machines[0]
+
+    @property
+    def workers(self) -> tuple[Machine, ...]:
+        return self.machines[1:]
+
+    def machine(self, name: str) -> Machine:
+        """Return the machine of this name.
+
+        Raises:
+            BadInput: there is none.
+        """
+        for machine in self.machines:
+            if machine.name.casefold() == name.casefold():
+                return machine
+        raise BadInput(f"no machine '{name}' in the hosts file", nearest(name, [m.name for m in self.machines]))
