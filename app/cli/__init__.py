@@ -1,0 +1,1 @@
+"""Bodies of the commands; :mod:`cli_typer` puts them together."""

@@ -1,0 +1,103 @@
+"""The process boundary: whatever a command raises becomes an exit code and one or two clear lines.
+
+With ``--json`` the same failure is the one document on stdout: ``{"error": {"message", "hint"}, "exit_code": n}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+import typer
+
+from app.console import say_error, show_json
+from profiles.errors import ExitCode, MusterError
+
+KEPT_CRASH_LOGS = 20
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
+    """Run a command line and return its exit code."""
+    as_json = "--json" in arguments
+    try:
+        result = app(args=list(arguments), prog_name=name, standalone_mode=False)
+        _flush()
+        return int(result or 0)
+    except BrokenPipeError:
+        _silence_stdout()
+        return ExitCode.DONE
+    except MusterError as error:
+        return _fail(error.message, error.hint, error.exit_code, as_json)
+    except typer.TyperException as error:
+        return _fail(*usage_error(error, name), ExitCode.BAD_INPUT, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped", "", ExitCode.STOPPED, as_json)
+    except Exception as error:  # noqa: BLE001 - the process boundary: a person gets one line, the log gets the rest
+        line = f"unexpected {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        return _fail(line[:500], f"the traceback is in {save_traceback()}", ExitCode.RUN_FAILED, as_json)
+
+
+def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
+    """Return message and hint for wrong use, in one line each."""
+    message = " ".join(error.format_message().split())
+    near = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else name
+    helps = f"{command} --help lists what can be given"
+    if near:
+        return message[: near.start()].rstrip(" ."), near.group(1)
+    return message.rstrip("."), helps
+
+
+def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:
+    try:
+        if as_json:
+            show_json({"error": {"message": message, "hint": hint}, "exit_code": int(code)})
+        else:
+            say_error(message, hint)
+    except BrokenPipeError:
+        _silence_stdout()
+    return int(code)
+
+
+def save_traceback() -> Path:
+    """Write the traceback of the current exception into the user's log folder and return the file's path."""
+    try:
+        folder = Path(platformdirs.user_log_dir("muster", ensure_exists=True))
+        _forget_old(folder)
+        return _write_traceback(folder)
+    except OSError:
+        return _write_traceback(Path(tempfile.gettempdir()))
+
+
+def _write_traceback(folder: Path) -> Path:
+    prefix = time.strftime("crash-%Y%m%d-%H%M%S-")
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(traceback.format_exc())
+    return Path(name)
+
+
+def _forget_old(folder: Path) -> None:
+    for path in sorted(folder.glob("crash-*.log"))[: -KEPT_CRASH_LOGS + 1]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's own flush at exit go nowhere, so that a closed pipe stays quiet."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.close(descriptor)

@@ -1,0 +1,203 @@
+"""``distributed-train --dry-run``: a few real steps of the real run, and what was measured in them.
+
+The run goes into a temporary folder that is removed. Features that were computed stay in the cache, where the real run
+finds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.cli.local_run import StartRun, run_to_end
+from app.cli.train import TrainRequest, plan_of, title_of
+from app.console import bytes_text, duration_text, say_error, show_json, show_line
+from app.progress import progress_for
+from app.run_state import RunState
+from profiles.errors import BadInput, ExitCode
+from profiles.schema import Profile
+from training.events import Event, StepEvent, SyncEvent
+from training.plan import RunPlan
+from training.run_folder import RunFolder
+
+STEPS = 6
+INNER_STEPS = 3
+"""Inner steps of a rehearsal's DiLoCo round, so that two rounds are measured."""
+EVALUATED = 8
+"""Samples of each evaluation split: enough to see that evaluation works."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of a rehearsal. The first step of every member, which warms up, is left out."""
+
+    strategy: str
+    engine: str
+    workers: int
+    steps: int
+    seconds_per_step: float
+    """Wall time of a step of the real run; with DiLoCo the wait of a round is spread over ``sync_interval`` steps."""
+    samples_per_second: float
+    compute_share: float
+    wait_share: float
+    transfer_share: float
+    bytes_per_sync: float
+    """Sent and received by one member in one synchronisation (all-reduce: in one step)."""
+    steps_between_syncs: int
+    memory_peak: int
+    """Bytes of the largest worker process."""
+    device_memory_peak: int | None
+    total_steps: int
+    """Steps of the whole run."""
+
+    @property
+    def seconds_total(self) -> float:
+        """Estimated training time of the whole run, evaluations not counted."""
+        return self.total_steps * self.seconds_per_step
+
+
+class Recorder:
+    """Collects what the figures are made of."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, list[StepEvent]] = defaultdict(list)
+        self.syncs: list[SyncEvent] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            self.steps[event.member or 0].append(event)
+        elif isinstance(event, SyncEvent):
+            self.syncs.append(event)
+
+
+def rehearse(request: TrainRequest, start_run: StartRun) -> ExitCode:
+    """Carry out ``--dry-run``.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    if request.resume:
+        raise BadInput("--dry-run and --resume do not go together", "rehearse with the profile instead")
+    plan = plan_of(request)
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory(prefix="muster-dry-run-") as temporary:
+        short = shortened(plan)
+        folder = RunFolder.create(Path(temporary), short, list(request.command))
+        progress = progress_for(f"dry run · {title_of(plan)}")
+        ended = run_to_end(short, folder, progress, listener=recorder, start_run=start_run)
+    if ended.status != "completed":
+        return _tell_failure(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
+    measured = measure(plan, recorder, ended.state)
+    if request.as_json:
+        show_json({**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, "exit_code": 0})
+    else:
+        for line in lines(measured):
+            show_line(line)
+    return ExitCode.DONE
+
+
+def shortened(plan: RunPlan) -> RunPlan:
+    """Return the plan of the rehearsal: the same model, data, batches and members, a few steps."""
+    profile = plan.profile
+    limit = profile.data.max_eval_samples
+    changes = {
+        "training": {"max_steps": STEPS},
+        "evaluation": {"eval_before": False, "eval_interval": 0},
+        "snapshot": {"snapshot_interval": 0},
+        "strategy": {"sync_interval": min(INNER_STEPS, profile.strategy.sync_interval)},
+        "data": {"max_eval_samples": min(limit, EVALUATED) if limit else EVALUATED},
+    }
+    sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
+    return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
+
+
+def measure(plan: RunPlan, recorder: Recorder, state: RunState) -> Measured:
+    """Turn the events of a rehearsal into figures of the run it stands for.
+
+    Raises:
+        BadInput: there was not a single step.
+    """
+    warm = [steps[1:] or steps for steps in recorder.steps.values()]
+    if not warm:
+        raise BadInput("the rehearsal made no step", "give more training data, or a smaller batch_size")
+    is_periodic = plan.profile.strategy.strategy == "diloco" and plan.world_size > 1
+    interval = plan.profile.strategy.sync_interval if is_periodic else 1
+    compute = max(statistics.median(step.compute for step in steps) for steps in warm)
+    wait, transfer, traffic = _per_sync(recorder, warm, is_periodic)
+    seconds = compute + wait / interval
+    samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
+    members = state.members.values()
+    device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
+    return Measured(
+        strategy=plan.profile.strategy.strategy,
+        engine=plan.engine,
+        workers=plan.world_size,
+        steps=state.step,
+        seconds_per_step=seconds,
+        samples_per_second=samples / seconds if seconds else 0.0,
+        compute_share=compute / seconds if seconds else 0.0,
+        wait_share=wait / interval / seconds if seconds else 0.0,
+        transfer_share=min(1.0, transfer / interval / seconds) if seconds else 0.0,
+        bytes_per_sync=traffic,
+        steps_between_syncs=interval,
+        memory_peak=max((member.memory_peak for member in members), default=0),
+        device_memory_peak=max(device_peaks, default=None),
+        total_steps=total_steps(plan.profile, recorder),
+    )
+
+
+def _per_sync(recorder: Recorder, warm: list[list[StepEvent]], is_periodic: bool) -> tuple[float, float, float]:
+    """Return wait and transfer in seconds, and the bytes of one member, of one synchronisation."""
+    if is_periodic and recorder.syncs:
+        return (
+            statistics.median(sync.wait for sync in recorder.syncs),
+            statistics.median(sync.seconds for sync in recorder.syncs),
+            statistics.median(sync.bytes_sent + sync.bytes_received for sync in recorder.syncs),
+        )
+    # The fastest member waits for the others too; the slowest one's wait is what the exchange itself costs.
+    slowest = max(warm, key=lambda steps: statistics.median(step.compute for step in steps))
+    return (
+        statistics.median(step.wait for step in slowest),
+        statistics.median(step.transfer for step in slowest),
+        statistics.median(step.bytes_sent + step.bytes_received for step in slowest),
+    )
+
+
+def total_steps(profile: Profile, recorder: Recorder) -> int:
+    """Return the steps of the whole run: as set, or from the epochs and the part of one that a step took."""
+    if profile.training.max_steps:
+        return profile.training.max_steps
+    last = max((steps[-1] for steps in recorder.steps.values()), key=lambda step: step.step)
+    return max(1, math.ceil(profile.training.epochs * last.step / last.epoch)) if last.epoch > 0 else last.step
+
+
+def lines(measured: Measured) -> list[str]:
+    """Return the figures for a person."""
+    every = "a step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
+    exchange = f"{bytes_text(measured.bytes_per_sync)} a member every {every}" if measured.workers > 1 else "none"
+    device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
+    return [
+        "",
+        f"Dry run: {measured.steps} real steps of {measured.workers} x {measured.strategy} over {measured.engine}",
+        f"step          {measured.seconds_per_step:.3f} s, {measured.samples_per_second:.1f} samples/s",
+        f"of which      compute {measured.compute_share:.0%}, exposed wait {measured.wait_share:.0%}, "
+        f"transfer {measured.transfer_share:.0%} (hidden or not)",
+        f"exchange      {exchange}",
+        f"memory        {bytes_text(measured.memory_peak)} in the largest worker{device}",
+        f"whole run     {measured.total_steps} steps, about {duration_text(measured.seconds_total)} "
+        "plus start and evaluations",
+        "Nothing was kept.",
+    ]
+
+
+def _tell_failure(message: str, hint: str, code: ExitCode, as_json: bool) -> ExitCode:
+    if as_json:
+        show_json({"error": {"message": message, "hint": hint}, "exit_code": int(code)})
+    else:
+        say_error(message, hint)
+    return code

@@ -1,0 +1,213 @@
+"""The commands as typer sees them. Bodies are imported when their command runs, so that ``--help`` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.boundary import run_app
+from app.cli.option_flags import merged_overrides, show_all_help, with_option_flags
+from profiles.errors import ExitCode
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")]
+RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")]
+Setting = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
+]
+ModelReference = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
+]
+OUTPUT = Path("output")
+
+
+def _app(**settings: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="rich", **settings)
+
+
+app = _app(help="Train one model on the machines you already own.")
+runs = _app(help="List, show, compare and clean runs.")
+profiles = _app(help="List, show and check profiles.")
+app.add_typer(runs, name="runs", invoke_without_command=True)
+app.add_typer(profiles, name="profiles", invoke_without_command=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata  # slow, and --help does not need it
+
+        try:
+            version = importlib.metadata.version("muster-train")
+        except importlib.metadata.PackageNotFoundError:  # started from a folder that was never installed
+            version = "unknown"
+        typer.echo(f"muster {version}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train one model on the machines you already own."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
+
+
+@app.command("distributed-train")
+@with_option_flags
+def distributed_train(
+    flags: dict[str, str],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")] = "",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Model of config.ini, folder or hub name.")
+    ] = "",
+    dataset: Annotated[
+        str, typer.Option("--dataset", metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
+    ] = "",
+    settings: Setting = [],  # noqa: B006 - typer copies it
+    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Go on with a stopped run.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Really run a few steps, print what they cost, keep nothing.")
+    ] = False,
+    as_json: Json = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=show_all_help, is_eager=True, help="Help with the advanced options.")
+    ] = False,
+) -> ExitCode:
+    """Train a model with the workers of this machine, live progress, and a result to use."""
+    from app.cli.train import TrainRequest
+    from app.cli.train import distributed_train as run
+
+    references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
+    overrides = merged_overrides(settings, flags, references)
+    return run(TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv)))
+
+
+@app.command()
+def transcribe(
+    model: ModelReference,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Sound files.")],
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Write down what is said in sound files."""
+    from app.cli.models import transcribe_command
+
+    return transcribe_command(output, model, files, as_json)
+
+
+@app.command()
+def evaluate(
+    model: ModelReference,
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder or hub name.")],
+    split: Annotated[str, typer.Option("--split", help="Part of the data set.")] = "test",
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Measure WER and CER of a model on a data set."""
+    from app.cli.models import evaluate_command
+
+    return evaluate_command(output, model, dataset, split, as_json)
+
+
+@runs.callback()
+def runs_root(context: typer.Context, output: Output = OUTPUT, as_json: Json = False) -> ExitCode | None:
+    """List, show, compare and clean runs."""
+    return runs_list(output, as_json) if context.invoked_subcommand is None else None
+
+
+@runs.command("list")
+def runs_list(output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+    """List the runs, newest first."""
+    from app.cli.runs import list_command
+
+    return list_command(output, as_json)
+
+
+@runs.command("show")
+def runs_show(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+    """Show one run: how it went and what it reached."""
+    from app.cli.runs import show_command
+
+    return show_command(output, run, as_json)
+
+
+@runs.command("compare")
+def runs_compare(
+    references: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs, as for 'show'.")],
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Put runs side by side: what differs in their settings, and their metrics."""
+    from app.cli.runs import compare_command
+
+    return compare_command(output, references, as_json)
+
+
+@runs.command("clean")
+def runs_clean(
+    older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="By age.")] = None,
+    statuses: Annotated[
+        list[str],
+        typer.Option("--status", help="completed, failed, cancelled, interrupted or damaged; may be repeated."),
+    ] = [],  # noqa: B006 - typer copies it
+    keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N runs.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Remove runs after showing which; all conditions given must hold, and a live run is never touched."""
+    from app.cli.runs import clean_command
+
+    return clean_command(output, older_than, statuses, keep, yes, as_json)
+
+
+@profiles.callback()
+def profiles_root(context: typer.Context, as_json: Json = False) -> ExitCode | None:
+    """List, show and check profiles."""
+    return profiles_list(as_json) if context.invoked_subcommand is None else None
+
+
+@profiles.command("list")
+def profiles_list(as_json: Json = False) -> ExitCode:
+    """List the profiles of config.ini and the saved ones."""
+    from app.cli.profile_commands import list_command
+
+    return list_command(as_json)
+
+
+@profiles.command("show")
+def profiles_show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")],
+    settings: Setting = [],  # noqa: B006 - typer copies it
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value came from.")] = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """Show every value of a profile."""
+    from app.cli.profile_commands import show_command
+
+    return show_command(name, merged_overrides(settings, {}, {}), origin, as_json)
+
+
+@profiles.command("validate")
+def profiles_validate(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Another config.ini.")] = None,
+    as_json: Json = False,
+) -> ExitCode:
+    """Check config.ini and the saved profiles."""
+    from app.cli.profile_commands import validate_command
+
+    return validate_command(file, as_json)
+
+
+def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
+    """Run one command line and return its exit code."""
+    return run_app(app, arguments, name)

@@ -1,0 +1,201 @@
+"""``runs list|show|compare|clean``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from app.console import bytes_text, command_line, duration_text, say, show, show_json, show_line, visible
+from app.figures import state_document
+from app.report import evaluation_lines
+from app.run_state import RunState, reduce_events
+from distributed.runs import (
+    RunSummary,
+    compare,
+    find_run,
+    list_runs,
+    remove_run,
+    size_of,
+    summarise,
+    to_clean,
+)
+from profiles.errors import BadInput, ExitCode
+from training.run_folder import RunFolder
+
+
+def list_command(output: Path, as_json: bool) -> ExitCode:
+    """Show all runs of a folder."""
+    runs = list_runs(output)
+    if as_json:
+        show_json([_summary_document(run) for run in runs])
+    elif not runs:
+        say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
+    else:
+        show(_table(runs))
+    return ExitCode.DONE
+
+
+def show_command(output: Path, reference: str, as_json: bool) -> ExitCode:
+    """Show everything about one run."""
+    path = find_run(output, reference)
+    folder = RunFolder.open(path)
+    run, state = summarise(path), reduce_events(folder.events())
+    if as_json:
+        details = folder.metadata.model_dump()
+        show_json({**details, **_summary_document(run), "state": state_document(state), "bytes": size_of(path)})
+    else:
+        for line in _details(run, folder, state):
+            show_line(line)
+    return ExitCode.DONE
+
+
+def compare_command(output: Path, references: Sequence[str], as_json: bool) -> ExitCode:
+    """Put runs side by side."""
+    table = compare([summarise(find_run(output, reference)) for reference in references])
+    ids = [run.run_id for run in table.runs]
+    if as_json:
+        rows = {"settings": table.settings, "metrics": table.metrics}
+        show_json({"runs": ids, **{kind: {k: list(v) for k, v in part.items()} for kind, part in rows.items()}})
+        return ExitCode.DONE
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("")
+    for run_id in ids:
+        shown.add_column(run_id, justify="right")
+    for part in (table.settings, table.metrics):
+        for name, values in part.items():
+            shown.add_row(Text(visible(name)), *[Text(_value(value)) for value in values])
+        shown.add_row()
+    show(shown)
+    return ExitCode.DONE
+
+
+def clean_command(
+    output: Path,
+    older_than_days: float | None,
+    statuses: Sequence[str],
+    keep: int | None,
+    yes: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Remove runs, after showing which.
+
+    Raises:
+        BadInput: no condition, or nobody there to confirm and no ``--yes``.
+    """
+    runs = to_clean(list_runs(output), older_than_days=older_than_days, statuses=statuses, keep=keep)
+    if not as_json and not runs:
+        say("nothing to remove")
+    elif not as_json:
+        show(_table(runs, with_size=True))
+    if runs and not yes and not _confirmed(len(runs)):
+        say("nothing was removed")
+        runs = []
+    freed = sum(size_of(run.path) for run in runs)
+    for run in runs:
+        remove_run(output, run)
+    if as_json:
+        show_json({"removed": [run.run_id for run in runs], "bytes": freed})
+    elif runs:
+        show_line(f"removed {len(runs)} runs, {bytes_text(freed)}")
+    return ExitCode.DONE
+
+
+def _confirmed(count: int) -> bool:
+    if not sys.stdin.isatty():
+        raise BadInput(f"{count} runs would be removed and nobody is there to confirm", "look, then repeat with --yes")
+    say(f"remove these {count} runs for good? [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _summary_document(run: RunSummary) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "path": str(run.path),
+        "status": run.status,
+        "live": run.live,
+        "damage": run.damage,
+        "profile": run.profile,
+        "start_time": run.metadata.start_time if run.metadata else None,
+        "seconds": run.seconds,
+        "strategy": run.metadata.strategy if run.metadata else None,
+        "workers": len(run.metadata.hosts) if run.metadata else None,
+        "metrics": run.metadata.metrics if run.metadata else {},
+    }
+
+
+def _table(runs: Sequence[RunSummary], with_size: bool = False) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "profile", "status", "started", "took", "workers", "strategy", "result"):
+        table.add_column(name, no_wrap=name != "result", overflow="fold")
+    if with_size:
+        table.add_column("size", justify="right")
+    for run in runs:
+        cells = _cells(run) + ([bytes_text(size_of(run.path))] if with_size else [])
+        table.add_row(*[Text(visible(cell)) for cell in cells])
+    return table
+
+
+def _cells(run: RunSummary) -> list[str]:
+    started = f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
+    metadata = run.metadata
+    if metadata is None:
+        return [run.run_id, run.profile, run.status, started, "-", "-", "-", run.damage]
+    took, workers = duration_text(run.seconds), str(len(metadata.hosts))
+    result = metadata.error_message or _headline_of(metadata.metrics)
+    return [
+        run.run_id,
+        run.profile,
+        run.status,
+        started,
+        took,
+        workers,
+        metadata.strategy,
+        result,
+    ]
+
+
+def _headline_of(metrics: dict[str, Any]) -> str:
+    after = metrics.get("after")
+    if not isinstance(after, dict):
+        return ""
+    parts = []
+    for split, values in after.items():
+        if isinstance(values, dict) and values:
+            name = "wer" if "wer" in values else next(iter(values))
+            parts.append(f"{split} {name} {_value(values[name])}")
+    return ", ".join(parts)
+
+
+def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
+    metadata = folder.metadata
+    step = f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step)
+    lines = [
+        f"run       {metadata.run_id} ({run.status}, attempt {metadata.attempt})",
+        f"profile   {metadata.profile}",
+        f"model     {metadata.model}",
+        f"data      {metadata.dataset}",
+        f"strategy  {metadata.strategy} over {metadata.engine}, {len(metadata.hosts)} workers",
+        f"started   {metadata.start_time}, took {duration_text(run.seconds)}",
+        f"steps     {step}",
+        f"folder    {run.path}, {bytes_text(size_of(run.path))}",
+    ]
+    if metadata.strategy_reason:
+        lines.insert(5, f"why       {metadata.strategy_reason}")
+    if metadata.error_message:
+        lines.append(f"error     {metadata.error_message}")
+    lines += evaluation_lines(state)
+    lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
+    if run.status in ("interrupted", "cancelled", "failed") and state.snapshot_step is not None:
+        lines.append(f"resume    {command_line('distributed-train', '--resume', metadata.run_id)}")
+    return [visible(line) for line in lines]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else visible(value)

@@ -1,0 +1,103 @@
+"""``distributed-train``: start, resume or rehearse a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.cli.local_run import StartRun, run_to_end
+from app.console import command_line, say, say_error, show_json, show_line
+from app.progress import progress_for
+from app.report import Ended, completed_lines, document, failure_hint, stopped_line
+from app.run_state import reduce_events
+from distributed.runs import find_run
+from profiles.errors import BadInput, ExitCode
+from profiles.resolve import load_profile
+from training.local_run import LocalRun, plan_local_run
+from training.plan import RunPlan
+from training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What was asked for on the command line."""
+
+    profile: str = ""
+    overrides: dict[str, str] = field(default_factory=dict)
+    """Options and references by name, as text."""
+    resume: str = ""
+    dry_run: bool = False
+    as_json: bool = False
+    command: tuple[str, ...] = ()
+    """The command line, for the run's metadata."""
+
+
+def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
+    """Carry out ``distributed-train``.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    if request.dry_run:
+        from app.cli.dry_run import rehearse
+
+        return rehearse(request, start_run)
+    plan, folder = _resumed(request) if request.resume else _new(request)
+    earlier = reduce_events(folder.events())
+    ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
+    _tell(ended, request.as_json)
+    return ended.exit_code
+
+
+def plan_of(request: TrainRequest) -> RunPlan:
+    """Resolve the profile and plan a new local run.
+
+    Raises:
+        BadInput: no profile, or one that cannot be used.
+    """
+    if not request.profile:
+        raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
+    profile = load_profile(request.profile, request.overrides).profile
+    return plan_local_run(profile, profile.run.workers)
+
+
+def title_of(plan: RunPlan) -> str:
+    """Return what runs, in one line."""
+    workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
+    return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
+
+
+def _new(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
+    plan = plan_of(request)
+    output = Path(plan.profile.run.output_dir)
+    return plan, RunFolder.create(output, plan, list(request.command))
+
+
+def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
+    """Hold the run to resume; it goes on exactly as it was planned."""
+    changes = {name: value for name, value in request.overrides.items() if name != "output_dir"}
+    path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
+    earlier = RunFolder.open(path)
+    plan, profile = earlier.plan(), earlier.metadata.profile
+    if request.profile and request.profile != profile:
+        raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
+    if changes:
+        names = ", ".join(changes)
+        raise BadInput(f"--resume goes on as planned and takes no other {names}", "leave it out, or start a new run")
+    if earlier.metadata.status == "completed":
+        hint = f"{command_line('runs', 'show', plan.run_id)} shows its result"
+        raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
+    plan = plan.model_copy(update={"resume": True, "hub_address": ""})
+    return plan, RunFolder.resume(path, plan, list(request.command))
+
+
+def _tell(ended: Ended, as_json: bool) -> None:
+    if as_json:
+        show_json(document(ended))
+    elif ended.status == "completed":
+        for line in completed_lines(ended):
+            show_line(line)
+    if ended.status == "cancelled":
+        say(stopped_line(ended))
+    elif ended.status == "failed" and not as_json:
+        say_error(ended.message, failure_hint(ended))

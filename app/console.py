@@ -1,0 +1,107 @@
+"""The one module that writes to the terminal: diagnostics to stderr, data to stdout.
+
+Text that comes from outside (names, messages, transcripts) passes through :func:`visible`, so that escape codes in it
+are shown and never obeyed; markup is never parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
+
+
+def visible(text: object) -> str:
+    """Return ``text`` in one line with every control or direction-changing character written out."""
+    return "".join(character if character.isprintable() else _written_out(character) for character in str(text))
+
+
+def _written_out(character: str) -> str:
+    return " " if character in "\n\t" else character.encode("unicode_escape").decode()
+
+
+@lru_cache(maxsize=1)
+def diagnostics() -> Console:
+    """Return the console on stderr; colours only on a terminal and without NO_COLOR."""
+    from rich.console import Console  # 0.1 s, not needed for plain data
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def interactive() -> bool:
+    """Whether a person watches stderr on a terminal that can move its cursor."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "")
+
+
+def say(text: str) -> None:
+    """Write one plain line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_error(message: str, hint: str = "") -> None:
+    """Write what went wrong and what to do about it to stderr."""
+    for label, text, style in (("error", message, "bold red"), ("hint", hint, "cyan")):
+        if not text:
+            continue
+        if interactive():
+            from rich.text import Text
+
+            line = Text.assemble((f"{label}:", style), " ", visible(text))
+            diagnostics().print(line, soft_wrap=True)
+        else:
+            say(f"{label}: {visible(text)}")
+
+
+def show(content: RenderableType) -> None:
+    """Write data a person asked for to stdout."""
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(content)
+
+
+def show_line(text: str) -> None:
+    """Write one line of data to stdout, as it is."""
+    print(text, flush=True)
+
+
+def show_json(document: Any) -> None:
+    """Write the one JSON document of a ``--json`` command to stdout."""
+    from training.run_metadata import finite  # loads pydantic, which --help can do without
+
+    json.dump(finite(document), sys.stdout, indent=2, ensure_ascii=True, allow_nan=False, default=str)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def command_line(*arguments: str) -> str:
+    """Return what to type to run this program with ``arguments``, from the current folder."""
+    here = os.path.relpath(SCRIPT)
+    script = str(SCRIPT) if here.startswith("..") else here
+    return shlex.join(["python3", script, *arguments])
+
+
+def bytes_text(count: float) -> str:
+    """``12.3 MB``, decimal."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration_text(seconds: float | None) -> str:
+    """``1:02:03`` or ``2:03``; ``-`` if unknown."""
+    if seconds is None or seconds != seconds or seconds in (float("inf"), float("-inf")):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,99 @@
+"""How figures of a run are put in words: shared by the display, the report and the lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.run_state import Result, RunState, SplitResults
+
+_RATES = ("wer", "cer", "accuracy")
+"""Metrics that are shares of one and read best as per cent."""
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
+    if value is None or value != value:
+        return "-"
+    return f"{value * 100:.1f} %" if name in _RATES else f"{value:.4g}"
+
+
+def metric_label(name: str) -> str:
+    """``WER`` for ``wer``; other names as they are."""
+    return name.upper() if name in ("wer", "cer") else name
+
+
+def metrics_of(result: Result) -> dict[str, float]:
+    """Metrics of an evaluation, error rates first, the loss last."""
+    every: dict[str, float] = dict(result.metrics)
+    if result.loss is not None:
+        every["loss"] = result.loss
+    first = [name for name in _RATES if name in every]
+    rest = sorted(name for name in every if name not in _RATES and name != "loss")
+    last = ["loss"] if "loss" in every else []
+    return {name: every[name] for name in (*first, *rest, *last)}
+
+
+def headline(results: SplitResults, split: str) -> str:
+    """``WER on validation: 98.1 % -> 12.3 % (step 400)``: the most telling metric of a split, first and last."""
+    last = metrics_of(results.last)
+    if not last:
+        return f"{split}: evaluated at step {results.last.step}"
+    name = next(iter(last))
+    now = metric_text(name, last[name])
+    label = f"{metric_label(name)} on {split}"
+    if results.first is results.last:
+        return f"{label}: {now} (step {results.last.step})"
+    before = metric_text(name, metrics_of(results.first).get(name))
+    return f"{label}: {before} -> {now} (step {results.last.step})"
+
+
+def state_document(state: RunState) -> dict[str, object]:
+    """Return the state as JSON-able data, for ``--json``."""
+    return {
+        "status": state.status,
+        "step": state.step,
+        "total_steps": state.total_steps,
+        "samples_per_second": state.samples_per_second,
+        "seconds_left": state.seconds_left,
+        "snapshot_step": state.snapshot_step,
+        "weights_differ": state.weights_differ,
+        "members": [_member_document(state, rank) for rank in state.members],
+        "evaluations": evaluations_document(state),
+        "warnings": [{"member": w.member, "message": w.message, "time": w.time} for w in state.warnings],
+        "errors": [{"member": e.member, "message": e.message, "hint": e.hint} for e in state.errors],
+    }
+
+
+def evaluations_document(state: RunState) -> dict[str, dict[str, Mapping[str, object]]]:
+    """Return first, best and last evaluation of every split."""
+    return {
+        split: {
+            which: {"step": result.step, "samples": result.samples, **metrics_of(result)}
+            for which, result in (("first", results.first), ("best", results.best), ("last", results.last))
+        }
+        for split, results in state.evaluations.items()
+    }
+
+
+def _member_document(state: RunState, rank: int) -> dict[str, object]:
+    member = state.members[rank]
+    compute, wait, transfer = member.shares
+    return {
+        "rank": rank,
+        "name": member.name,
+        "device": member.device,
+        "status": member.status,
+        "step": member.step,
+        "loss": member.loss,
+        "learning_rate": member.learning_rate,
+        "samples_per_second": member.samples_per_second,
+        "compute_share": compute,
+        "wait_share": wait,
+        "transfer_share": transfer,
+        "bytes_sent": member.bytes_sent,
+        "bytes_received": member.bytes_received,
+        "synchronisations": member.syncs,
+        "weight_hash": member.last_sync.weight_hash if member.last_sync else "",
+        "memory_peak": member.memory_peak,
+        "device_memory_peak": member.device_memory_peak,
+    }

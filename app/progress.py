@@ -1,0 +1,204 @@
+"""What a person sees of a running run, on stderr: a live picture on a terminal, plain lines elsewhere.
+
+Both are readers of :class:`app.run_state.RunState`; neither ever disturbs the run, whatever happens to the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from app.console import diagnostics, duration_text, interactive, say, visible
+from app.figures import headline
+from app.run_state import RunState, apply
+from training.events import (
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    WarningEvent,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from typing_extensions import Self
+
+PAINTS_PER_SECOND = 4
+PLAIN_INTERVAL = 10.0
+"""Seconds between two plain lines of the same kind."""
+PLAIN_BURST = 12
+"""Plain lines about warnings and changes in one interval; what is more is only counted."""
+
+Clock = Callable[[], float]
+
+
+class Progress(Protocol):
+    """Shows a run; a context manager around it."""
+
+    state: RunState
+
+    def __call__(self, event: Event) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def progress_for(title: str, state: RunState | None = None) -> Progress:
+    """Return the display that fits where stderr goes.
+
+    Args:
+        title: what is running, in one line.
+        state: the state so far, for a run that is resumed.
+    """
+    shown = state or RunState()
+    return LiveProgress(title, shown, diagnostics()) if interactive() else PlainProgress(title, shown)
+
+
+class LiveProgress:
+    """A picture that is painted at most four times a second, by a thread of its own."""
+
+    def __init__(self, title: str, state: RunState, console: Console) -> None:
+        self.state = state
+        self._title = title
+        self._console = console
+        self._live: Live | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+
+    def __enter__(self) -> Self:
+        from rich.live import Live
+
+        from app.run_view import RunView
+
+        self._live = Live(
+            console=self._console,
+            get_renderable=lambda: RunView(self._title, self.state),
+            refresh_per_second=PAINTS_PER_SECOND,
+            redirect_stdout=False,
+        )
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone; the run is not
+                self._live.stop()
+
+
+class PlainProgress:
+    """Lines for logs and pipes: no escape codes, and a bounded number of them."""
+
+    def __init__(
+        self, title: str, state: RunState, write: Callable[[str], None] = say, clock: Clock = time.monotonic
+    ) -> None:
+        self.state = state
+        self._title = title
+        self._write = write
+        self._clock = clock
+        self._start = clock()
+        self._due: dict[str, float] = {}
+        self._window = (self._start, 0)
+        self._dropped = 0
+
+    def __enter__(self) -> Self:
+        self._line(self._title)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tell_dropped()
+
+    def __call__(self, event: Event) -> None:
+        before = self.state
+        self.state = apply(before, event)
+        match event:
+            case StepEvent():
+                if self._is_due("step") and self.state.step > 0:
+                    self._line(step_line(self.state))
+            case ProgressEvent():
+                finished = event.total is not None and event.done >= event.total
+                if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
+                    self._line(f"{event.phase}: {event.done}" + (f"/{event.total}" if event.total else ""))
+            case EvaluationEvent():
+                self._line(headline(self.state.evaluations[event.split], event.split))
+            case SnapshotEvent():
+                if event.step != before.snapshot_step:
+                    self._bounded(f"snapshot of step {event.step} written")
+            case _:
+                text = change_line(before, event)
+                if text:
+                    self._bounded(text)
+
+    def _is_due(self, kind: str, once: bool = False) -> bool:
+        now = self._clock()
+        if now < self._due.get(kind, now):
+            return False
+        self._due[kind] = float("inf") if once else now + PLAIN_INTERVAL
+        return True
+
+    def _bounded(self, text: str) -> None:
+        now = self._clock()
+        start, count = self._window
+        if now - start >= PLAIN_INTERVAL:
+            self._tell_dropped()
+            start, count = now, 0
+        self._window = (start, count + 1)
+        if count < PLAIN_BURST:
+            self._line(text)
+        else:
+            self._dropped += 1
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            self._line(f"... and {self._dropped} more messages; they are in events.jsonl")
+            self._dropped = 0
+
+    def _line(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more; the run goes on
+            self._write(f"[{duration_text(self._clock() - self._start)}] {visible(text)}")
+
+
+def step_line(state: RunState) -> str:
+    """``step 420/1400, loss 0.83, 152.3 samples/s, 1:23 left``."""
+    losses = [member.loss for member in state.members.values() if member.loss is not None]
+    total = f"/{state.total_steps}" if state.total_steps else ""
+    parts = [f"step {state.step}{total}"]
+    if losses:
+        parts.append(f"loss {sum(losses) / len(losses):.4g}")
+    parts.append(f"{state.samples_per_second:.1f} samples/s")
+    if state.seconds_left is not None:
+        parts.append(f"{duration_text(state.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def change_line(before: RunState, event: Event) -> str:
+    """Return what an event changes for a person, or nothing."""
+    match event:
+        case RunEvent():
+            changed = event.status != before.status or before.started is None
+            return f"run {event.status}" + (f": {event.message}" if event.message else "") if changed else ""
+        case MemberEvent():
+            where = f" on {event.device}" if event.device else ""
+            why = f": {event.message}" if event.message and event.status in ("lost", "failed", "joined") else ""
+            return f"{event.name or f'member {event.member}'} {event.status}{where}{why}"
+        case WarningEvent():
+            return f"warning: {event.message}"
+        case ErrorEvent():
+            return f"error: {event.message}"
+        case _:
+            return ""

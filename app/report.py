@@ -1,0 +1,114 @@
+"""What is told at the end of a run: what it reached, where the result is, what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.console import command_line, duration_text, visible
+from app.figures import evaluations_document, metric_label, metric_text, metrics_of
+from app.run_state import RunState
+from profiles.errors import ExitCode
+from training.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended."""
+
+    plan: RunPlan
+    run_dir: Path
+    status: str
+    exit_code: ExitCode
+    message: str
+    hint: str
+    metrics: Mapping[str, Any]
+    state: RunState
+
+    @property
+    def model(self) -> Path | None:
+        path = self.run_dir / "model"
+        return path if path.is_dir() and any(path.iterdir()) else None
+
+    @property
+    def location(self) -> list[str]:
+        """Arguments that let a later command find the run's output folder."""
+        folder = self.run_dir.parent
+        return [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
+
+    @property
+    def resume_command(self) -> str:
+        return command_line("distributed-train", "--resume", self.plan.run_id, *self.location)
+
+
+def document(ended: Ended) -> dict[str, Any]:
+    """Return the JSON document of a run that has ended."""
+    content: dict[str, Any] = {
+        "run_id": ended.plan.run_id,
+        "run_dir": str(ended.run_dir),
+        "status": ended.status,
+        "exit_code": int(ended.exit_code),
+        "profile": ended.plan.profile.name,
+        "strategy": ended.plan.profile.strategy.strategy,
+        "engine": ended.plan.engine,
+        "workers": ended.plan.world_size,
+        "model": str(ended.model) if ended.model else None,
+        "snapshot_step": ended.state.snapshot_step,
+        "evaluations": evaluations_document(ended.state),
+        "metrics": dict(ended.metrics),
+    }
+    if ended.status != "completed":
+        content["error"] = {"message": ended.message, "hint": ended.hint}
+        content["resume_command"] = ended.resume_command
+    return content
+
+
+def completed_lines(ended: Ended) -> list[str]:
+    """Return the report of a completed run."""
+    run_id = ended.plan.run_id
+    rate = ended.metrics.get("samples_per_second")
+    speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
+    took = duration_text(ended.metrics.get("seconds"))
+    lines = ["", f"Done: {ended.state.step} steps in {took}{speed}", *evaluation_lines(ended.state)]
+    if ended.model is None:
+        return [*lines, f"run     {ended.run_dir}"]
+    return [
+        *lines,
+        f"model   {ended.model}",
+        "next",
+        *[f"  {command}" for command in _next_commands(ended, run_id)],
+    ]
+
+
+def _next_commands(ended: Ended, run_id: str) -> list[str]:
+    is_speech = ended.plan.profile.model.task == "whisper"
+    speech = [command_line("transcribe", *ended.location, run_id, "FILE.wav")] if is_speech else []
+    return [*speech, command_line("runs", "show", *ended.location, run_id)]
+
+
+def evaluation_lines(state: RunState) -> list[str]:
+    """Return one line a metric and split: ``WER     test  97.9 % -> 3.1 %``."""
+    lines = []
+    for split, results in state.evaluations.items():
+        first, last = metrics_of(results.first), metrics_of(results.last)
+        for name, value in last.items():
+            before = f"{metric_text(name, first.get(name))} -> " if results.first is not results.last else ""
+            lines.append(f"{metric_label(name):7} {visible(split):12} {before}{metric_text(name, value)}")
+    return lines
+
+
+def stopped_line(ended: Ended) -> str:
+    """Return the one line after a stop: what is kept and how to go on."""
+    if ended.state.snapshot_step is None:
+        return f"stopped before the first snapshot; nothing to resume, the log is in {ended.run_dir}"
+    return f"stopped; the snapshot of step {ended.state.snapshot_step} is kept; resume with: {ended.resume_command}"
+
+
+def failure_hint(ended: Ended) -> str:
+    """Return what to do after a failure."""
+    parts = [ended.hint] if ended.hint else []
+    if ended.state.snapshot_step is not None:
+        parts.append(f"resume from step {ended.state.snapshot_step} with: {ended.resume_command}")
+    return "; ".join(parts) or f"see {ended.run_dir / 'logs'}"

@@ -1,0 +1,15 @@
+"""Muster's command line: ``python3 cli_typer.py --help``."""
+
+from __future__ import annotations
+
+import sys
+
+from profiles.bootstrap import ensure_environment
+
+if __name__ == "__main__":
+    ensure_environment(__file__)
+
+from app.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
