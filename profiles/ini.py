@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -192,4 +193,5 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         raise BadInput(f"{label_of(path)}: {error.strerror}", "choose a folder that can be written") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

@@ -38,7 +38,7 @@ def save_profile(name: str, values: Mapping[str, str], config: Path | None = Non
         section = {"description": description, **section}
     for key, value in section.items():
         _check_line(key, value)
-    old = read_text(path) if path.exists() else f"# A saved profile: run it by its name, {name}.\n\n"
+    old = read_text(path) if path.exists() else f"# A saved profile: run it by its name, {name}.\n"
     parse_ini(old, path)
     text = with_section(old, f"profile:{name}", section)
     _check_result(library, name, parse_ini(text, path))
@@ -77,7 +77,8 @@ def _check_result(library: Library, name: str, written: IniFile) -> None:
     for other in [*library.names("profile"), *(place.stem for place in broken)]:
         if other != name and other.casefold() == name.casefold():
             raise BadInput(f"'{name}' differs from the profile '{other}' only in case", "choose another name")
-    origins = resolve(library, name, {}).origins
+    resolved = resolve(library, name, {})
     for key in written.sections[f"profile:{name}"].entries:
-        if key in origins and origins[key].section != f"profile:{name}":
-            raise BadInput(f"{origins[key]} sets {key} too, and wins", "remove it there first")
+        if key in resolved.origins and resolved.origins[key].section != f"profile:{name}":
+            winner = resolved.origins[key].describe(key, resolved.value(key))
+            raise BadInput(f"{winner} would win over the saved value", "remove it there first")

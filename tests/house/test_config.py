@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import BadInput
+from profiles.library import CONFIG, Library
+from profiles.resolve import list_profiles, load_profile, validate_config
+from training.strategies.registry import check_strategy
+
+WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whisper-large-v3-lora"]
+
+
+def test_the_shipped_config_is_whole() -> None:
+    assert validate_config() == []
+    shipped = [entry for entry in list_profiles() if entry.source == CONFIG]
+    assert [entry.name for entry in shipped] == ["demo", *WHISPER, "nanogpt"]
+    assert all(entry.description for entry in shipped)
+
+
+@pytest.mark.parametrize("name", ["demo", "nanogpt"])
+def test_profiles_that_run_as_they_are_have_their_files(name: str) -> None:
+    profile = load_profile(name).profile
+    assert Path(profile.model.model_path, "config.json").is_file()
+    assert Path(profile.data.dataset_path).exists()
+
+
+@pytest.mark.parametrize("name", WHISPER)
+def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
+    with pytest.raises(BadInput, match="pass --dataset FOLDER"):
+        load_profile(name)
+    assert load_profile(name, {"dataset": "/"}).profile.model.model_path.startswith("openai/whisper-")
+
+
+@pytest.mark.parametrize("name", ["demo", *WHISPER, "nanogpt"])
+def test_every_profile_has_a_companion_with_a_known_strategy(name: str) -> None:
+    assert Library.open().find("distributed", name) is not None
+    check_strategy(load_profile(name, complete=False).profile.strategy.strategy)
+
+
+def test_the_hosts_example_is_json() -> None:
+    example = json.loads((CONFIG.parent / "distributed_hosts.json.example").read_text())
+    assert {"master", "workers", "ssh_user"} <= set(example)

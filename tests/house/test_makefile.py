@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGETS = {
+    "setup",
+    "demo",
+    "wizard",
+    "test",
+    "test-fast",
+    "lint",
+    "format",
+    "proto",
+    "lab-test",
+    "bench",
+    "clean",
+    "help",
+}
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile and a .venv whose Python writes down what it is asked."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >>asked\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def _make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # without the flags of a make that runs these tests
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "PYTHON"))}
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _asked(folder: Path) -> list[str]:
+    log = folder / "asked"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+def test_help_names_every_target() -> None:
+    listed = re.findall(r"^make (\S+)", _make(ROOT).stdout, re.MULTILINE)
+    assert set(listed) == TARGETS
+
+
+def test_torch_comes_first_and_the_rest_under_the_constraints(clone: Path) -> None:
+    assert _make(clone, "setup").returncode == 0
+    first, second = _asked(clone)
+    assert first.startswith("-m pip install")
+    assert first.endswith("torch==2.13.0")
+    assert second.endswith("-c constraints.txt -e .[dev]")
+
+
+def test_the_second_set_up_has_nothing_to_do(clone: Path) -> None:
+    _make(clone, "setup")
+    _asked(clone)
+    os.utime(clone / "pyproject.toml", (1, 1))
+    os.utime(clone / "constraints.txt")
+    assert _make(clone, "setup").returncode == 0
+    assert _asked(clone) == []
+
+
+def test_other_pins_are_installed(clone: Path) -> None:
+    _make(clone, "setup")
+    _asked(clone)
+    (clone / "constraints.txt").write_text("torch==9.9\n")
+    _make(clone, "setup")
+    assert _asked(clone)[0].endswith("torch==9.9")
+
+
+def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
+    (clone / ".venv" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    assert _make(clone, "setup").returncode != 0
+    assert not list((clone / ".venv").glob(".setup*"))
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        ("demo", "cli_typer.py distributed-train demo --local 2"),
+        ("wizard", "wizard.py"),
+        ("test", "-m pytest"),
+        ("test-fast", "-m pytest -m not slow and not lab"),
+        ("lab-test", "-m pytest -m lab"),
+    ],
+)
+def test_a_target_sets_up_and_then_runs(target: str, command: str, clone: Path) -> None:
+    assert _make(clone, target).returncode == 0
+    asked = _asked(clone)
+    assert len(asked) == 3
+    assert asked[-1] == command
+
+
+def test_a_python_that_is_too_old_is_one_clear_line(clone: Path) -> None:
+    shutil.rmtree(clone / ".venv")
+    old = clone / "old"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = _make(clone, "setup", f"PYTHON={old}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].startswith(f"No Python 3.10 or newer among: {old}.")
+    assert not (clone / ".venv").exists()
+
+
+def test_ci_runs_what_a_developer_types() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert re.findall(r"^make (\S+)", script.read_text(), re.MULTILINE) == ["setup", "lint", "test"]

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiles import bootstrap
+
+ROOT = Path(bootstrap.__file__).parents[1]
+BARE = f"{sys.base_prefix}/bin/python3"
+"""An interpreter that, started with -S, has the standard library only."""
+SCRIPT = """
+import sys
+from profiles.bootstrap import ensure_environment
+ensure_environment(__file__)
+import os, pydantic
+print("ran", sys.argv[1:], "MUSTER_RESTARTED" in os.environ)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script and the bootstrap, as in a clone."""
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "__init__.py").write_bytes((ROOT / "profiles" / "__init__.py").read_bytes())
+    (tmp_path / "profiles" / "bootstrap.py").write_bytes((ROOT / "profiles" / "bootstrap.py").read_bytes())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def _start(project: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [BARE, "-S", str(project / "script.py"), *arguments]
+    return subprocess.run(command, cwd=cwd or project, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _make_venv(project: Path, command: str) -> None:
+    python = project / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    python.chmod(0o755)
+
+
+def test_without_an_environment_one_line_says_what_to_type(project: Path) -> None:
+    done = _start(project)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("type: make setup\n")
+
+
+def test_from_another_folder_the_command_names_this_one(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    done = _start(project, cwd=tmp_path_factory.mktemp("elsewhere"))
+    assert done.stderr.endswith(f"type: make -C {project} setup\n")
+
+
+def test_with_an_environment_the_script_starts_again_in_it(project: Path) -> None:
+    _make_venv(project, sys.executable)
+    done = _start(project, "a b", "--x")
+    assert done.stdout == "ran ['a b', '--x'] False\n"
+
+
+def test_an_environment_without_packages_is_tried_once(project: Path) -> None:
+    _make_venv(project, f"{BARE} -S")
+    done = _start(project)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("type: make setup\n")
+
+
+def test_a_whole_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("restarted"))
+    bootstrap.ensure_environment(str(ROOT / "wizard.py"))
+
+
+def test_an_old_python_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+    with pytest.raises(SystemExit) as stop:
+        bootstrap.ensure_environment(str(tmp_path / "wizard.py"))
+    assert stop.value.code == 2
+    assert "needs Python 3.10 or newer, this is 3.8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["profiles/__init__.py", "profiles/bootstrap.py", "wizard.py", "cli_typer.py"])
+def test_an_old_python_can_read_what_it_meets_first(name: str) -> None:
+    ast.parse((ROOT / name).read_text(), feature_version=(3, 8))
+
+
+def test_every_required_package_is_looked_for() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {dependency.split(">")[0] for dependency in project["dependencies"]}
+    imports = {"grpc": "grpcio", "google.protobuf": "protobuf"}
+    assert required == {imports.get(name, name) for name in bootstrap.PACKAGES}
+
+
+def test_the_wizard_says_what_to_type_instead() -> None:
+    done = subprocess.run([sys.executable, ROOT / "wizard.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "make demo" in done.stderr
+    assert "cli_typer.py distributed-train" in done.stderr

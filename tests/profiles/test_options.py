@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from profiles.errors import BadInput
+from profiles.options import OptionSpec, check_value, nearest, options, options_by_name
+from profiles.resolve import profile_from_options
+from profiles.schema import Profile
+
+
+def test_names_are_unique_over_all_sections() -> None:
+    assert len(options_by_name()) == len(options())
+
+
+@pytest.mark.parametrize("spec", options(), ids=lambda spec: spec.name)
+def test_every_option_is_declared_whole(spec: OptionSpec) -> None:
+    assert len(spec.help) > 5
+    assert check_value(spec.name, spec.default) is None
+    assert bool(spec.choices) == (spec.type == "choice")
+
+
+@pytest.mark.parametrize("spec", [spec for spec in options() if spec.bounds], ids=lambda spec: spec.name)
+def test_bounds_are_kept(spec: OptionSpec) -> None:
+    for kind, bound in spec.bounds.items():
+        step = 1 if spec.type == "integer" else 1e-6 * max(1.0, abs(bound))
+        outside = {"gt": bound, "ge": bound - step, "lt": bound, "le": bound + step}[kind]
+        text = str(int(outside)) if spec.type == "integer" else repr(outside)
+        assert str(check_value(spec.name, text)).startswith("too "), (kind, text)
+
+
+def test_a_spec_in_words() -> None:
+    spec = options_by_name()["learning_rate"]
+    assert (spec.section, spec.type, spec.default, spec.limits) == ("training", "number", "0.0001", "> 0, <= 10")
+    assert options_by_name()["tuning"].limits == "one of full, lora"
+
+
+def test_text_and_flags_come_from_a_file_as_words() -> None:
+    profile = profile_from_options("p", {"from_scratch": "Yes", "language": "en", "learning_rate": "2e-3"})
+    assert (profile.model.from_scratch, profile.model.language, profile.training.learning_rate) == (True, "en", 2e-3)
+
+
+def test_infinity_is_no_number() -> None:
+    with pytest.raises(BadInput, match="not a number"):
+        profile_from_options("p", {"weight_decay": "inf"})
+
+
+def test_a_profile_survives_json() -> None:
+    profile = profile_from_options("p", {"codec": "topk:0.03", "shares": "2, 1"})
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+    assert profile.run.shares == "2,1"
+
+
+@pytest.mark.parametrize(("word", "found"), [("Batch_Sise", "batch_size"), ("xyzzy", None), ("", None)])
+def test_nearest(word: str, found: str | None) -> None:
+    assert nearest(word, options_by_name()) == found
+
+
+def test_loading_profiles_is_quick_and_light() -> None:
+    """Less than 0.25 s of this process's own time, and nothing heavy with it."""
+    code = (
+        "import sys, time; start = time.process_time(); import profiles.resolve, profiles.saved;"
+        "profiles.resolve.list_profiles(); print(time.process_time() - start);"
+        "print(sorted({'torch', 'numpy', 'transformers', 'textual'} & set(sys.modules)))"
+    )
+    seconds, heavy = [], []
+    deadline = time.monotonic() + 20
+    while not (seconds and min(seconds) < 0.25) and time.monotonic() < deadline:
+        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split(
+            "\n"
+        )
+        seconds.append(float(output[0]))
+        heavy.append(output[1])
+    assert min(seconds) < 0.25
+    assert set(heavy) == {"[]"}
