@@ -1,0 +1,59 @@
+"""What the benchmark scripts share: real local runs and their events."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from profiles.resolve import load_profile
+from training.events import EvaluationEvent, Event, StepEvent, SyncEvent
+from training.local_run import LocalRun, plan_local_run
+from training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One finished run."""
+
+    metrics: dict[str, Any]
+    events: list[Event]
+
+    def steps(self, rank: int) -> list[StepEvent]:
+        return [e for e in self.events if isinstance(e, StepEvent) and e.member == rank]
+
+    def syncs(self, rank: int) -> list[SyncEvent]:
+        return [e for e in self.events if isinstance(e, SyncEvent) and e.member == rank]
+
+    def final_loss(self, split: str = "validation") -> float:
+        return float([e for e in self.events if isinstance(e, EvaluationEvent) and e.split == split][-1].loss or 0.0)
+
+    def samples_per_second(self, skip: int) -> float:
+        """Samples of all members after each member's first ``skip`` steps, over the time these took."""
+        found = [e for e in self.events if isinstance(e, StepEvent) and e.step > skip]
+        begin = max(e.time for e in self.events if isinstance(e, StepEvent) and e.step == skip)
+        return sum(e.samples for e in found) / (max(e.time for e in found) - begin)
+
+
+def train(profile: str, workers: int, overrides: Mapping[str, Any]) -> Measured:
+    """Run a profile on this machine in a folder that is removed afterwards.
+
+    Raises:
+        SystemExit: the run did not complete.
+    """
+    events: list[Event] = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = {key: str(value) for key, value in overrides.items()} | {"output_dir": folder}
+        plan = plan_local_run(load_profile(profile, options).profile, workers)
+        with RunFolder.create(Path(folder), plan, sys.argv) as run_folder:
+            run = LocalRun(plan, run_folder, events.append)
+            run.start()
+            outcome = run.wait()
+    if outcome.status != "completed":
+        raise SystemExit(f"{profile}: {outcome.message} ({outcome.hint})")
+    return Measured(outcome.metrics, events)
