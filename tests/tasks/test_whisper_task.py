@@ -1,0 +1,279 @@
+"""WhisperTask: prompt and labels, weights, evaluation, adapters, saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import ProfileMaker, silent, write_clips, write_csv
+from torch import nn
+from transformers import AutoProcessor, WhisperForConditionalGeneration, pipeline
+
+from profiles.errors import BadInput
+from training.tasks.whisper import WhisperTask
+
+
+def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
+    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), **options))
+    task.prepare(silent)
+    return task
+
+
+def batch_of(task: WhisperTask, count: int = 4) -> dict[str, object]:
+    return dict(task.collate([task.train[i] for i in range(count)], None))
+
+
+def loss_of(task: WhisperTask, model: nn.Module, batch: dict[str, object]) -> float:
+    with torch.no_grad():
+        return float(task.loss(model, batch))
+
+
+def test_prompt_is_what_generate_forces(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, multilingual_whisper, speech_folder, language="german")
+    model = task.build_model()
+    features = batch_of(task)["input_features"]
+    generation = task.wrapper._generation_to_save("de")
+    generation.return_timestamps = False
+    forced = model._retrieve_init_tokens(features, 4, generation, model.config, 100, {})
+    assert forced[0].tolist() == task.wrapper.prompt("de")
+    assert task.wrapper.tokenizer.decode(forced[0]) == "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"
+
+
+def test_english_only_prompt(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    model = task.build_model()
+    model.generation_config.return_timestamps = False
+    forced = model._retrieve_init_tokens(None, 1, model.generation_config, model.config, 100, {})
+    assert forced[0].tolist() == task.wrapper.prompt("en")
+    assert task.wrapper.tokenizer.decode(task.wrapper.prompt("en")) == "<|startoftranscript|><|notimestamps|>"
+
+
+def test_labels_hold_the_text_and_not_the_prompt(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    labels = batch_of(task, 3)["labels"]
+    assert isinstance(labels, torch.Tensor)
+    decoded = [task.wrapper.tokenizer.decode(row[row != -100]) for row in labels]
+    assert decoded == [" one<|endoftext|>", " two<|endoftext|>", " three<|endoftext|>"]
+
+
+def test_loss_is_the_mean_over_the_weight(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    model = task.build_model().eval()
+    whole = batch_of(task, 3)
+    parts = [dict(task.collate([task.train[i]], None)) for i in range(3)]
+    total = sum(loss_of(task, model, part) * task.weight(part) for part in parts)
+    assert task.weight(whole) == sum(task.weight(part) for part in parts) == (3 + 3 + 5) + 2 * 3
+    assert loss_of(task, model, whole) == pytest.approx(total / task.weight(whole), abs=1e-5)
+
+
+def test_language_column_wins_over_the_setting(
+    make_profile: ProfileMaker, multilingual_whisper: Path, tmp_path: Path
+) -> None:
+    rows = [(*row, code) for row, code in zip(write_clips(tmp_path, 4), ("de", "French", "", "en"))]
+    write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,language")
+    write_csv(tmp_path / "validation.csv", rows, "id,audio_path,text,language")
+    task = prepared(make_profile, multilingual_whisper, tmp_path, language="de")
+    assert batch_of(task)["languages"] == ["de", "fr", "de", "en"]
+
+
+def test_model_is_asked_for_the_language(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = prepared(make_profile, multilingual_whisper, speech_folder)
+    task.build_model()
+    assert task.default_language in {"en", "de", "fr"}
+    assert "language is not set" in caplog.text
+
+
+def test_from_scratch_needs_a_language(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
+) -> None:
+    with pytest.raises(BadInput, match="set language"):
+        prepared(make_profile, multilingual_whisper, speech_folder, from_scratch=True)
+
+
+def test_unknown_language_names_the_nearest(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
+) -> None:
+    with pytest.raises(BadInput, match="did you mean 'german'"):
+        prepared(make_profile, multilingual_whisper, speech_folder, language="germn")
+
+
+def test_language_the_model_has_no_token_for(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
+) -> None:
+    with pytest.raises(BadInput, match="has no language 'it'"):
+        prepared(make_profile, multilingual_whisper, speech_folder, language="it")
+
+
+def test_evaluation_sums_add_up(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, eval_max_new_tokens=5)
+    model = task.build_model().eval()
+    with torch.no_grad():
+        sums = task.evaluate(model, batch_of(task), generate=True)
+    assert sums["words"] == 4
+    assert sums["chars"] == len("one234")  # the normaliser writes all numbers but one as digits
+    metrics = task.metrics(sums)
+    assert set(metrics) == {"loss", "wer", "cer"}
+    assert metrics["loss"] == pytest.approx(sums["loss_sum"] / task.weight(batch_of(task)))
+
+
+def test_evaluation_without_generation_gives_the_loss_alone(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, eval_generate=False)
+    with torch.no_grad():
+        sums = task.evaluate(task.build_model().eval(), batch_of(task), generate=False)
+    assert set(task.metrics(sums)) == {"loss"}
+    assert task.monitor == "loss"
+
+
+def test_generation_is_bounded_by_the_setting_and_the_positions(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    model = task.build_model().eval()
+    never_ends = torch.nn.Parameter(torch.zeros_like(model.proj_out.weight))  # all logits equal: token 0 for ever
+    model.proj_out.weight = never_ends
+    features = batch_of(task)["input_features"]
+    assert isinstance(features, torch.Tensor)
+    lengths = [len(task.wrapper.generate(model, features, ["en"] * 4, bound)[0]) for bound in (3, 1000)]
+    assert lengths == [3, task.wrapper.max_positions - 2]
+
+
+def test_training_reaches_the_transcripts(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, from_scratch=True)
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(120):
+        loss = task.loss(model, batch_of(task))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        sums = task.evaluate(model.eval(), batch_of(task), generate=True)
+    assert task.metrics(sums)["wer"] == 0.0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_trains_adapters_only(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, checkpointing: bool
+) -> None:
+    task = prepared(
+        make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2, gradient_checkpointing=checkpointing
+    )
+    model = task.build_model().train()
+    task.loss(model, batch_of(task)).backward()
+    trained = {name for name, weights in model.named_parameters() if weights.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {
+        "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2",
+    }  # fmt: skip
+    missing = [name for name, weights in model.named_parameters() if weights.requires_grad and weights.grad is None]
+    assert missing == []
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        task = prepared(make_profile, english_whisper, speech_folder, gradient_checkpointing=checkpointing)
+        model = task.build_model().train()
+        task.loss(model, batch_of(task)).backward()
+        gradients.append(model.model.encoder.layers[0].fc1.weight.grad)
+        assert model.model.encoder.gradient_checkpointing is checkpointing
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_frozen_encoder_has_nothing_to_train(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tuning: str
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, tuning=tuning, freeze_encoder=True)
+    trained = [name for name, weights in task.build_model().named_parameters() if weights.requires_grad]
+    assert trained
+    assert not [name for name in trained if ".encoder." in name]
+
+
+def test_lora_target_that_is_not_there(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
+    task = prepared(
+        make_profile, english_whisper, speech_folder, tuning="lora", lora_target_modules="q_proj, value_proj"
+    )
+    with pytest.raises(BadInput, match="no layer 'value_proj' in the model; it has: fc1, fc2, k_proj"):
+        task.build_model()
+
+
+def disturb(model: nn.Module) -> None:
+    """Stand in for training: change every trainable weight."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.requires_grad:
+                weights.add_(0.1 * torch.randn_like(weights))
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_saved_folder_opens_in_pipeline_and_says_the_same(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path, tuning: str
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, tuning=tuning)
+    model = task.build_model().eval()
+    disturb(model)
+    before = {name: weights.clone() for name, weights in model.state_dict().items()}
+    task.save(model, tmp_path)
+    for name, weights in model.state_dict().items():
+        assert torch.equal(weights, before[name])
+    batch = batch_of(task, 1)
+    again = WhisperForConditionalGeneration.from_pretrained(tmp_path)
+    assert loss_of(task, again, batch) == pytest.approx(loss_of(task, model, batch), abs=1e-5)
+    listen = pipeline("automatic-speech-recognition", model=str(tmp_path))
+    said = listen(str(speech_folder / "audio/clip0.wav"), generate_kwargs={"num_beams": 1})
+    features = batch["input_features"]
+    assert isinstance(features, torch.Tensor)
+    assert said["text"].strip() == task.wrapper.generate(model, features, ["en"], 1000)[0]
+    assert AutoProcessor.from_pretrained(tmp_path).feature_extractor.feature_size == 16
+
+
+def test_unmerged_adapter_folder_is_a_model_path(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_merge=False)
+    model = task.build_model().eval()
+    disturb(model)
+    task.save(model, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert "lora_merge" in (tmp_path / "README.md").read_text()
+    again = prepared(make_profile, tmp_path, speech_folder).build_model().eval()
+    assert loss_of(task, again, batch_of(task)) == pytest.approx(loss_of(task, model, batch_of(task)), abs=1e-5)
+
+
+def test_saved_model_keeps_the_one_language(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    task = prepared(make_profile, multilingual_whisper, speech_folder, language="french")
+    task.save(task.build_model(), tmp_path)
+    assert prepared(make_profile, tmp_path, speech_folder).default_language == "fr"
+
+
+def test_augmentation_changes_training_batches_only(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, augmentation=1.0)
+    sample = [task.train[0]]
+    plain = task.collate(sample, None)["input_features"]
+    first, second = (task.collate(sample, [np.random.default_rng(3)])["input_features"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, plain)

@@ -1,0 +1,79 @@
+"""Folder entries that are built once and then shared by every process of this machine.
+
+An entry is a folder named by a hash of all it was made from. It appears whole or not at all: it is built beside its
+place and renamed into it, under a file lock, so of several processes that ask at once one builds and the others wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from profiles.errors import BadInput
+
+
+def cache_root(setting: str) -> Path:
+    """Return the cache folder: ``setting``, or the user's cache folder of this operating system."""
+    return Path(setting).expanduser() if setting else Path(platformdirs.user_cache_dir("muster", appauthor=False))
+
+
+def get_or_build(
+    root: Path, key: str, build: Callable[[Path], None], waiting: Callable[[], None] = lambda: None
+) -> Path:
+    """Return the folder of entry ``key``; ``build(folder)`` fills it if it is not there yet.
+
+    ``waiting`` is called once if another process is building the same entry.
+
+    Raises:
+        BadInput: the cache folder cannot be written, or its disk is full.
+    """
+    entry = root / key
+    if entry.is_dir():
+        return entry
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f"{key}.lock", waiting):
+            if not entry.is_dir():
+                _build_aside(entry, build)
+    except OSError as error:
+        raise _unusable(root, error) from error
+    return entry
+
+
+@contextmanager
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        waiting()
+        lock.acquire()  # no deadline of ours: the operating system frees the lock of a process that dies
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build_aside(entry: Path, build: Callable[[Path], None]) -> None:
+    aside = entry.with_name(entry.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed: the lock is ours
+    aside.mkdir()
+    try:
+        build(aside)
+        os.replace(aside, entry)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unusable(root: Path, error: OSError) -> BadInput:
+    if error.errno == errno.ENOSPC:
+        return BadInput(f"cache folder {root}: no space left", "free space or choose another folder with cache_dir")
+    reason = error.strerror or str(error)
+    return BadInput(f"cache folder {root}: {reason}", "choose a folder you can write with cache_dir")

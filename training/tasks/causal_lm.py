@@ -1,0 +1,137 @@
+"""Training or fine-tuning a causal language model on text."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.tasks.base import Batch, Progress, SizedDataset, Task
+from training.tasks.cache import cache_root
+from training.tasks.hub import load
+from training.tasks.lora import add_lora, merged_copy, save_adapter
+from training.tasks.recompute import recompute_activations
+from training.tasks.texts import Blocks, hold_out_tail, read_texts, tokenise
+
+IGNORED = -100
+
+
+class CausalLMTask(Task):
+    """Next-token prediction with any ``AutoModelForCausalLM``; loss per token."""
+
+    name = "causal_lm"
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        path = profile.model.model_path
+        self.config: Any = load(path, "model", lambda local: AutoConfig.from_pretrained(path, local_files_only=local))
+        self.tokenizer: Any = load(
+            path, "tokenizer", lambda local: AutoTokenizer.from_pretrained(path, local_files_only=local)
+        )
+        self._check_block_size()
+        self.train: SizedDataset
+        self.evaluation: dict[str, SizedDataset] = {}
+
+    def _check_block_size(self) -> None:
+        positions = getattr(self.config, "max_position_embeddings", None)
+        size = self.profile.data.block_size
+        if positions is not None and size > positions:
+            message = f"block_size is {size}, but model {self.profile.model.model_path} has {positions} positions"
+            raise BadInput(message, f"set block_size to {positions} or less")
+
+    def prepare(self, progress: Progress) -> None:
+        data = self.profile.data
+        root = cache_root(data.cache_dir)
+        tokens = {
+            split: tokenise(documents, self.tokenizer, root, progress, f"tokens ({split})")
+            for split, documents in read_texts(data.dataset_path, data.text_column).items()
+        }
+        for split, found in tokens.items():
+            self._check_vocabulary(split, found)
+        blocks = {
+            split: Blocks(found, data.block_size) for split, found in hold_out_tail(tokens, data.block_size).items()
+        }
+        self.train = blocks.pop("train").first(data.max_train_samples)
+        self.evaluation = {split: found.first(data.max_eval_samples) for split, found in blocks.items()}
+
+    def _check_vocabulary(self, split: str, tokens: Any) -> None:
+        if len(tokens) < 2:
+            raise BadInput(f"{split}: the text has {len(tokens)} tokens", "there is nothing to predict: add text")
+        largest = int(tokens.max())
+        if largest >= self.config.vocab_size:
+            message = f"{split}: token {largest} is outside the model's vocabulary of {self.config.vocab_size}"
+            raise BadInput(message, "model and tokenizer do not belong together")
+
+    def build_model(self) -> nn.Module:
+        settings = self.profile.model
+        model = self._read_model()
+        if settings.gradient_checkpointing:
+            recompute_activations(model)
+        if settings.tuning == "lora":
+            return cast(nn.Module, add_lora(model, settings, ()))
+        return cast(nn.Module, model)
+
+    def _read_model(self) -> Any:
+        settings = self.profile.model
+        auto: Any = AutoModelForCausalLM
+        if settings.from_scratch:
+            return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
+        path = settings.model_path
+
+        def read(local: bool) -> Any:
+            model, info = auto.from_pretrained(
+                path, local_files_only=local, dtype=torch.float32, output_loading_info=True
+            )
+            missing = sorted(info["missing_keys"])
+            if missing:
+                hint = "give the folder of a complete model, or set from_scratch"
+                raise BadInput(f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more", hint)
+            return model
+
+        return load(path, "model", read)
+
+    def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        """Return inputs and labels [batch, block]; a shorter block is filled up, its filling does not count."""
+        longest = max(len(inputs) for inputs, _ in samples)
+        ids = torch.zeros((len(samples), longest), dtype=torch.long)
+        labels = torch.full((len(samples), longest), IGNORED)
+        for row, (inputs, targets) in enumerate(samples):
+            ids[row, : len(inputs)] = torch.from_numpy(inputs)
+            labels[row, : len(targets)] = torch.from_numpy(targets)
+        return {"input_ids": ids, "labels": labels, "tokens": float(sum(len(targets) for _, targets in samples))}
+
+    def weight(self, batch: Batch) -> float:
+        """Tokens that are predicted."""
+        return float(batch["tokens"])
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        # The labels are shifted already: a model that shifts them itself would leave out a token of every block.
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        return nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
+        )
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``loss`` (nats a token) and ``perplexity``."""
+        found = super().metrics(sums)
+        if "loss" in found:
+            found["perplexity"] = math.exp(min(found["loss"], 700.0))
+        return found
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        if isinstance(model, PeftModel) and not self.profile.model.lora_merge:
+            save_adapter(model, directory)
+        else:
+            whole: Any = merged_copy(model) if isinstance(model, PeftModel) else model
+            whole.save_pretrained(str(directory))
+        self.tokenizer.save_pretrained(str(directory))

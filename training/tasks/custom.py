@@ -1,0 +1,185 @@
+"""A job of the user's own: any ``nn.Module``, data sets, and optionally a loss and metrics.
+
+A sample may be a tuple, a mapping or one tensor. Without a loss function the model is called with the whole batch and
+must give a loss; with one it is called with the inputs and ``loss(output, target)`` with the target: the last part of
+a tuple, or a mapping's ``target``, ``targets``, ``label`` or ``labels``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from profiles.errors import BadInput, RunFailed
+from profiles.schema import Profile
+from training.tasks.base import Batch, Progress, SizedDataset, Task
+from training.tasks.custom_job import CustomJob, LossFunction, MetricsFunction, find_factory, run_factory
+
+__all__ = ["CustomJob", "CustomTask", "ObjectTask"]
+
+TARGETS = ("target", "targets", "label", "labels")
+
+
+class ObjectTask(Task):
+    """A task of objects in memory: what ``LocalTrainer`` and :class:`CustomTask` run."""
+
+    name = "custom"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_dataset: SizedDataset,
+        val_dataset: SizedDataset | None = None,
+        loss: LossFunction | None = None,
+        metrics: MetricsFunction | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        weight: Callable[[Any], float] | None = None,
+    ) -> None:
+        self.use(CustomJob(model, train_dataset, val_dataset, loss, metrics, collate, weight))
+
+    def use(self, job: CustomJob) -> None:
+        """Take the parts of ``job``."""
+        self.job = job
+        self.train = job.train
+        self.evaluation = {} if job.validation is None else {"validation": job.validation}
+
+    def prepare(self, progress: Progress) -> None:
+        if len(self.train) == 0:
+            raise BadInput("the training data set is empty", "return one with samples")
+
+    def build_model(self) -> nn.Module:
+        """Return a copy, so that several members of one process do not share weights."""
+        return copy.deepcopy(self.job.model)
+
+    def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        """Return ``{"data": ..., "samples": n}`` with what the job's collate makes."""
+        collate = self.job.collate or default_collate
+        data = collate(list(samples))
+        weight = float(len(samples)) if self.job.weight is None else float(self.job.weight(data))
+        return {"data": data, "weight": weight}
+
+    def weight(self, batch: Batch) -> float:
+        return float(batch["weight"])
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return self._run(model, batch["data"])[0]
+
+    def _run(self, model: nn.Module, data: Any) -> tuple[torch.Tensor, Any, Any]:
+        """Return loss, output and target."""
+        if self.job.loss is None:
+            output = _call(model, data)
+            return loss_of(output), output, data
+        inputs, target = split_target(data)
+        output = _call(model, inputs)
+        return _scalar(self.job.loss(output, target), "the loss function returned"), output, target
+
+    def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
+        weight = self.weight(batch)
+        loss, output, target = self._run(model, batch["data"])
+        sums = {"loss_sum": float(loss) * weight, "weight": weight}
+        if self.job.metrics is not None:
+            means = self.job.metrics(output, target)
+            sums.update({f"metric_{name}": float(value) * weight for name, value in means.items()})
+        return sums
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        found = super().metrics(sums)
+        for name, value in sums.items():
+            if name.startswith("metric_") and sums["weight"]:
+                found[name.removeprefix("metric_")] = value / sums["weight"]
+        return found
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        """Write ``model.safetensors`` (shared weights once), or what the model's own ``save_pretrained`` writes."""
+        if hasattr(model, "save_pretrained"):
+            cast(Any, model).save_pretrained(str(directory))
+        if not (directory / "model.safetensors").exists():
+            safetensors.torch.save_model(model, str(directory / "model.safetensors"))
+
+
+class CustomTask(ObjectTask):
+    """The job that ``model_path = "module:factory"`` makes."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.path = profile.model.model_path
+        self._factory = find_factory(self.path)
+        self._built = False
+
+    def prepare(self, progress: Progress) -> None:
+        self.use(self._make())
+        super().prepare(progress)
+
+    def _make(self) -> CustomJob:
+        _seed(self.profile.training.seed)  # the factory makes the weights, and they are the same on every member
+        return run_factory(self._factory, self.path, self.profile)
+
+    def build_model(self) -> nn.Module:
+        if self._built:
+            self.job = dataclasses.replace(self.job, model=self._make().model)
+        self._built = True
+        return self.job.model
+
+
+def split_target(data: Any) -> tuple[Any, Any]:
+    """Divide a batch into the model's inputs and the target.
+
+    Raises:
+        RunFailed: a mapping without a target, or a batch that is one tensor.
+    """
+    if isinstance(data, Mapping):
+        name = next((name for name in TARGETS if name in data), None)
+        if name is None:
+            raise RunFailed(f"a batch has {', '.join(data)}, but no target", f"name it {' or '.join(TARGETS)}")
+        return {key: value for key, value in data.items() if key != name}, data[name]
+    if isinstance(data, (tuple, list)) and len(data) > 1:
+        return tuple(data[:-1]), data[-1]
+    raise RunFailed("a loss function was given, but samples have no target", "return (input, target) samples")
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """Return the loss in what a model's forward gave: itself, ``output.loss``, ``output["loss"]`` or ``output[0]``.
+
+    Raises:
+        RunFailed: there is no scalar loss.
+    """
+    if isinstance(output, Mapping) and "loss" in output:
+        return _scalar(output["loss"], "the model's forward gave")
+    if getattr(output, "loss", None) is not None:
+        return _scalar(output.loss, "the model's forward gave")
+    if isinstance(output, (tuple, list)) and output:
+        return _scalar(output[0], "the model's forward gave")
+    return _scalar(output, "the model's forward gave")
+
+
+def _scalar(value: Any, who: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.reshape(())
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise RunFailed(
+        f"{who} {what} as loss, not one number", "give a loss function, or return the mean loss of the batch"
+    )
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

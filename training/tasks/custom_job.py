@@ -1,0 +1,151 @@
+"""What a job of the user's own consists of, and how it is found.
+
+``module:factory`` (or ``path/to/file.py:factory``) names a function that takes the profile, or nothing, and returns a
+:class:`CustomJob`, a mapping with its fields, or a tuple of them in their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.tasks.base import SizedDataset
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+"""``loss(output, target)``: the scalar mean over the batch."""
+MetricsFunction = Callable[[Any, Any], Mapping[str, float]]
+"""``metrics(output, target)``: means over the batch, by name."""
+
+
+@dataclass(frozen=True)
+class CustomJob:
+    """What a factory returns."""
+
+    model: nn.Module
+    train: SizedDataset
+    validation: SizedDataset | None = None
+    loss: LossFunction | None = None
+    metrics: MetricsFunction | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of samples; ``None``: torch's ``default_collate``."""
+    weight: Callable[[Any], float] | None = None
+    """What the loss of a batch is a mean over; ``None``: its samples. Give it for a loss per token."""
+
+
+def find_factory(path: str) -> Callable[..., Any]:
+    """Return the function that ``module:factory`` or ``file.py:factory`` names.
+
+    Raises:
+        BadInput: not of this form, the module cannot be imported, or has no such function.
+    """
+    module_name, _, name = path.rpartition(":")
+    if not module_name or not name.isidentifier():
+        raise BadInput(
+            f"model_path {path!r} is not of the form module:factory", "for example examples.custom.line:build"
+        )
+    module = _import(module_name)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        there = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        message = f"module {module_name}: no function {name!r}; it has: {', '.join(there) or 'none'}"
+        raise BadInput(message, "name the function that returns model and data sets")
+    return cast(Callable[..., Any], factory)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"module {name} cannot be imported: {_where(error)}", "repair it, or check model_path"
+        ) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file", "check model_path")
+    name = f"muster_custom_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> CustomJob:
+    """Call a factory and check what it returns.
+
+    Raises:
+        BadInput: it raised, or returned something else than model and data sets.
+    """
+    try:
+        made = factory(profile) if inspect.signature(factory).parameters else factory()
+    except Exception as error:
+        raise BadInput(f"{path} failed: {_where(error)}", "repair it and start again") from error
+    return _check(_as_job(made, path), path)
+
+
+def _as_job(made: Any, path: str) -> CustomJob:
+    if isinstance(made, CustomJob):
+        return made
+    names = [field.name for field in dataclasses.fields(CustomJob)]
+    if isinstance(made, tuple) and 2 <= len(made) <= len(names):
+        return CustomJob(*made)
+    if isinstance(made, Mapping):
+        unknown = [str(key) for key in made if key not in names]
+        if not unknown and {"model", "train"} <= made.keys():
+            return CustomJob(**made)
+        what = f"a mapping with {', '.join(map(str, made))}"
+    else:
+        what = type(made).__name__
+    raise BadInput(f"{path} returned {what}", f"return a CustomJob, or a tuple or mapping of {', '.join(names)}")
+
+
+def _check(job: CustomJob, path: str) -> CustomJob:
+    if not isinstance(job.model, nn.Module):
+        raise BadInput(f"{path}: the model is {type(job.model).__name__}, not a torch nn.Module", "return one")
+    for name in ("train", "validation"):
+        data = getattr(job, name)
+        if data is None and name == "validation":
+            continue
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            message = f"{path}: {name} is {type(data).__name__}, without __len__ and __getitem__"
+            raise BadInput(message, "return a map-style data set")
+    for name in ("loss", "metrics", "collate", "weight"):
+        part = getattr(job, name)
+        if part is not None and not callable(part):
+            raise BadInput(f"{path}: {name} is {type(part).__name__}, not a function", "return a function or None")
+    return job
+
+
+def _where(error: Exception) -> str:
+    """The error in one line, with the innermost place in the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
+    text = " ".join(str(error).split()) or "no message"
+    place = f" ({Path(last.filename).name}, line {last.lineno})" if last is not None else ""
+    return f"{type(error).__name__}: {text}{place}"

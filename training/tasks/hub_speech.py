@@ -1,0 +1,92 @@
+"""Speech data sets of the Hugging Face hub (or of its cache on this machine)."""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from profiles.errors import BadInput
+from training.tasks.hub import reachable
+from training.tasks.speech_dataset import SPLITS, Clip, SpeechSplits, find_text_column
+
+logger = logging.getLogger("muster.data")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A recording in a row of a data set whose audio column is left undecoded."""
+
+    dataset: Any
+    column: str
+    row: int
+
+    def stamp(self) -> str:
+        return f"{self.dataset._fingerprint} {self.column} {self.row}"
+
+    def read(self) -> bytes:
+        cell = self.dataset[self.row][self.column]
+        if cell["bytes"] is not None:
+            return bytes(cell["bytes"])
+        return Path(cell["path"]).read_bytes()
+
+
+def load_hub_dataset(name: str) -> Any:
+    """Return the ``DatasetDict`` of ``name`` or ``name:configuration``.
+
+    Raises:
+        BadInput: not found, not reachable, or a configuration is missing (the message lists them).
+    """
+    path, _, configuration = name.partition(":")
+    mode = None if reachable() else "reuse_cache_if_exists"
+    if mode and not datasets.config.HF_HUB_OFFLINE:
+        datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before it looks into its cache
+    try:
+        return datasets.load_dataset(path, configuration or None)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        message = f"data set {name}: no such folder, and not from the hub: {reason}"
+        raise BadInput(
+            message, "check the name, or give a folder; a configuration is written name:configuration"
+        ) from error
+
+
+def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
+    """Read the clips of a hub data set; rows without a text are left out and counted in a warning.
+
+    Raises:
+        BadInput: not there, or without an audio or a text column.
+    """
+    loaded = load_hub_dataset(name)
+    found: SpeechSplits = {}
+    for split, names in SPLITS.items():
+        key = next((candidate for candidate in names if candidate in loaded), None)
+        if key is not None:
+            found[split] = _clips(loaded[key], f"{name}, {key}", text_column)
+    if not found:
+        raise BadInput(f"data set {name}: no train, validation or test split; it has: {', '.join(loaded)}", "")
+    return found
+
+
+def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
+    audio = next((name for name, kind in dataset.features.items() if isinstance(kind, datasets.Audio)), None)
+    if audio is None:
+        raise BadInput(f"data set {where}: no audio column; it has: {', '.join(dataset.column_names)}", "")
+    text = find_text_column(dataset.column_names, text_column, None, f"data set {where}")
+    texts = dataset[text]
+    languages = dataset["language"] if "language" in dataset.column_names else [""] * len(dataset)
+    ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))
+    undecoded = dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False))
+    clips = []
+    for row, (identity, said, language) in enumerate(zip(ids, texts, languages)):
+        cleaned = unicodedata.normalize("NFC", str(said or "")).strip()
+        if cleaned:
+            source = HubSource(undecoded, audio, row)
+            clips.append(Clip(f"{identity}", source, cleaned, f"{where}, row {row}", str(language or "")))
+    if len(clips) < len(dataset):
+        logger.warning("%s: %d rows without a text are left out", where, len(dataset) - len(clips))
+    return clips

@@ -1,0 +1,205 @@
+"""Speech data sets: recordings with transcripts, by split.
+
+Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``test.csv``, a folder of audio with
+``metadata.csv`` or ``metadata.jsonl`` as Hugging Face's audiofolder has it, and a Hugging Face data set by name
+(``name`` or ``name:configuration``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.errors import BadInput
+from training.tasks.features import AudioSource
+from training.tasks.tables import Row, Table, read_table
+
+logger = logging.getLogger("muster.data")
+
+TEXT_COLUMNS = ("text", "text_verbatim", "text_perfect", "transcription", "sentence")
+AUDIO_COLUMNS = ("audio_path", "file_name")
+HELD_OUT = 0.1
+"""Share of the training clips that is held out if there is no validation split."""
+
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+"""Names a split goes by, as in Hugging Face's audiofolder."""
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A recording in a file."""
+
+    path: Path
+
+    def stamp(self) -> str:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            return f"{self.path} {error.strerror}"
+        return f"{self.path} {status.st_size} {status.st_mtime_ns} {status.st_mode}"
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One recording and what is said in it."""
+
+    id: str
+    audio: AudioSource
+    text: str
+    where: str
+    """Where it came from, for messages: table and line, or the row of a hub data set."""
+    language: str = ""
+    duration: float | None = None
+    """Length in seconds as the table says; ``None`` if it does not say."""
+
+
+SpeechSplits = dict[str, list[Clip]]
+
+
+def read_speech(path: str, text_column: str = "") -> SpeechSplits:
+    """Read the clips of a data set by split (``train``, ``validation``, ``test``; only those that are there).
+
+    Raises:
+        BadInput: not there, in no known layout, or with a fault in a table (named by file, line and column).
+    """
+    folder = Path(path).expanduser()
+    if not path:
+        raise BadInput("no data set was given", "set dataset_path to a folder with train.csv, or a hub name")
+    if folder.is_file():
+        return {"train": _clips(read_table(folder), text_column)}
+    if folder.is_dir():
+        return _read_folder(folder, text_column)
+    if looks_like_path(path):
+        raise BadInput(f"data set {path}: no such folder", "check dataset_path")
+    from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
+
+    return read_hub_speech(path, text_column)
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
+    return (
+        name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).suffix in {".csv", ".txt"}
+    )
+
+
+def hold_out(splits: SpeechSplits) -> SpeechSplits:
+    """Return ``splits`` with a validation split: if there is none, 10 % of the training clips, by the hash of their id.
+
+    Raises:
+        BadInput: there is no training split, or it is too small to be divided.
+    """
+    train = splits.get("train")
+    if not train:
+        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
+    if "validation" in splits:
+        return splits
+    if len(train) < 2:
+        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+    ranked = sorted(train, key=lambda clip: hashlib.blake2b(clip.id.encode(), digest_size=16).digest())
+    held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
+    logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
+    rest = [clip for clip in train if clip.id not in held]
+    return {**splits, "train": rest, "validation": [clip for clip in train if clip.id in held]}
+
+
+def find_text_column(columns: Sequence[str], text_column: str, table: Table | None, where: str) -> str:
+    """Return the column with the transcripts: ``text_column``, or the first known name that is there."""
+    names = (text_column,) if text_column else TEXT_COLUMNS
+    if table is not None:
+        return table.column(names, "transcripts")
+    for name in names:
+        if name in columns:
+            return name
+    message = f"{where}: no column {' or '.join(names)} for the transcripts; it has: {', '.join(columns)}"
+    raise BadInput(message, "name the column with text_column")
+
+
+def _read_folder(folder: Path, text_column: str) -> SpeechSplits:
+    tables = {split: path for split in SPLITS if (path := _first_file(folder, split)) is not None}
+    if tables:
+        return {split: _clips(read_table(path), text_column) for split, path in tables.items()}
+    metadata = _metadata(folder)
+    if metadata is not None:
+        return _by_first_folder(_clips(read_table(metadata), text_column), folder)
+    inner = {split: path for split in SPLITS if (path := _split_metadata(folder, split)) is not None}
+    if inner:
+        return {split: _clips(read_table(path), text_column) for split, path in inner.items()}
+    raise BadInput(
+        f"data set {folder}: neither train.csv nor metadata.csv is there", "see 'Your own data' in the README"
+    )
+
+
+def _first_file(folder: Path, split: str) -> Path | None:
+    return next((path for name in SPLITS[split] if (path := folder / f"{name}.csv").is_file()), None)
+
+
+def _metadata(folder: Path) -> Path | None:
+    return next((path for end in ("csv", "jsonl") if (path := folder / f"metadata.{end}").is_file()), None)
+
+
+def _split_metadata(folder: Path, split: str) -> Path | None:
+    return next((path for name in SPLITS[split] if (path := _metadata(folder / name)) is not None), None)
+
+
+def _by_first_folder(clips: list[Clip], folder: Path) -> SpeechSplits:
+    """Divide the clips of one table by the split that the first folder of their path names, like audiofolder does."""
+    found: SpeechSplits = {split: [] for split in SPLITS}
+    for clip in clips:
+        assert isinstance(clip.audio, FileSource)
+        path = clip.audio.path
+        first = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
+        found[next((split for split, names in SPLITS.items() if first in names), "train")].append(clip)
+    return {split: clips for split, clips in found.items() if clips}
+
+
+def _clips(table: Table, text_column: str) -> list[Clip]:
+    audio = table.column(AUDIO_COLUMNS, "recordings")
+    text = find_text_column(table.columns, text_column, table, str(table.path))
+    clips = [_clip(row, audio, text) for row in table.rows]
+    _refuse_doubled(clips)
+    _refuse_missing(clips)
+    return clips
+
+
+def _clip(row: Row, audio: str, text: str) -> Clip:
+    for column in (audio, text):
+        if not row.cells.get(column):
+            raise BadInput(f"{row.where}, column {column}: empty", "fill it in or remove the line")
+    path = Path(row.cells[audio]).expanduser()
+    source = FileSource(path if path.is_absolute() else row.table.parent / path)
+    identity = row.cells.get("id") or row.cells[audio]
+    return Clip(identity, source, row.cells[text], row.where, row.cells.get("language", ""), row.number("duration"))
+
+
+def _refuse_doubled(clips: Sequence[Clip]) -> None:
+    seen: dict[str, Clip] = {}
+    for clip in clips:
+        first = seen.setdefault(clip.id, clip)
+        if first is not clip:
+            line = first.where.rpartition(" ")[2]
+            raise BadInput(f"{clip.where}, column id: {clip.id!r} is there already in line {line}", "ids are unique")
+
+
+def _missing(clips: Sequence[Clip]) -> Iterator[Clip]:
+    return (clip for clip in clips if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file())
+
+
+def _refuse_missing(clips: Sequence[Clip]) -> None:
+    missing = list(_missing(clips))
+    if missing:
+        first = missing[0]
+        assert isinstance(first.audio, FileSource)
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        hint = "paths are relative to the table's folder"
+        raise BadInput(f"{first.where}, column audio_path: {first.audio.path} is not there{more}", hint)

@@ -1,0 +1,170 @@
+"""Texts for language models: read from files or the hub, tokenised once, cut into blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from profiles.errors import BadInput
+from training.tasks.base import Progress
+from training.tasks.cache import get_or_build
+from training.tasks.speech_dataset import HELD_OUT, SPLITS, looks_like_path
+
+logger = logging.getLogger("muster.data")
+
+Tokens = npt.NDArray[np.uint32]
+_PIECE = 1_000_000  # characters tokenised at once
+
+
+class Blocks:
+    """A text's tokens in blocks of ``size``: each token but the first is predicted exactly once.
+
+    A block is ``(inputs, targets)``, the targets one token later. The last block is as short as what is left.
+    """
+
+    def __init__(self, tokens: Tokens, size: int) -> None:
+        self.tokens = tokens
+        self.size = size
+
+    def __len__(self) -> int:
+        return max(0, -(-(len(self.tokens) - 1) // self.size))
+
+    def __getitem__(self, index: int, /) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        piece = np.asarray(self.tokens[index * self.size : (index + 1) * self.size + 1], dtype=np.int64)
+        return piece[:-1], piece[1:]
+
+    def first(self, count: int) -> Blocks:
+        """Return the first ``count`` blocks; 0 is all."""
+        return Blocks(self.tokens[: count * self.size + 1], self.size) if count else self
+
+
+def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
+    """Return the documents of a text file, of a folder with ``train.txt``, or of a hub data set, by split.
+
+    A folder without ``train.txt`` is one training split of all its ``.txt`` files in the order of their names.
+
+    Raises:
+        BadInput: not there, without text, or not UTF-8.
+    """
+    source = Path(path).expanduser()
+    if not path:
+        raise BadInput("no data set was given", "set dataset_path to a text file, or a folder with train.txt")
+    if source.is_file():
+        return {"train": [_read(source)]}
+    if source.is_dir():
+        return _read_folder(source)
+    if looks_like_path(path):
+        raise BadInput(f"data set {path}: no such file or folder", "check dataset_path")
+    return _read_hub(path, text_column)
+
+
+def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
+    """Return ``splits`` with a validation split: if there is none, the last 10 % of the blocks of the training text.
+
+    Raises:
+        BadInput: the training text is too short to be divided.
+    """
+    if "validation" in splits:
+        return splits
+    blocks = len(Blocks(splits["train"], size))
+    held = max(1, round(blocks * HELD_OUT))
+    if blocks < 2:
+        raise BadInput(f"the training text has fewer than 2 blocks of {size} tokens", "add text or lower block_size")
+    logger.warning("no validation.txt: the last %d of %d blocks are held out to evaluate on", held, blocks)
+    cut = (blocks - held) * size
+    return {**splits, "train": splits["train"][: cut + 1], "validation": splits["train"][cut:]}
+
+
+def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Progress, phase: str) -> Tokens:
+    """Return the tokens of ``documents`` from the cache below ``root``, memory-mapped; made if they are not there.
+
+    Documents end with the tokenizer's end token if it has one and there are several.
+    """
+    digest = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=16)
+    for document in documents:
+        digest.update(hashlib.blake2b(document.encode()).digest())
+    total = sum(map(len, documents))
+    end = tokenizer.eos_token_id if len(documents) > 1 else None
+
+    def build(folder: Path) -> None:
+        done = 0
+        progress(phase, 0, total)
+        with (folder / "tokens.u32").open("wb") as file:
+            for document in documents:
+                for piece in _pieces(document):
+                    ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+                    file.write(np.asarray(ids, dtype=np.uint32).tobytes())
+                    done += len(piece)
+                    progress(phase, done, total)
+                if end is not None:
+                    file.write(np.uint32(end).tobytes())
+
+    folder = get_or_build(root / "tokens", digest.hexdigest(), build, lambda: progress(f"{phase} (waiting)", 0, total))
+    file = folder / "tokens.u32"
+    return np.memmap(file, np.uint32, "r") if file.stat().st_size else np.empty(0, np.uint32)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a long text at line ends, where a tokenizer's merges do not cross."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _PIECE) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}, byte {error.start}: not UTF-8", "save the text as UTF-8") from error
+    if not text.strip():
+        raise BadInput(f"{path}: the file is empty", "it needs the text to train on")
+    return text.replace("\r\n", "\n")
+
+
+def _read_folder(folder: Path) -> dict[str, list[str]]:
+    found = {}
+    for split, names in SPLITS.items():
+        path = next((path for name in names if (path := folder / f"{name}.txt").is_file()), None)
+        if path is not None:
+            found[split] = [_read(path)]
+    if "train" in found:
+        return found
+    others = sorted(
+        path for path in folder.glob("*.txt") if path.stem not in {n for names in SPLITS.values() for n in names}
+    )
+    if not others:
+        raise BadInput(
+            f"data set {folder}: no train.txt and no other .txt file", "give a text file or a folder of them"
+        )
+    return {**found, "train": [_read(path) for path in others]}
+
+
+def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:
+    from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
+
+    loaded = load_hub_dataset(name)
+    column = text_column or "text"
+    found = {}
+    for split, names in SPLITS.items():
+        key = next((candidate for candidate in names if candidate in loaded), None)
+        if key is None:
+            continue
+        if column not in loaded[key].column_names:
+            there = ", ".join(loaded[key].column_names)
+            raise BadInput(f"data set {name}, {key}: no column {column!r}; it has: {there}", "set text_column")
+        found[split] = [text for text in loaded[key][column] if text]
+    if not found.get("train"):
+        raise BadInput(f"data set {name}: no text in a train split; it has: {', '.join(loaded)}", "")
+    return found

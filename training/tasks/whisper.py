@@ -1,0 +1,264 @@
+"""Fine-tuning Whisper on recordings with transcripts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.tasks.base import Batch, Progress, SizedDataset, Task
+from training.tasks.cache import cache_root
+from training.tasks.features import Features, FeatureStore, open_features
+from training.tasks.speech_dataset import Clip, hold_out, read_speech
+from training.tasks.whisper_model import IGNORED, WhisperModelWrapper, language_code
+from training.tasks.word_errors import Normalizer, count_errors, normalizer_for
+
+__all__ = ["SpeechData", "SpeechSample", "WhisperModelWrapper", "WhisperTask"]
+
+logger = logging.getLogger("muster.data")
+
+_NAMED = 10  # broken or long clips that are named one by one
+_DETECT_ON = 8  # clips the model listens to if no language was given
+
+
+@dataclass(frozen=True)
+class SpeechSample:
+    """One clip, ready for :meth:`WhisperTask.collate`."""
+
+    features: Features
+    """[mels, frames]"""
+    tokens: list[int]
+    """Transcript with the end token, without the prompt."""
+    text: str
+    language: str
+    """Code; empty: the task's default."""
+
+
+@dataclass(frozen=True)
+class SpeechData:
+    """Clips of one split that can be used."""
+
+    clips: list[Clip]
+    tokens: list[list[int]]
+    store: FeatureStore
+    positions: list[int]
+    """Where in ``store`` each clip is."""
+    languages: list[str]
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int, /) -> SpeechSample:
+        features = self.store[self.positions[index]]
+        return SpeechSample(features, self.tokens[index], self.clips[index].text, self.languages[index])
+
+    @property
+    def hours(self) -> float:
+        """Hours of audio."""
+        return sum(self.store.seconds[position] for position in self.positions) / 3600
+
+
+class WhisperTask(Task):
+    """Speech recognition (or translation) with a Whisper; loss per token of the transcript, the prompt not counted."""
+
+    name = "whisper"
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.wrapper = WhisperModelWrapper(profile.model)
+        self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
+        self.default_language = self.wrapper.default_language
+        self.train: SizedDataset
+        self.evaluation: dict[str, SizedDataset] = {}
+        self._normalizers: dict[str, Normalizer] = {}
+
+    def prepare(self, progress: Progress) -> None:
+        data = self.profile.data
+        splits = hold_out(read_speech(data.dataset_path, data.text_column))
+        ready: dict[str, SpeechData] = {}
+        for split, clips in splits.items():
+            limit = data.max_train_samples if split == "train" else data.max_eval_samples
+            ready[split] = self.prepare_split(split, clips[:limit] if limit else clips, progress)
+        self.evaluation = {split: found for split, found in ready.items() if split != "train"}
+        self.train = ready["train"]
+        self._require_language(ready["train"])
+
+    def prepare_split(self, split: str, clips: list[Clip], progress: Progress) -> SpeechData:
+        """Compute or load the features of one split, and leave out what the settings say.
+
+        Raises:
+            BadInput: too many broken files, clips or transcripts that are too long, or nothing is left.
+        """
+        languages = [self._language_of(clip) for clip in clips]
+        self._refuse_declared_long(clips)
+        data = self.profile.data
+        root = cache_root(data.cache_dir)
+        sources = [clip.audio for clip in clips]
+        phase = f"features ({split})"
+        store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, phase)
+        tokens = self.wrapper.encode([clip.text for clip in clips])
+        positions = self._without_broken(split, clips, store)
+        positions = self._fit_audio(clips, store, positions)
+        positions = self._fit_tokens(clips, tokens, positions)
+        if not positions:
+            raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line")
+        limit = self.wrapper.max_positions - self.wrapper.prompt_length + 1
+        kept = [tokens[position][:limit] for position in positions]
+        return SpeechData([clips[i] for i in positions], kept, store, positions, [languages[i] for i in positions])
+
+    def _language_of(self, clip: Clip) -> str:
+        if not clip.language:
+            return ""
+        code = language_code(clip.language, f"{clip.where}, column language")
+        self.wrapper.check_language(code, f"{clip.where}, column language")
+        return code
+
+    def _refuse_declared_long(self, clips: Sequence[Clip]) -> None:
+        """Tell early what the column ``duration`` already gives away, before hours of decoding."""
+        if self.profile.data.long_audio == "refuse":
+            window = self.wrapper.log_mel.seconds
+            long = [clip for clip in clips if clip.duration is not None and clip.duration > window]
+            self._handle_long(long, f"longer than the model's window of {window:g} s")
+
+    def _without_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> list[int]:
+        share = len(store.errors) / max(1, len(clips))
+        for position, error in list(store.errors.items())[:_NAMED]:
+            logger.warning("%s: %s: %s; left out", clips[position].where, clips[position].id, error)
+        allowed = self.profile.data.max_broken_share
+        if share > allowed:
+            first = next(iter(store.errors))
+            message = f"{split}: {len(store.errors)} of {len(clips)} recordings are broken, more than {allowed:.1%}"
+            named = f"first {clips[first].where}: {clips[first].id}: {store.errors[first]}"
+            raise BadInput(f"{message}; {named}", "repair or remove them, or raise max_broken_share")
+        if store.errors:
+            logger.warning("%s: %d of %d recordings are broken and left out", split, len(store.errors), len(clips))
+        return [position for position in range(len(clips)) if position not in store.errors]
+
+    def _fit_audio(self, clips: Sequence[Clip], store: FeatureStore, positions: list[int]) -> list[int]:
+        window = self.wrapper.log_mel.seconds
+        long = {position for position in positions if store.seconds[position] > window + 1e-3}
+        self._handle_long([clips[i] for i in sorted(long)], f"longer than the model's window of {window:g} s")
+        return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
+
+    def _fit_tokens(self, clips: Sequence[Clip], tokens: list[list[int]], positions: list[int]) -> list[int]:
+        room = self.wrapper.max_positions - self.wrapper.prompt_length
+        long = {position for position in positions if len(tokens[position]) - 1 > room}
+        self._handle_long([clips[i] for i in sorted(long)], f"with transcripts of more than {room} tokens")
+        return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
+
+    def _handle_long(self, long: Sequence[Clip], what: str) -> None:
+        if not long:
+            return
+        names = ", ".join(f"{clip.id} ({clip.where})" for clip in long[:3]) + (", ..." if len(long) > 3 else "")
+        policy = self.profile.data.long_audio
+        if policy == "refuse":
+            raise BadInput(f"{len(long)} clips {what}: {names}", "divide them, or set long_audio = cut or skip")
+        done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
+        logger.warning("%d clips %s are %s: %s", len(long), what, done, names)
+
+    def _require_language(self, data: SpeechData) -> None:
+        unknown = not self.default_language and not all(data.languages)
+        if self.wrapper.is_multilingual and self.profile.model.from_scratch and unknown:
+            raise BadInput("a model from scratch cannot tell the language", "set language, or add a column 'language'")
+
+    def build_model(self) -> nn.Module:
+        model = self.wrapper.build()
+        self.ensure_language(model, self.train)
+        return model
+
+    def ensure_language(self, model: nn.Module, data: SizedDataset) -> None:
+        """Let the model listen to a few clips if nobody said what language they are in."""
+        assert isinstance(data, SpeechData)
+        if self.default_language or all(data.languages):
+            return
+        heard = torch.stack([torch.from_numpy(data[i].features) for i in range(min(_DETECT_ON, len(data)))])
+        training = model.training
+        model.eval()
+        votes = Counter(self.wrapper.detect_languages(model, heard))
+        model.train(training)
+        self.default_language = votes.most_common(1)[0][0]
+        logger.warning("language is not set: the model hears %r; set language if it errs", self.default_language)
+
+    def collate(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        """Return features [batch, mels, frames], decoder input ids and labels [batch, longest prompt + text - 1].
+
+        Position ``t`` of the labels is the token after position ``t`` of the decoder's input; the prompt's own tokens
+        and the padding are ``-100``.
+        """
+        languages = [sample.language or self.default_language for sample in samples]
+        rows = [[*self.wrapper.prompt(code), *sample.tokens] for code, sample in zip(languages, samples)]
+        longest = max(len(row) for row in rows) - 1
+        inputs = torch.full((len(rows), longest), int(self.wrapper.tokenizer.eos_token_id))
+        labels = torch.full((len(rows), longest), IGNORED)
+        for index, row in enumerate(rows):
+            start = self.wrapper.prompt_length - 1
+            inputs[index, : len(row) - 1] = torch.tensor(row[:-1])
+            labels[index, start : len(row) - 1] = torch.tensor(row[start + 1 :])
+        return {
+            "input_features": self._features(samples, rngs),
+            "decoder_input_ids": inputs,
+            "labels": labels,
+            "tokens": float(sum(len(sample.tokens) for sample in samples)),
+            "texts": [sample.text for sample in samples],
+            "languages": languages,
+        }
+
+    def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
+        features = [sample.features for sample in samples]
+        strength = self.profile.data.augmentation
+        if rngs is not None and strength:
+            from training.tasks.augmentation import augment
+
+            features = [augment(one, strength, rng) for one, rng in zip(features, rngs)]
+        return torch.from_numpy(np.stack(features))
+
+    def weight(self, batch: Batch) -> float:
+        """Tokens of the transcripts, end tokens included."""
+        return float(batch["tokens"])
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        names = ("input_features", "decoder_input_ids", "labels")
+        loss: torch.Tensor = model(**{name: batch[name] for name in names}, use_cache=False).loss
+        return loss
+
+    def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
+        sums = super().evaluate(model, batch, generate)
+        if generate:
+            bound = self.profile.evaluation.eval_max_new_tokens
+            heard = self.wrapper.generate(model, batch["input_features"], batch["languages"], bound)
+            sums.update(self._count(batch["texts"], heard, batch["languages"]))
+        return sums
+
+    def _count(self, texts: Sequence[str], heard: Sequence[str], languages: Sequence[str]) -> dict[str, float]:
+        pairs = [(self._normalizer(code), text, said) for text, said, code in zip(texts, heard, languages)]
+        references = [normalize(text) for normalize, text, _ in pairs]
+        return count_errors(references, [normalize(said) for normalize, _, said in pairs])
+
+    def _normalizer(self, language: str) -> Normalizer:
+        code = "en" if self.profile.model.speech_task == "translate" else language
+        if code not in self._normalizers:
+            spelling = getattr(self.wrapper.tokenizer, "english_spelling_normalizer", None)
+            self._normalizers[code] = normalizer_for(code, spelling)
+        return self._normalizers[code]
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return ``loss``, and ``wer`` and ``cer`` (shares, 0.05 is 5 %) if text was generated."""
+        found = super().metrics(sums)
+        if sums.get("words"):
+            found["wer"] = sums["word_edits"] / sums["words"]
+        if sums.get("chars"):
+            found["cer"] = sums["char_edits"] / sums["chars"]
+        return found
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        data = self.train
+        codes = {code or self.default_language for code in data.languages} if isinstance(data, SpeechData) else set()
+        self.wrapper.save(model, directory, codes.pop() if len(codes) == 1 else "")

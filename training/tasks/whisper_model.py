@@ -1,0 +1,295 @@
+"""A Whisper checkpoint with its conventions: prompt, tokens, features, adapters, generation and saving."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+from profiles.errors import BadInput
+from profiles.schema import ModelSettings
+from training.tasks.features import LogMel
+from training.tasks.hub import check_model_path, load
+from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
+from training.tasks.recompute import recompute_activations
+
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+"""What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
+
+IGNORED = -100
+"""Label of a position that does not count in the loss."""
+
+
+def language_code(name: str, where: str = "language") -> str:
+    """Return Whisper's code of a language given by name or code (``German``, ``de``).
+
+    Raises:
+        BadInput: Whisper does not know it.
+    """
+    lowered = name.strip().lower()
+    if lowered in LANGUAGES:
+        return lowered
+    if lowered in TO_LANGUAGE_CODE:
+        return str(TO_LANGUAGE_CODE[lowered])
+    near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "give a name like 'german' or a code like 'de'"
+    raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
+
+
+class WhisperModelWrapper:
+    """Everything around one ``WhisperForConditionalGeneration``, named by hub name or local folder.
+
+    The configuration, tokenizer and feature extractor are read at once; :meth:`build` reads the weights. An adapter
+    folder (``adapter_config.json``) stands for its base model with the adapters merged.
+
+    Raises:
+        BadInput: the model is not found, is no Whisper, or its folder is damaged.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self.adapter = _adapter_folder(settings.model_path)
+        self.path = _base_of(self.adapter) if self.adapter else settings.model_path
+        self.config: WhisperConfig = self._read_config()
+        self.tokenizer: Any = load(self._text_path, "tokenizer", self._read_tokenizer)
+        self.extractor: WhisperFeatureExtractor = load(self._text_path, "feature extractor", self._read_extractor)
+        self.log_mel = LogMel.from_extractor(self.extractor)
+        self.generation: Any = self._read_generation()
+        """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
+        self._check_shapes()
+        self._lead = self._find_lead()
+
+    @property
+    def _text_path(self) -> str:
+        return str(self.adapter) if self.adapter else self.path
+
+    def _read_config(self) -> WhisperConfig:
+        values: dict[str, Any] = load(
+            self.path, "model", lambda local: WhisperConfig.get_config_dict(self.path, local_files_only=local)[0]
+        )
+        kind = values.get("model_type")
+        if kind != "whisper":
+            raise BadInput(f"model {self.path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
+        return load(self.path, "model", lambda local: WhisperConfig.from_dict(values))
+
+    def _read_tokenizer(self, local: bool) -> Any:
+        return AutoTokenizer.from_pretrained(self._text_path, local_files_only=local)
+
+    def _read_extractor(self, local: bool) -> WhisperFeatureExtractor:
+        return WhisperFeatureExtractor.from_pretrained(self._text_path, local_files_only=local)
+
+    def _read_generation(self) -> Any:
+        """Read the generation settings and complete what old or hand-made folders lack."""
+
+        def read(local: bool) -> Any:
+            try:
+                return GenerationConfig.from_pretrained(self.path, local_files_only=local)
+            except OSError:  # not every folder has generation_config.json
+                return GenerationConfig.from_model_config(self.config)
+
+        generation = load(self.path, "generation settings", read)
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        named = (f"<|{code}|>" for code in LANGUAGES)
+        languages = {token: vocabulary[token] for token in named if token in vocabulary}
+        tasks = {name: vocabulary[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in vocabulary}
+        is_multilingual = len(languages) > 1 and bool(tasks) and self.config.vocab_size != _ENGLISH_ONLY_VOCABULARY
+        defaults: dict[str, Any] = {
+            "is_multilingual": is_multilingual,
+            "no_timestamps_token_id": vocabulary.get("<|notimestamps|>"),
+            "max_length": self.max_positions,
+        }
+        if getattr(generation, "is_multilingual", is_multilingual):
+            defaults |= {"lang_to_id": languages, "task_to_id": tasks}
+        for name, value in defaults.items():
+            if getattr(generation, name, None) is None:
+                setattr(generation, name, value)
+        generation.forced_decoder_ids = None  # the old way to give language and task
+        return generation
+
+    def _check_shapes(self) -> None:
+        frames = 2 * self.config.max_source_positions  # the second convolution halves the frames
+        for what, ours, models in (
+            ("mels", self.log_mel.mels, self.config.num_mel_bins),
+            ("frames", self.log_mel.frames, frames),
+        ):
+            if ours != models:
+                message = f"model {self.path}: its feature extractor gives {ours} {what}, but it takes {models}"
+                raise BadInput(message, "correct preprocessor_config.json")
+        if len(self.tokenizer) > self.config.vocab_size:
+            message = f"model {self.path}: {len(self.tokenizer)} tokens, but vocab_size is {self.config.vocab_size}"
+            raise BadInput(message, "correct config.json")
+
+    def _find_lead(self) -> str:
+        """Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none."""
+        ids = self.tokenizer.encode(" a", add_special_tokens=False)
+        return " " if self.tokenizer.decode(ids) == " a" else ""
+
+    @property
+    def is_multilingual(self) -> bool:
+        """Whether language and task are part of the prompt."""
+        return bool(self.generation.is_multilingual)
+
+    @property
+    def max_positions(self) -> int:
+        """The decoder's positions: prompt and text together."""
+        return int(self.config.max_target_positions)
+
+    @property
+    def default_language(self) -> str:
+        """Code of the language set, or of the one the model was saved for; empty if there is none."""
+        if self.settings.language:
+            code = language_code(self.settings.language)
+            self.check_language(code, "language")
+            return code
+        saved = getattr(self.generation, "language", None)
+        if self.is_multilingual:
+            return language_code(saved) if isinstance(saved, str) and saved else ""
+        return "en"
+
+    def check_language(self, code: str, where: str) -> None:
+        """Raise ``BadInput`` if this model has no token for a language."""
+        if self.is_multilingual and f"<|{code}|>" not in self.generation.lang_to_id:
+            have = ", ".join(token.strip("<|>") for token in self.generation.lang_to_id)
+            raise BadInput(f"{where}: model {self.path} has no language {code!r}", f"it has: {have}")
+
+    def prompt(self, language: str) -> list[int]:
+        """Tokens the decoder starts from: start, language, task, no time stamps (the last three where it has them)."""
+        ids = [int(self.generation.decoder_start_token_id)]
+        if self.is_multilingual:
+            ids.append(self.generation.lang_to_id[f"<|{language}|>"])
+            ids.append(self.generation.task_to_id[self.settings.speech_task])
+        if self.generation.no_timestamps_token_id is not None:
+            ids.append(int(self.generation.no_timestamps_token_id))
+        return ids
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt(next(iter(self.generation.lang_to_id)).strip("<|>") if self.is_multilingual else "en"))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text with the end token, without the prompt."""
+        led = [self._lead + text for text in texts]
+        ids = self.tokenizer(led, add_special_tokens=False)["input_ids"] if led else []
+        return [[*text, int(self.tokenizer.eos_token_id)] for text in ids]
+
+    def build(self) -> nn.Module:
+        """Return the model on the CPU in float32, frozen, adapted and checkpointed as the settings say.
+
+        Raises:
+            BadInput: the weights are missing, damaged or of another shape; a LoRA target is not there.
+        """
+        model = self._read_model()
+        model.generation_config = copy.deepcopy(self.generation)
+        if self.settings.gradient_checkpointing:
+            recompute_activations(model)
+        if self.settings.freeze_encoder:
+            model.freeze_encoder()
+        if self.settings.tuning == "lora":
+            exclude = r"model\.encoder\..*" if self.settings.freeze_encoder else None
+            return cast(nn.Module, add_lora(model, self.settings, LORA_TARGETS, exclude))
+        return cast(nn.Module, model)
+
+    def _read_model(self) -> Any:
+        if self.settings.from_scratch:
+            return WhisperForConditionalGeneration(copy.deepcopy(self.config))
+
+        def read(local: bool) -> Any:
+            whisper: Any = WhisperForConditionalGeneration
+            model, info = whisper.from_pretrained(
+                self.path, local_files_only=local, dtype=torch.float32, output_loading_info=True
+            )
+            missing = sorted(info["missing_keys"])
+            if missing:
+                raise BadInput(
+                    f"model {self.path}: its weights lack {missing[0]} and {len(missing) - 1} more",
+                    "give the folder of a complete model, or set from_scratch",
+                )
+            return model
+
+        model = load(self.path, "model", read)
+        if self.adapter is not None:
+            folder = self.adapter
+            model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
+        return model
+
+    def detect_languages(self, model: nn.Module, features: torch.Tensor) -> list[str]:
+        """Codes of the languages the model hears in ``features`` [batch, mels, frames]."""
+        with torch.no_grad():
+            found = unwrap(model).detect_language(features, generation_config=self.generation).tolist()
+        codes = {token_id: token.strip("<|>") for token, token_id in self.generation.lang_to_id.items()}
+        return [codes[token_id] for token_id in found]
+
+    def generate(
+        self, model: nn.Module, features: torch.Tensor, languages: Sequence[str], max_new_tokens: int
+    ) -> list[str]:
+        """Greedy transcripts of ``features`` [batch, mels, frames], each at most ``max_new_tokens`` long."""
+        generation = copy.deepcopy(self.generation)
+        generation.max_length = None
+        generation.update(
+            max_new_tokens=min(max_new_tokens, self.max_positions - self.prompt_length), num_beams=1, do_sample=False
+        )
+        if self.is_multilingual:
+            generation.language, generation.task = list(languages), self.settings.speech_task
+        ids = unwrap(model).generate(input_features=features, generation_config=generation)
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+    def save(self, model: nn.Module, directory: Path, language: str) -> None:
+        """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.
+
+        Args:
+            language: code the saved model writes by default; empty: it detects the language.
+        """
+        if isinstance(model, PeftModel) and not self.settings.lora_merge:
+            save_adapter(model, directory)
+        else:
+            whole = merged_copy(model) if isinstance(model, PeftModel) else unwrap(model)
+            whole.save_pretrained(str(directory))
+        self._generation_to_save(language).save_pretrained(str(directory))
+        self.tokenizer.save_pretrained(str(directory))
+        self.extractor.save_pretrained(str(directory))
+
+    def _generation_to_save(self, language: str) -> Any:
+        generation = copy.deepcopy(self.generation)
+        if self.is_multilingual:
+            generation.task = self.settings.speech_task
+            generation.language = language or None
+        return generation
+
+
+_TASKS = ("transcribe", "translate")
+_ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
+
+
+def unwrap(model: nn.Module) -> Any:
+    """The ``WhisperForConditionalGeneration`` inside a peft model; adapters stay active."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _adapter_folder(path: str) -> Path | None:
+    if not check_model_path(path):
+        return None
+    folder = Path(path).expanduser()
+    return None if (folder / "config.json").is_file() else folder
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error

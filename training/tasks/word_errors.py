@@ -1,0 +1,40 @@
+"""Word and character error counts on text normalised as in the Whisper paper (Radford et al. 2022, appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import jiwer
+from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+
+Normalizer = Callable[[str], str]
+
+
+def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> Normalizer:
+    """Return Whisper's normaliser: the English one for ``en`` (numbers, spelling, contractions), else the basic one.
+
+    Args:
+        language: language code.
+        spelling: British to American spelling, from the processor's ``normalizer.json``; ``None``: none.
+    """
+    if language == "en":
+        return cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
+    return cast(Normalizer, BasicTextNormalizer())
+
+
+def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
+    """Return ``word_edits``, ``words``, ``char_edits``, ``chars`` over pairs of normalised texts.
+
+    Against an empty reference every word of the hypothesis is an edit.
+    """
+    if not references:
+        return {"word_edits": 0.0, "words": 0.0, "char_edits": 0.0, "chars": 0.0}
+    by_word = jiwer.process_words(list(references), list(hypotheses))
+    by_char = jiwer.process_characters(list(references), list(hypotheses))
+    return {
+        "word_edits": float(by_word.substitutions + by_word.deletions + by_word.insertions),
+        "words": float(by_word.hits + by_word.substitutions + by_word.deletions),
+        "char_edits": float(by_char.substitutions + by_char.deletions + by_char.insertions),
+        "chars": float(by_char.hits + by_char.substitutions + by_char.deletions),
+    }
