@@ -1,0 +1,140 @@
+"""Certificates of one run: an authority of its own, one certificate for the hub and one for every member.
+
+The authority's key is thrown away once all are signed, so nobody can join a run later than its launcher meant, and a
+certificate of another run is refused in the TLS handshake.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from profiles.errors import BadInput
+
+HUB_NAME = "muster-hub"
+"""Name in the hub's certificate: members check for it whatever address they dial."""
+_BEFORE = datetime.timedelta(days=1)
+_AFTER = datetime.timedelta(days=365)
+_FILES = ("ca.pem", "certificate.pem", "key.pem")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM files of one end."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def member_uri(run_id: str, rank: int) -> str:
+    """Return the identity in a member's certificate."""
+    return f"muster://{run_id}/member/{rank}"
+
+
+def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int], addresses: Sequence[str]) -> None:
+    """Write ``hub/`` and ``member-<rank>/`` below ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
+
+    P-256 with SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 and
+    folders 0700.
+
+    Args:
+        addresses: literal IP addresses of the hub.
+
+    Raises:
+        BadInput: an address is not a literal IP address, or the folder cannot be written.
+    """
+    authority = _Authority(run_id)
+    names: list[x509.GeneralName] = [x509.DNSName(HUB_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
+    try:
+        authority.issue(directory / "hub", HUB_NAME, names, ExtendedKeyUsageOID.SERVER_AUTH)
+        for rank in members:
+            uri: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member_uri(run_id, rank))]
+            folder = directory / f"member-{rank}"
+            authority.issue(folder, f"muster-member-{rank}", uri, ExtendedKeyUsageOID.CLIENT_AUTH)
+    except OSError as error:
+        raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
+
+
+def read_credentials(directory: Path) -> Credentials:
+    """Read what :func:`issue_run_certificates` wrote for one end.
+
+    Raises:
+        BadInput: a file is missing or unreadable.
+    """
+    try:
+        return Credentials(*((directory / name).read_bytes() for name in _FILES))
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}", "give the folder with this end's certificates") from error
+
+
+class _Authority:
+    def __init__(self, run_id: str) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _common_name(f"muster {run_id}"[:64])
+        self._now = datetime.datetime.now(datetime.timezone.utc)
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self._own = self._sign(self._builder(self._name, self._key).add_extension(constraints, critical=True))
+
+    def issue(
+        self, folder: Path, name: str, alternative: Sequence[x509.GeneralName], usage: x509.ObjectIdentifier
+    ) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._sign(
+            self._builder(_common_name(name), key)
+            .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+        )
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        for file, content in zip(_FILES, (_pem(self._own), _pem(certificate), private)):
+            _write_private(folder / file, content)
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self._now - _BEFORE)
+            .not_valid_after(self._now + _AFTER)
+        )
+
+    def _sign(self, builder: x509.CertificateBuilder) -> x509.Certificate:
+        return builder.sign(self._key, hashes.SHA256())
+
+
+def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        raise BadInput(f"'{address}' is not an IP address", "give the hub's literal address") from None
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Write ``content`` so that it appears whole and was never readable by others."""
+    temporary = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    temporary.replace(path)

@@ -1,0 +1,359 @@
+"""The hub's view of the group: who is there, what they exchange, who gets the anchor. No network in here."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+
+from training.events import MemberEvent, WarningEvent
+from training.exchange import wire
+from training.exchange.averaging import averaged, gathered
+from training.exchange.hub_pb2 import Hello, Status
+from training.exchange.outbox import Outbox
+from training.exchange.rounds import Closing, Contribution, Round, RoundBook
+from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, MeanChunk, WireError
+
+Log = Callable[[MemberEvent | WarningEvent], None]
+STATUS_INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """What the launcher decides about a group."""
+
+    run_id: str
+    names: tuple[str, ...]
+    """Machine names by rank; as many as there are members."""
+    limits: HubLimits
+    quorum: float = 1.0
+    round_deadline: float = 60.0
+    give_up: float = 900.0
+    lease: float = 5.0
+
+
+@dataclass(eq=False)
+class Seat:
+    """One connected member."""
+
+    rank: int
+    name: str
+    control: Outbox
+    session: int = field(default_factory=lambda: secrets.randbits(63) + 1)
+    bulk: Outbox | None = None
+    newcomer: bool = False
+    live: bool = False
+    silent: float = 0.0
+    """Seconds since the last sign of life."""
+    pieces: list[memoryview] = field(default_factory=list)
+    """Of the gather payload or anchor that is coming in; one at a time, in order."""
+    arriving: str | None = None
+
+
+class Group:
+    """All members of a run and their rounds. Every method may be called from any thread.
+
+    Averaging runs in the thread that brought the last contribution, outside the lock.
+    """
+
+    def __init__(self, settings: GroupSettings, log: Log) -> None:
+        limits = settings.limits
+        self._settings = settings
+        self._log = log
+        self._lock = threading.RLock()
+        self._seats: dict[int, Seat] = {}
+        self._started = False
+        self._anchor: list[bytes] = []
+        self._anchor_size = 0
+        self._anchor_from: Seat | None = None
+        self._since_status = 0.0
+        self._book = RoundBook(
+            settings.quorum,
+            settings.round_deadline,
+            settings.give_up,
+            limits.open_operations,
+            limits.member_bytes,
+            limits.kept_bytes,
+        )
+
+    @property
+    def limits(self) -> HubLimits:
+        return self._settings.limits
+
+    def hello(self, hello: Hello, control: Outbox) -> Seat:
+        """Seat a member. One that is seated already is lost: its machine came back.
+
+        Raises:
+            WireError: not a member of this run, or nobody is left to join.
+        """
+        self._check_hello(hello)
+        with self._lock:
+            if hello.rank in self._seats:
+                self._vacate(self._seats[hello.rank], "lost", "came back on a new connection")
+            if self._started and not self._live():
+                raise WireError("no member is left that has the state; start the run again with --resume")
+            seat = Seat(hello.rank, hello.name, control, newcomer=self._started)
+            self._seats[seat.rank] = seat
+            self._log(MemberEvent(member=seat.rank, name=seat.name, status="joined", message=_how(seat)))
+            self._tell_all()
+        self._close_rounds()
+        return seat
+
+    def open_bulk(self, frame: wire.Open, bulk: Outbox) -> Seat:
+        """Give a seat its bulk stream.
+
+        Raises:
+            WireError: no such seat, or it has one.
+        """
+        with self._lock:
+            seat = self._seats.get(frame.rank)
+            if seat is None or seat.session != frame.session or seat.bulk is not None:
+                raise WireError("a bulk stream without a seat")
+            seat.bulk = bulk
+            if not self._started and self._complete():
+                self._started = True
+                for other in self._seats.values():
+                    other.live = True
+            if seat.newcomer:
+                self._send(seat, self._anchor)
+            self._tell_all()
+            return seat
+
+    def heard(self, seat: Seat) -> None:
+        """Note a sign of life."""
+        seat.silent = 0.0
+
+    def leave(self, seat: Seat) -> None:
+        """A member said good-bye."""
+        self._remove(seat, "left", "")
+
+    def lose(self, seat: Seat, reason: str) -> None:
+        """A member is gone, or has broken the protocol."""
+        self._remove(seat, "lost", reason)
+
+    def receive(self, seat: Seat, frame: wire.Frame) -> None:
+        """Take what came on a bulk stream.
+
+        Raises:
+            WireError: it does not belong here; the caller ends the stream.
+        """
+        seat.silent = 0.0
+        closing: Closing | None = None
+        with self._lock:
+            if self._seats.get(seat.rank) is not seat:
+                return
+            if not seat.live:
+                raise WireError("an operation of somebody who is not a member yet")
+            if isinstance(frame, MeanChunk):
+                closing = self._receive_mean(seat, frame)
+            elif isinstance(frame, AnchorChunk):
+                self._receive_anchor(seat, frame)
+            elif isinstance(frame, BytesChunk):
+                closing = self._receive_gathered(seat, frame)
+            else:
+                raise WireError("a frame that does not belong here")
+        if closing is not None:
+            self._finish(closing)
+
+    def tick(self, now: float, elapsed: float) -> None:
+        """Look after leases and deadlines; call it a few times a second.
+
+        Args:
+            elapsed: seconds since the last call, at most a few ticks, so that a hub that was asleep drops nobody.
+        """
+        with self._lock:
+            for seat in list(self._seats.values()):
+                seat.silent += elapsed
+                if seat.silent > self._settings.lease:
+                    self._vacate(seat, "lost", f"silent for {self._settings.lease:g} s")
+            self._since_status += elapsed
+            if self._since_status >= STATUS_INTERVAL:
+                self._tell_all()
+            for late in self._book.overdue(now):
+                self._fail(late, f"could not close within {self._settings.give_up:g} s")
+        self._close_rounds()
+
+    def close(self, reason: str) -> None:
+        """End all streams."""
+        with self._lock:
+            for seat in list(self._seats.values()):
+                for outbox in (seat.control, seat.bulk):
+                    if outbox is not None:
+                        outbox.close(reason)
+
+    # -- members -----------------------------------------------------------------------------------------------------
+
+    def _check_hello(self, hello: Hello) -> None:
+        settings = self._settings
+        if hello.version != wire.PROTOCOL_VERSION:
+            raise WireError(f"protocol version {hello.version}, the hub speaks {wire.PROTOCOL_VERSION}")
+        if hello.run_id != settings.run_id:
+            raise WireError("a member of another run")
+        if hello.world_size != len(settings.names) or hello.rank >= len(settings.names):
+            raise WireError(f"rank {hello.rank} of {hello.world_size} in a run of {len(settings.names)}")
+
+    def _live(self) -> list[int]:
+        return sorted(seat.rank for seat in self._seats.values() if seat.live)
+
+    def _waiting(self) -> list[Seat]:
+        return [s for s in self._seats.values() if s.newcomer and not s.live and s.bulk is not None]
+
+    def _complete(self) -> bool:
+        ready = [seat for seat in self._seats.values() if seat.bulk is not None]
+        return len(ready) == len(self._settings.names)
+
+    def _missing(self) -> list[str]:
+        if self._started:
+            return []
+        seated = {seat.rank for seat in self._seats.values() if seat.bulk is not None}
+        return [f"rank {rank} ({name})" for rank, name in enumerate(self._settings.names) if rank not in seated]
+
+    def _tell_all(self) -> None:
+        """Send everyone the state of the group; who does not read what waits for it is not sent more."""
+        self._since_status = 0.0
+        live, missing = self._live(), self._missing()
+        donor = live[0] if live and self._waiting() and self._anchor_from is None else None
+        for seat in self._seats.values():
+            seat.control.put(
+                Status(
+                    session=seat.session,
+                    started=self._started and seat.bulk is not None,
+                    newcomer=seat.newcomer and not seat.live,
+                    anchor_wanted=seat.rank == donor,
+                    members=live,
+                    missing=missing,
+                ).SerializeToString()
+            )
+
+    def _remove(self, seat: Seat, status: str, reason: str) -> None:
+        with self._lock:
+            if self._seats.get(seat.rank) is seat:
+                self._vacate(seat, status, reason)
+        self._close_rounds()
+
+    def _vacate(self, seat: Seat, status: str, reason: str) -> None:
+        del self._seats[seat.rank]
+        seat.live = False
+        self._book.forget_member(seat.rank)
+        if self._anchor_from is seat:
+            self._anchor_from, self._anchor = None, []
+        for outbox in (seat.control, seat.bulk):
+            if outbox is not None:
+                outbox.close(reason and f"the hub dropped this member: {reason}")
+        left: MemberEvent = MemberEvent(
+            member=seat.rank, name=seat.name, status="left" if status == "left" else "lost", message=reason
+        )
+        self._log(left)
+        if self._started and not self._live():
+            for stranded in self._waiting():
+                self._vacate(stranded, "lost", "no member is left that has the state")
+        self._tell_all()
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def _receive_mean(self, seat: Seat, frame: MeanChunk) -> Closing | None:
+        contribution = Contribution(frame.weight, frame, len(frame.payload))
+        signature = (MeanChunk, frame.codec.name, frame.elements)
+        return self._enter(seat, frame.name, signature, frame.chunks, frame.chunk, contribution)
+
+    def _receive_gathered(self, seat: Seat, frame: BytesChunk) -> Closing | None:
+        pieces = self._collect(seat, frame)
+        if pieces is None:
+            return None
+        contribution = Contribution(0.0, pieces, frame.size)
+        return self._enter(seat, frame.name, BytesChunk, 1, 0, contribution)
+
+    def _enter(
+        self, seat: Seat, name: str, signature: Hashable, parts: int, part: int, contribution: Contribution
+    ) -> Closing | None:
+        first = not self._book.has_opened(name, seat.rank)
+        now = time.monotonic()
+        current = self._book.add(seat.rank, name, signature, parts, part, contribution, now)
+        if first:
+            for frames in list(current.results.values()):
+                self._send(seat, frames)
+        return self._book.take(current, part, self._live(), now)
+
+    def _collect(self, seat: Seat, frame: BytesChunk) -> list[memoryview] | None:
+        """Add one piece; return all of them when the payload is whole."""
+        if frame.chunk == 0 and seat.arriving is None:
+            seat.arriving = f"{type(frame).__name__}/{frame.name}/{frame.size}"
+        if seat.arriving != f"{type(frame).__name__}/{frame.name}/{frame.size}" or frame.chunk != len(seat.pieces):
+            raise WireError("pieces of a payload out of order")
+        seat.pieces.append(frame.payload)
+        if len(seat.pieces) < frame.chunks:
+            return None
+        pieces, seat.pieces, seat.arriving = seat.pieces, [], None
+        return pieces
+
+    def _receive_anchor(self, seat: Seat, frame: AnchorChunk) -> None:
+        """Hand a piece on to the newcomers; with the last one they are members.
+
+        An anchor that nobody waits for any more is let pass: its donor could not know.
+        """
+        waiting = self._waiting()
+        if frame.chunk == 0 and self._anchor_from is None and waiting:
+            self._anchor_from, self._anchor, self._anchor_size = seat, [], frame.size
+            self._tell_all()
+        if self._anchor_from is not seat:
+            return
+        if frame.chunk != len(self._anchor) or frame.size != self._anchor_size:
+            raise WireError("pieces of an anchor out of order")
+        last = frame.chunk == frame.chunks - 1
+        for newcomer in waiting if last else ():
+            newcomer.live = True
+            self._log(MemberEvent(member=newcomer.rank, name=newcomer.name, status="ready", message="has the anchor"))
+        members = tuple(self._live()) if last else ()
+        self._anchor.append(wire.pack_bytes(replace(frame, rank=seat.rank, members=members)))
+        for newcomer in waiting:
+            self._send(newcomer, self._anchor[-1:])
+        if last:
+            self._anchor_from, self._anchor = None, []
+            self._tell_all()
+
+    def _close_rounds(self) -> None:
+        """Close what may close after a loss or when time has passed."""
+        with self._lock:
+            closings = list(self._book.take_all(self._live(), time.monotonic()))
+        for closing in closings:
+            self._finish(closing)
+
+    def _finish(self, closing: Closing) -> None:
+        """Make the result of a part and send it to all who have opened the round."""
+        result = gathered(closing) if closing.round.signature is BytesChunk else averaged(closing)
+        with self._lock:
+            for rank, reason in result.broken:
+                seat = self._seats.get(rank)
+                if seat is not None:
+                    self._vacate(seat, "lost", reason)
+            if result.failure:
+                self._book.fail(closing.round)
+                self._fail(closing.round, result.failure)
+            elif result.frames:
+                self._book.publish(closing, result.frames)
+                for rank in sorted(closing.round.openers):
+                    self._send(self._seats.get(rank), result.frames)
+            else:
+                self._book.reopen(closing)
+        if result.broken:
+            self._close_rounds()
+
+    def _fail(self, failed: Round, reason: str) -> None:
+        absent = sorted(set(self._live()) - failed.openers)
+        missing = f"; nothing came from rank {', '.join(map(str, absent))}" if absent else ""
+        self._log(WarningEvent(message=f"exchange {failed.name} failed: it {reason}{missing}"))
+        frame = wire.pack_failed(Failed(failed.name, f"{reason}{missing}"))
+        for rank in sorted(failed.openers):
+            self._send(self._seats.get(rank), [frame])
+
+    def _send(self, seat: Seat | None, frames: Iterable[bytes]) -> None:
+        if seat is None or seat.bulk is None:
+            return
+        if not all(seat.bulk.put(frame) for frame in frames):
+            self._vacate(seat, "lost", "does not read its results")
+
+
+def _how(seat: Seat) -> str:
+    return "joins a running group" if seat.newcomer else ""

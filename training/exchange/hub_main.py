@@ -1,0 +1,80 @@
+"""Process entry of the hub: see :mod:`training.exchange.hub`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from profiles.errors import BadInput, ExitCode, MusterError
+from training.events import EventSink
+
+if TYPE_CHECKING:
+    from training.exchange.hub import HubConfig
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a hub until stdin closes or SIGTERM comes; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m training.exchange.hub", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
+    path: Path = parser.parse_args(arguments).config
+    try:
+        _serve(path)
+    except MusterError as error:
+        print(f"hub: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    return int(ExitCode.DONE)
+
+
+def _serve(path: Path) -> None:
+    import torch  # after the arguments are known to be right: it takes seconds
+
+    from training.exchange.hub import Hub
+
+    # Several members' chunks are averaged side by side in their own threads; more threads inside each only fight.
+    torch.set_num_threads(1)
+    hub = Hub(_read_config(path), EventSink(sys.stdout))
+    port = hub.start()
+    print(json.dumps({"port": port}), flush=True)
+    _wait_for_the_end()
+    hub.stop()
+
+
+def _read_config(path: Path) -> HubConfig:
+    from training.exchange.hub import HubConfig
+
+    try:
+        return HubConfig.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "give the hub's configuration file") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path}: {where}: {first['msg']}", "write the hub's configuration again") from error
+
+
+def _wait_for_the_end() -> None:
+    end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end.set())
+
+    def watch() -> None:
+        # os.read, not sys.stdin: a daemon thread inside a buffered read would block the interpreter's exit.
+        while os.read(0, 4096):
+            pass
+        end.set()
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    end.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
