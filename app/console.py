@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+PIPE_WIDTH = 200
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 
@@ -62,10 +63,11 @@ def say_error(message: str, hint: str = "") -> None:
 
 
 def show(content: RenderableType) -> None:
-    """Write data a person asked for to stdout."""
+    """Write data a person asked for to stdout; a pipe or file gets lines that are not cut at 80 columns."""
     from rich.console import Console
 
-    Console(highlight=False, markup=False, emoji=False).print(content)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    Console(highlight=False, markup=False, emoji=False, width=width).print(content)
 
 
 def show_line(text: str) -> None:

@@ -34,6 +34,11 @@ def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return ExitCode.DONE
+    except SystemExit as error:  # what typer makes of a closed pipe
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return ExitCode.DONE
     except MusterError as error:
         return _fail(error.message, error.hint, error.exit_code, as_json)
     except typer.TyperException as error:
@@ -99,5 +104,5 @@ def _flush() -> None:
 def _silence_stdout() -> None:
     """Let the interpreter's own flush at exit go nowhere, so that a closed pipe stays quiet."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, 1)
     os.close(descriptor)

@@ -178,8 +178,8 @@ def total_steps(profile: Profile, recorder: Recorder) -> int:
 
 def lines(measured: Measured) -> list[str]:
     """Return the figures for a person."""
-    every = "a step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
-    exchange = f"{bytes_text(measured.bytes_per_sync)} a member every {every}" if measured.workers > 1 else "none"
+    every = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
+    exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {every}" if measured.workers > 1 else "none"
     device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",

@@ -130,8 +130,8 @@ def _summary_document(run: RunSummary) -> dict[str, Any]:
 
 def _table(runs: Sequence[RunSummary], with_size: bool = False) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "profile", "status", "started", "took", "workers", "strategy", "result"):
-        table.add_column(name, no_wrap=name != "result", overflow="fold")
+    for name in ("run", "profile", "status", "started", "took", "by", "result"):
+        table.add_column(name, no_wrap=name in ("run", "status"), overflow="fold")
     if with_size:
         table.add_column("size", justify="right")
     for run in runs:
@@ -144,19 +144,10 @@ def _cells(run: RunSummary) -> list[str]:
     started = f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
     metadata = run.metadata
     if metadata is None:
-        return [run.run_id, run.profile, run.status, started, "-", "-", "-", run.damage]
-    took, workers = duration_text(run.seconds), str(len(metadata.hosts))
+        return [run.run_id, run.profile, run.status, started, "-", "-", run.damage]
+    took, members = duration_text(run.seconds), f"{len(metadata.hosts)} x {metadata.strategy}"
     result = metadata.error_message or _headline_of(metadata.metrics)
-    return [
-        run.run_id,
-        run.profile,
-        run.status,
-        started,
-        took,
-        workers,
-        metadata.strategy,
-        result,
-    ]
+    return [run.run_id, run.profile, run.status, started, took, members, result]
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:

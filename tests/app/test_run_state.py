@@ -1,64 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from app_events import evaluation, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.run_state import KEPT_WARNINGS, RunState, reduce_events
 from training.events import (
     ErrorEvent,
-    EvaluationEvent,
     Event,
     MachineEvent,
     MemberEvent,
     ProgressEvent,
     RunEvent,
     SnapshotEvent,
-    StepEvent,
-    SyncEvent,
     UnknownEvent,
     WarningEvent,
 )
-
-Make = Callable[..., Event]
-
-
-def step(number: int, *, member: int = 0, time: float | None = None, **fields: Any) -> StepEvent:
-    defaults: dict[str, Any] = {
-        "epoch": 0.0,
-        "loss": 1.0,
-        "learning_rate": 1e-3,
-        "samples": 8,
-        "weight": 8.0,
-        "compute": 0.75,
-        "wait": 0.25,
-        "transfer": 0.5,
-    }
-    return StepEvent(member=member, step=number, time=float(number) if time is None else time, **{**defaults, **fields})
-
-
-def sync(round_: int, *, member: int = 0, weight_hash: str = "") -> SyncEvent:
-    return SyncEvent(
-        member=member,
-        time=1.0,
-        step=round_ * 10,
-        round=round_,
-        bytes_sent=100,
-        bytes_received=200,
-        seconds=0.5,
-        wait=0.1,
-        members=[0, 1],
-        weight_hash=weight_hash,
-    )
-
-
-def evaluation(at: int, wer: float, split: str = "validation") -> EvaluationEvent:
-    return EvaluationEvent(
-        member=0, time=float(at), step=at, split=split, loss=1.0, metrics={"wer": wer}, samples=5, seconds=1.0
-    )
 
 
 def test_a_step_shows_in_its_member() -> None:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.console import bytes_text, command_line, duration_text, say_error, show_json, visible
+
+
+@given(st.text())
+def test_visible_text_is_one_printable_line(text: str) -> None:
+    assert visible(text).isprintable()
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"])))
+def test_harmless_text_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e9, "2.5 GB")]
+)
+def test_bytes(count: float, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (float("nan"), "-"), (float("inf"), "-"), (0, "0:00"), (83.4, "1:23"), (3723, "1:02:03")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"a": float("nan"), "b": "ä\x1b"})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"a": None, "b": "ä\x1b"}
+    assert "\x1b" not in out
+
+
+def test_an_error_is_two_lines_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    say_error("bad\nthing\x1b[0m", "do\nthis")
+    assert capsys.readouterr().err == "error: bad thing\\x1b[0m\nhint: do this\n"
+
+
+def test_commands_to_type_are_quoted() -> None:
+    assert command_line("transcribe", "a b.wav").endswith("cli_typer.py transcribe 'a b.wav'")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from app_events import evaluation, step
+from rich.console import Console
+
+from app.progress import PLAIN_BURST, LiveProgress, PlainProgress, progress_for
+from app.run_state import RunState, reduce_events
+from app.run_view import RunView
+from training.events import Event, MemberEvent, ProgressEvent, RunEvent, WarningEvent
+
+HOSTILE = "\x1b[31m[bold]red[/bold]\x1b]0;title\x07\r\n\u202egnp"
+
+
+class Plain:
+    """A plain display with a clock that the test turns and lines it can read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lines: list[str] = []
+        self.display = PlainProgress("title", RunState(), self.lines.append, lambda: self.now)
+
+    def feed(self, *events: Event) -> list[str]:
+        """Return the lines that ``events`` add."""
+        before = len(self.lines)
+        for event in events:
+            self.display(event)
+        return self.lines[before:]
+
+
+@pytest.fixture
+def plain() -> Plain:
+    return Plain()
+
+
+def picture(events: list[Event], width: int = 100, **settings: object) -> str:
+    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True, **settings)  # type: ignore[arg-type]
+    console.print(RunView("demo", reduce_events(events), now=100.0))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+RUNNING: list[Event] = [
+    RunEvent(status="running", total_steps=100, time=0.0),
+    MemberEvent(member=0, status="ready", name="worker-0", time=1.0),
+    *[step(n, member=m, bytes_sent=2000) for n in range(10, 14) for m in (0, 1)],
+]
+
+
+def test_step_lines_come_every_ten_seconds(plain: Plain) -> None:
+    steps: list[list[str]] = []
+    for second in range(60):
+        plain.now = float(second)
+        steps.append(plain.feed(step(second + 1, time=float(second))))
+    assert sum(map(len, steps)) == 6
+
+
+def test_a_step_line_says_where_the_run_is(plain: Plain) -> None:
+    plain.feed(RunEvent(status="running", total_steps=100), step(1))
+    plain.now = 10.0
+    (line,) = plain.feed(step(2))
+    assert line == "[0:10] step 2/100, loss 1, 8.0 samples/s, 1:38 left"
+
+
+def test_evaluations_and_changes_are_told_at_once(plain: Plain) -> None:
+    lines = plain.feed(evaluation(0, 0.98), evaluation(50, 0.05), MemberEvent(member=1, status="lost", name="b"))
+    assert [line.split("] ")[1] for line in lines] == [
+        "WER on validation: 98.0 % (step 0)",
+        "WER on validation: 98.0 % -> 5.0 % (step 50)",
+        "b lost",
+    ]
+
+
+def test_the_same_status_is_told_once(plain: Plain) -> None:
+    assert len(plain.feed(*[RunEvent(status="running", member=m) for m in range(3)])) == 1
+
+
+def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
+    assert len(plain.feed(*[WarningEvent(message=str(n)) for n in range(500)])) == PLAIN_BURST
+    plain.now = 11.0
+    told = plain.feed(WarningEvent(message="later"))
+    assert told[0].endswith(f"... and {500 - PLAIN_BURST} more messages; they are in events.jsonl")
+    assert told[1].endswith("warning: later")
+
+
+def test_preparation_is_told_at_its_begin_and_end(plain: Plain) -> None:
+    lines = plain.feed(
+        *[ProgressEvent(member=m, phase="features", done=n, total=99) for n in range(100) for m in (0, 1)]
+    )
+    assert [line.split("] ")[1] for line in lines] == ["features: 0/99", "features: 99/99"]
+
+
+def test_plain_lines_hold_no_control_byte_of_others(plain: Plain) -> None:
+    (line,) = plain.feed(WarningEvent(message=HOSTILE))
+    assert line.isprintable()
+    assert "\\x1b[31m[bold]red[/bold]" in line
+
+
+def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
+    def broken(_: str) -> None:
+        raise BrokenPipeError
+
+    display = PlainProgress("title", RunState(), broken)
+    display(step(1))
+    assert display.state.step == 1
+
+
+def test_the_picture_has_a_row_a_worker_and_the_verdict() -> None:
+    shown = picture([*RUNNING, evaluation(0, 0.98), evaluation(10, 0.1)], color_system=None)
+    assert "step 13/100" in shown
+    assert "worker-0" in shown
+    assert "member 1" in shown
+    assert "75% | 25% | 50%" in shown
+    assert "8.0 kB" in shown
+    assert "WER on validation: 98.0 % -> 10.0 % (step 10)" in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_of_the_picture_is_wider_than_the_terminal(width: int) -> None:
+    long = WarningEvent(message="word " * 100)
+    shown = picture([*RUNNING, long], width=width, color_system=None)
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_hostile_text_is_shown_literally() -> None:
+    hostile = [MemberEvent(member=0, status="ready", name=HOSTILE), WarningEvent(message=HOSTILE)]
+    shown = picture([*RUNNING, *hostile], width=200, color_system=None)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\\x1b[31m[bold]red[/bold]" in shown
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[32m" in picture(RUNNING, color_system="standard")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in picture(RUNNING, color_system="standard")
+
+
+def test_the_picture_shows_diverged_weights() -> None:
+    from app_events import sync
+
+    events: list[Event] = [*RUNNING, sync(1, weight_hash="a"), sync(1, member=1, weight_hash="b")]
+    assert "weights differ" in picture(events)
+
+
+def test_painting_does_not_follow_the_events() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, height=24, force_terminal=True)
+    begin = time.monotonic()
+    with LiveProgress("painted", RunState(), console) as display:
+        number = 0
+        while time.monotonic() < begin + 0.6:
+            number += 1
+            display(step(number))
+    assert number > 100
+    assert stream.getvalue().count("painted") <= 5  # 4 a second, and the last one
+    assert f"{number}" in stream.getvalue()
+
+
+def test_without_a_terminal_the_display_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_for("title") as display:
+        display(WarningEvent(message="x"))
+    assert capsys.readouterr().err == "[0:00] title\n[0:00] warning: x\n"

@@ -1,0 +1,115 @@
+"""A run at the seam of the command line: writes what it is told into the real run folder, trains nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profiles.errors import ExitCode
+from training.events import (
+    EvaluationEvent,
+    Event,
+    MachineEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+)
+from training.local_run import LocalOutcome
+from training.plan import RunPlan
+from training.run_folder import RunFolder
+
+DEADLINE = 20.0
+
+
+def step(number: int, member: int, **fields: Any) -> StepEvent:
+    defaults: dict[str, Any] = {
+        "epoch": number / 100,
+        "loss": 1.0 / number,
+        "learning_rate": 1e-3,
+        "samples": 8,
+        "weight": 8.0,
+        "compute": 0.4,
+        "wait": 0.1,
+        "transfer": 0.2,
+        "bytes_sent": 3000,
+        "bytes_received": 5000,
+    }
+    return StepEvent(member=member, step=number, **{**defaults, **fields})
+
+
+def sync(number: int, member: int) -> SyncEvent:
+    return SyncEvent(
+        member=member,
+        step=number * 3,
+        round=number,
+        bytes_sent=1000,
+        bytes_received=1000,
+        seconds=0.5,
+        wait=0.4,
+        members=[0, 1],
+    )
+
+
+def evaluation(at: int, wer: float) -> EvaluationEvent:
+    return EvaluationEvent(member=0, step=at, split="test", loss=wer * 3, metrics={"wer": wer}, samples=9, seconds=1.0)
+
+
+def training(steps: int = 6) -> list[Event]:
+    """What two members say in a short training."""
+    said: list[Event] = [RunEvent(status="running", total_steps=steps), evaluation(0, 0.98)]
+    for number in range(1, steps + 1):
+        said += [step(number, member) for member in (0, 1)]
+        said += [sync(number // 3, member) for member in (0, 1) if number % 3 == 0]
+    load = MachineEvent(member=0, cpu_percent=50.0, memory_used=200_000_000, memory_total=8_000_000_000)
+    return [*said, SnapshotEvent(member=0, step=steps, path="checkpoints/a", bytes=9, seconds=0.1), load]
+
+
+class FakeRun:
+    """A run that says ``events``; it ends with ``status``, or waits for the stop if ``status`` is ``cancelled``."""
+
+    def __init__(
+        self,
+        events: Sequence[Event] = (),
+        status: str = "completed",
+        code: ExitCode = ExitCode.DONE,
+        message: str = "",
+        on_wait: Callable[[FakeRun], None] = lambda run: None,
+        on_start: Callable[[FakeRun], None] = lambda run: None,
+    ) -> None:
+        self._events = [*events, *([evaluation(6, 0.03)] if status == "completed" else [])]
+        self._status, self._code, self._message = status, code, message
+        self._on_wait, self._on_start = on_wait, on_start
+        self.stopped = threading.Event()
+        self.calls: list[str] = []
+        self.plan: RunPlan | None = None
+
+    def __call__(self, plan: RunPlan, folder: RunFolder, on_event: Callable[[Event], None]) -> FakeRun:
+        self.plan, self._folder, self._on_event = plan, folder, on_event
+        return self
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self._on_start(self)
+
+    def wait(self) -> LocalOutcome:
+        for event in self._events:
+            self._on_event(self._folder.append(event))
+        self._on_wait(self)
+        if self._status == "cancelled":
+            assert self.stopped.wait(DEADLINE)
+        if self._status == "completed":
+            (self._folder.path / "model").mkdir()
+            (self._folder.path / "model" / "config.json").write_text("{}")
+        metrics = {"after": {"test": {"wer": 0.03}}, "seconds": 83.0, "samples_per_second": 32.0}
+        self._folder.finish(self._status, metrics, self._message)  # type: ignore[arg-type]
+        return LocalOutcome(self._status, self._folder.path, metrics, self._code, self._message, "the hint")
+
+    def request_stop(self, message: str) -> None:
+        self.calls.append(f"stop: {message}")
+        self.stopped.set()
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.stopped.set()

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun, training
+
+from app.cli.main import main
+from app.cli.train import TrainRequest, distributed_train
+from profiles.options import options
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "cli_typer.py"
+HELPS = [[], ["distributed-train"], ["runs"], ["runs", "clean"], ["profiles", "show"], ["transcribe"], ["evaluate"]]
+Capture = pytest.CaptureFixture[str]
+
+
+def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def make_run(profile: str = "demo") -> str:
+    distributed_train(TrainRequest(profile, {"workers": "2"}), FakeRun(training()))
+    newest: str = max(path.name for path in Path("output").iterdir())[:20]
+    return newest
+
+
+WHAT_HELP_IMPORTS = """
+import contextlib, io, sys
+from app.cli.main import main
+for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main([*command, "--help"]) == 0
+print([name for name in ("torch", "transformers", "grpc", "numpy", "textual") if name in sys.modules])
+"""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert in_process(WHAT_HELP_IMPORTS).stdout.strip() == "[]"
+
+
+def test_help_answers_at_once() -> None:
+    def seconds() -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, check=True)
+        return time.perf_counter() - begin
+
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert min(seconds() for _ in range(3)) < 0.5 * busy
+
+
+@pytest.mark.parametrize("command", HELPS, ids=" ".join)
+def test_every_level_has_help_without_escape_codes(command: list[str], capsys: Capture) -> None:
+    assert main([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: cli_typer.py" in out
+    assert "\x1b" not in out
+
+
+def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(capsys: Capture) -> None:
+    main(["distributed-train", "--help"])
+    short = capsys.readouterr().out
+    main(["distributed-train", "--help-all"])
+    long = capsys.readouterr().out
+    for spec in options():
+        flag = re.compile(rf"--{spec.name.replace('_', '-')}\s")
+        assert flag.search(long)
+        assert bool(flag.search(short)) != spec.advanced
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "hint"),
+    [
+        ("distributed-train", "no profile given", "profiles list"),
+        ("distributed-train dem", "there is no profile 'dem'", "did you mean 'demo'?"),
+        ("distributed-train demo --local 0", "too small", ""),
+        ("distributed-train demo --local two", "not a whole number", ""),
+        ("distributed-train demo --strategy dilco", "unknown strategy 'dilco'", "did you mean 'diloco'?"),
+        ("distributed-train demo --model nosuch", "neither a [model:NAME]", ""),
+        ("distributed-train demo --set lerning_rate=1", "unknown option 'lerning_rate'", "did you mean"),
+        ("distributed-train demo --set x", "not of the form key=value", "learning_rate=1e-3"),
+        ("distributed-train demo --set seed=1 --seed 2", "'seed' is given twice", "once"),
+        ("distributed-train demo --lora-merge --no-lora-merge", "contradict", "one of the two"),
+        ("distributed-train demo --output notes/deeper", "a file is in the way", "--output"),
+        ("distributed-train --resume nothing", "no run 'nothing'", "start one"),
+        ("runs sho", "No such command 'sho'", "Did you mean 'show'?"),
+        ("runs show", "Missing argument 'RUN'", "runs show --help"),
+        ("runs compare", "Missing argument", "--help"),
+        ("runs clean", "nothing says which runs", "--keep N"),
+        ("runs list --output notes", "Not a directory", "--output"),
+        ("profiles show dem", "there is no profile 'dem'", "did you mean"),
+        ("transcribe", "Missing argument 'MODEL'", "--help"),
+        ("nothing", "No such command 'nothing'", "--help"),
+        ("--nothing", "No such option", ""),
+    ],
+)
+def test_wrong_use_is_one_line_and_a_hint_and_exit_code_2(
+    command: str, message: str, hint: str, capsys: Capture
+) -> None:
+    Path("notes").touch()
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    first, *second = [line for line in err.splitlines() if not line.startswith("  ")]
+    assert out == ""
+    assert first.startswith("error: ")
+    assert message in first
+    assert [line[:6] for line in second] in ([], ["hint: "])
+    assert hint in "".join(second)
+    assert not Path("output").exists()
+
+
+@pytest.mark.parametrize("command", ["distributed-train dem", "runs show nothing", "runs sho", "profiles show dem"])
+def test_errors_are_json_where_json_was_asked_for(command: str, capsys: Capture) -> None:
+    assert main([*command.split(), "--json"]) == 2
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["exit_code"] == 2
+    assert document["error"]["message"]
+    assert err == ""
+
+
+CRASH = """
+import app.cli.runs, sys
+def broken(*_):
+    raise ZeroDivisionError("by\\nnothing")
+app.cli.runs.list_command = broken
+from app.cli.main import main
+sys.exit(main(["runs", "list"]))
+"""
+
+
+def test_a_fault_of_ours_is_one_line_and_a_saved_traceback() -> None:
+    done = in_process(CRASH)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert error == "error: unexpected ZeroDivisionError: by nothing"
+    assert "in broken" in Path(hint.removeprefix("hint: the traceback is in ")).read_text()
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    make_run()
+    shell = f'"{sys.executable}" "{SCRIPT}" runs list --json | true; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert re.match(r"muster \S+\n", capsys.readouterr().out)
+
+
+def test_bare_runs_is_the_list(capsys: Capture) -> None:
+    run_id = make_run()
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    bare = capsys.readouterr().out
+    assert run_id in bare
+    assert "test wer 0.03" in " ".join(bare.split())
+    assert main(["runs", "list"]) == 0
+    assert capsys.readouterr().out == bare
+
+
+def test_no_runs_yet_says_how_to_start_one(capsys: Capture) -> None:
+    assert main(["runs"]) == 0
+    assert "distributed-train PROFILE" in capsys.readouterr().err
+
+
+def test_a_run_is_shown_with_the_state_of_its_events(capsys: Capture) -> None:
+    run_id = make_run()
+    capsys.readouterr()
+    assert main(["runs", "show", run_id, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["run_id"], shown["status"], shown["state"]["step"]) == (run_id, "completed", 6)
+    assert [member["bytes_sent"] for member in shown["state"]["members"]] == [18000, 18000]
+
+
+def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
+    make_run()
+    capsys.readouterr()
+    assert main(["runs", "show", "demo"]) == 0
+    out = capsys.readouterr().out
+    assert "steps     6/6" in out
+    assert "WER     test         98.0 % -> 3.0 %" in out
+
+
+def test_runs_are_compared(capsys: Capture) -> None:
+    ids = [make_run(), make_run()]
+    capsys.readouterr()
+    assert main(["runs", "compare", *ids, "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["runs"] == ids
+    assert table["metrics"]["after.test.wer"] == [0.03, 0.03]
+    assert main(["runs", "compare", *ids]) == 0
+    assert "after.test.wer" in capsys.readouterr().out
+
+
+def test_cleaning_needs_somebody_to_confirm(capsys: Capture) -> None:
+    run_id = make_run()
+    capsys.readouterr()
+    assert main(["runs", "clean", "--keep", "0"]) == 2
+    out, err = capsys.readouterr()
+    assert run_id in out
+    assert "--yes" in err
+    assert len(list(Path("output").iterdir())) == 1
+
+
+def test_cleaning_shows_what_it_removes(capsys: Capture) -> None:
+    run_id = make_run()
+    capsys.readouterr()
+    assert main(["runs", "clean", "--status", "completed", "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert out.index(run_id) < out.index("removed 1 runs")
+    assert list(Path("output").iterdir()) == []
+
+
+def test_profiles_are_listed(capsys: Capture) -> None:
+    assert main(["profiles", "--json"]) == 0
+    assert "demo" in [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+
+
+def test_a_profile_shows_where_its_values_come_from(capsys: Capture) -> None:
+    assert main(["profiles", "show", "demo", "--origin", "--set", "seed=7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "seed = 7  # command line" in lines
+    assert re.search(r"config\.ini \[profile:demo\] line \d+", "\n".join(lines))
+
+
+def test_shipped_profiles_are_valid(capsys: Capture) -> None:
+    assert main(["profiles", "validate"]) == 0
+    assert capsys.readouterr().out == "all profiles are valid\n"
+
+
+def test_every_problem_of_a_config_is_shown(capsys: Capture) -> None:
+    Path("bad.ini").write_text("[profile:a]\nlearning_rat = 1\n\n[profile:b]\nseed = x\n")
+    assert main(["profiles", "validate", "bad.ini"]) == 2
+    out, err = capsys.readouterr()
+    assert "unknown option 'learning_rat'" in out
+    assert "not a whole number" in out
+    assert err.startswith("error: 2 problems in the profiles")

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun, step, training
+
+from app.cli.train import TrainRequest, distributed_train
+from profiles.errors import BadInput, ExitCode, RunFailed
+from training.run_folder import RunFolder
+
+Capture = pytest.CaptureFixture[str]
+
+
+def train(run: FakeRun, **changes: object) -> ExitCode:
+    request = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    return distributed_train(TrainRequest(**request), run)  # type: ignore[arg-type]
+
+
+def only_run() -> Path:
+    (path,) = Path("output").iterdir()
+    return path
+
+
+def stopped_run() -> Path:
+    """Leave a run behind that was stopped at step 6."""
+    assert train(FakeRun(training(), "cancelled", ExitCode.STOPPED, "stopped", on_wait=FakeRun.kill)) == 130
+    return only_run()
+
+
+def test_a_completed_run_says_what_it_reached_and_what_to_type_next(capsys: Capture) -> None:
+    assert train(FakeRun(training())) == ExitCode.DONE
+    out = capsys.readouterr().out
+    run = only_run()
+    assert "Done: 6 steps in 1:23, 32.0 samples/s" in out
+    assert "WER     test         98.0 % -> 3.0 %" in out
+    assert f"model   {run / 'model'}" in out
+    assert f"transcribe {run.name[:20]} FILE.wav" in out
+
+
+def test_progress_goes_to_stderr_without_escape_codes(capsys: Capture) -> None:
+    train(FakeRun(training()))
+    err = capsys.readouterr().err
+    assert "WER on test: 98.0 % -> 3.0 % (step 6)" in err
+    assert "\x1b" not in err
+
+
+def test_json_is_one_document_on_stdout(capsys: Capture) -> None:
+    assert train(FakeRun(training()), as_json=True) == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == 0
+    assert document["evaluations"]["test"]["first"]["wer"] == 0.98
+    assert document["evaluations"]["test"]["last"]["wer"] == 0.03
+    assert Path(document["model"]).is_dir()
+
+
+def test_options_reach_the_plan() -> None:
+    run = FakeRun(training())
+    train(run, overrides={"workers": "3", "strategy": "diloco", "learning_rate": "5e-4"})
+    assert run.plan is not None
+    assert run.plan.world_size == 3
+    assert run.plan.profile.strategy.strategy == "diloco"
+    assert run.plan.profile.training.learning_rate == 5e-4
+
+
+def test_the_command_line_is_kept_in_the_metadata() -> None:
+    train(FakeRun(training()), command=("cli_typer.py", "distributed-train", "demo"))
+    assert RunFolder.open(only_run()).metadata.command == ["cli_typer.py", "distributed-train", "demo"]
+
+
+def test_a_failed_run_ends_with_one_error_and_the_way_back(capsys: Capture) -> None:
+    assert train(FakeRun(training(), "failed", ExitCode.RUN_FAILED, "the loss is nan in step 7")) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2] == "error: the loss is nan in step 7"
+    assert lines[-1].startswith("hint: the hint; resume from step 6 with: python3 ")
+    assert lines[-1].endswith(f"distributed-train --resume {only_run().name[:20]}")
+
+
+def test_a_failed_run_is_json_too(capsys: Capture) -> None:
+    train(FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"), as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["error"]["message"], document["exit_code"]) == ("broken", 1)
+
+
+def test_unusable_input_leaves_no_run_folder() -> None:
+    assert train(FakeRun([], "failed", ExitCode.BAD_INPUT, "data/train.csv is empty")) == 2
+    assert list(Path("output").iterdir()) == []
+
+
+def test_a_run_that_cannot_start_leaves_no_run_folder() -> None:
+    def taken(run: FakeRun) -> None:
+        raise BadInput("port 80 is in use")
+
+    with pytest.raises(BadInput):
+        train(FakeRun(on_start=taken))
+    assert list(Path("output").iterdir()) == []
+
+
+def test_a_run_that_breaks_in_this_process_keeps_its_folder_and_the_reason() -> None:
+    def full(run: FakeRun) -> None:
+        raise RunFailed("the disk is full")
+
+    with pytest.raises(RunFailed):
+        train(FakeRun(training(), on_wait=full))
+    metadata = RunFolder.open(only_run()).metadata
+    assert (metadata.status, metadata.error_message) == ("failed", "the disk is full")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: int) -> None:
+    run = FakeRun(training(), "cancelled", ExitCode.STOPPED, on_wait=lambda run: os.kill(os.getpid(), number))
+    assert train(run) == 130
+    assert run.calls == ["start", "stop: stopped by the user"]
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("stopped; the snapshot of step 6 is kept; resume with: ")
+    assert last.endswith(f"distributed-train --resume {only_run().name[:20]}")
+
+
+def test_a_second_signal_ends_everything_at_once() -> None:
+    def twice(run: FakeRun) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    run = FakeRun([], "cancelled", ExitCode.STOPPED, on_wait=twice)
+    assert train(run) == 130
+    assert run.calls[-1] == "kill"
+
+
+def test_a_signal_during_the_start_is_carried_out_after_it() -> None:
+    run = FakeRun([], "cancelled", ExitCode.STOPPED, on_start=lambda run: os.kill(os.getpid(), signal.SIGINT))
+    assert train(run) == 130
+    assert run.calls == ["start", "stop: stopped by the user"]
+
+
+def test_signals_are_given_back_after_the_run() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    train(FakeRun(training()))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_resume_goes_on_in_the_same_folder_as_planned(capsys: Capture) -> None:
+    first = stopped_run()
+    run = FakeRun([step(7, 0), step(7, 1)])
+    assert train(run, profile="", overrides={}, resume=first.name[:20]) == ExitCode.DONE
+    assert run.plan is not None
+    assert run.plan.resume
+    assert run.plan.run_id == first.name[:20]
+    assert run.plan.hash() == RunFolder.open(first).plan().hash()
+    assert RunFolder.open(only_run()).metadata.attempt == 2
+    assert "WER     test         98.0 % -> 3.0 %" in capsys.readouterr().out
+
+
+def test_a_failed_resume_keeps_the_folder() -> None:
+    first = stopped_run()
+    train(FakeRun([], "failed", ExitCode.BAD_INPUT, "gone"), profile="", overrides={}, resume=first.name[:20])
+    assert only_run() == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overrides": {"learning_rate": "1"}, "profile": ""}, "takes no other learning_rate"),
+        ({"overrides": {}, "profile": "nanogpt"}, "is of profile 'demo'"),
+        ({"overrides": {}, "dry_run": True}, "do not go together"),
+    ],
+)
+def test_resume_refuses_what_would_make_it_another_run(changes: dict[str, object], message: str) -> None:
+    reference = stopped_run().name[:20]
+    with pytest.raises(BadInput, match=message):
+        train(FakeRun(), resume=reference, **changes)
+
+
+def test_a_completed_run_is_not_resumed() -> None:
+    train(FakeRun(training()))
+    with pytest.raises(BadInput, match="is completed"):
+        train(FakeRun(), profile="", overrides={}, resume="demo")
+
+
+def test_a_dry_run_measures_and_leaves_nothing(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
+    run = FakeRun(training())
+    assert train(run, dry_run=True, as_json=True) == ExitCode.DONE
+    measured = json.loads(capsys.readouterr().out)
+    assert run.plan is not None
+    assert run.plan.profile.training.max_steps == 6
+    assert measured["seconds_per_step"] == pytest.approx(0.5)
+    assert measured["samples_per_second"] == pytest.approx(32.0)
+    assert measured["bytes_per_sync"] == 8000
+    assert measured["memory_peak"] == 200_000_000
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capture) -> None:
+    overrides = {"workers": "2", "strategy": "diloco", "sync_interval": "40", "max_steps": "1000"}
+    run = FakeRun(training())
+    assert train(run, dry_run=True, as_json=True, overrides=overrides) == ExitCode.DONE
+    measured = json.loads(capsys.readouterr().out)
+    assert run.plan is not None
+    assert run.plan.profile.strategy.sync_interval == 3
+    assert measured["seconds_per_step"] == pytest.approx(0.4 + 0.4 / 40)
+    assert measured["bytes_per_sync"] == 2000
+    assert measured["seconds_total"] == pytest.approx(1000 * 0.41)
+
+
+def test_a_dry_run_estimates_the_steps_of_all_epochs(capsys: Capture) -> None:
+    overrides = {"workers": "2", "max_steps": "0", "epochs": "3"}
+    train(FakeRun(training()), dry_run=True, as_json=True, overrides=overrides)
+    assert json.loads(capsys.readouterr().out)["total_steps"] == 300
+
+
+def test_a_dry_run_for_a_person(capsys: Capture) -> None:
+    train(FakeRun(training()), dry_run=True)
+    out = capsys.readouterr().out
+    assert "step          0.500 s, 32.0 samples/s" in out
+    assert "compute 80%, exposed wait 20%, transfer 40%" in out
+    assert "exchange      8.0 kB a member, every step" in out
+
+
+def test_a_failed_dry_run_says_why(capsys: Capture) -> None:
+    run = FakeRun([], "failed", ExitCode.BAD_INPUT, "no data")
+    assert train(run, dry_run=True) == 2
+    assert capsys.readouterr().err.splitlines()[-2:] == ["error: no data", "hint: the hint"]
