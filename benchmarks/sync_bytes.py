@@ -127,13 +127,9 @@ def start_engine(engine: str, world: int, folder: Path):  # type: ignore[no-unty
         json.dumps(
             {
                 "run_id": "bench",
-                "host": "127.0.0.1",
-                "port": 0,
+                "names": [f"m{rank}" for rank in range(world)],
+                "elements": 1 << 28,
                 "certificates": str(folder / "hub"),
-                "members": {str(rank): f"m{rank}" for rank in range(world)},
-                "round_deadline": 60.0,
-                "quorum": 1.0,
-                "max_round_bytes": 1 << 31,
             }
         )
     )

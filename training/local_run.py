@@ -202,14 +202,14 @@ class LocalRun:
 
             self._store, port = serve_store(self.plan.profile.strategy.hub_port)
             return f"127.0.0.1:{port}"
-        self._hub = HubProcess(self._hub_config(), self._log("hub"))
+        log = self._log("hub")
+        self._hub = HubProcess(self._hub_config(), log)
         lines = self._hub.lines()
         first = next(lines, None)
         if first is None:
-            port = self.plan.profile.strategy.hub_port
-            if self._hub.exit_code() == ExitCode.BAD_INPUT:
-                raise BadInput(f"port {port} of this machine is in use", "set hub_port = 0 to take any free port")
-            raise RunFailed("the hub did not start", f"see {self.folder.logs / 'hub.log'}")
+            said = Path(log.name).read_text().strip().splitlines()[-1:]
+            error = BadInput if self._hub.exit_code() == ExitCode.BAD_INPUT else RunFailed
+            raise error(said[0] if said else "the hub did not start", f"see {log.name}" if not said else "")
         threading.Thread(target=self._read, args=(-1, lines), name="hub-events", daemon=True).start()
         return f"127.0.0.1:{json.loads(first)['port']}"
 
@@ -220,17 +220,16 @@ class LocalRun:
         ranks = [member.rank for member in self.plan.members]
         issue_run_certificates(secrets, self.plan.run_id, ranks, ["127.0.0.1"])
         strategy = self.plan.profile.strategy
-        # One round of the largest model that this machine could hold for every member.
-        largest = psutil.virtual_memory().total // (2 * (len(ranks) + 1))
+        # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
+        elements = psutil.virtual_memory().total // (4 * (len(ranks) + 1))
         config = {
             "run_id": self.plan.run_id,
-            "host": "127.0.0.1",
+            "names": [member.name for member in self.plan.members],
+            "elements": elements,
             "port": strategy.hub_port,
             "certificates": str(secrets / "hub"),
-            "members": {str(m.rank): m.name for m in self.plan.members},
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
-            "max_round_bytes": largest,
         }
         path = secrets / "hub.json"
         path.write_text(json.dumps(config))
