@@ -119,13 +119,3 @@ def _pair(setting: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
     return name.strip().replace("-", "_"), value.strip()
-
-
-def show_all_help(context: typer.Context, wanted: bool) -> None:
-    """Callback of ``--help-all``: the help with the advanced options."""
-    if wanted:
-        for parameter in context.command.params:
-            if hasattr(parameter, "hidden"):
-                parameter.hidden = False
-        typer.echo(context.get_help(), nl=False)
-        raise typer.Exit

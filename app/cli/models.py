@@ -1,0 +1,94 @@
+"""``transcribe`` and ``evaluate``: use what a run has made."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.console import duration_text, say_error, show_json, show_line, visible
+from app.figures import metric_label, metric_text
+from app.progress import PlainProgress
+from app.run_state import RunState
+from distributed.runs import find_model
+from profiles.errors import ExitCode
+from training.events import ProgressEvent
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Which model, where, and how the result is wanted."""
+
+    output: Path
+    reference: str
+    device: str = "auto"
+    language: str = ""
+    as_json: bool = False
+
+
+def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode:
+    """Write down what is said in ``files``; unreadable ones are named, the others go on.
+
+    Raises:
+        BadInput: the model cannot be found or used.
+    """
+    model = find_model(request.output, request.reference)
+    from training.tasks.transcription import transcribe  # imports torch
+
+    transcripts = []
+    with _only_data_on_stdout():
+        heard = transcribe(model, files, device=request.device, language=request.language)
+    while True:
+        with _only_data_on_stdout():
+            transcript = next(heard, None)
+        if transcript is None:
+            break
+        transcripts.append(transcript)
+        if transcript.error and not request.as_json:
+            say_error(transcript.error)
+        elif not request.as_json:
+            show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
+    code = ExitCode.BAD_INPUT if any(transcript.error for transcript in transcripts) else ExitCode.DONE
+    if request.as_json:
+        found = [{"file": str(t.file), "text": t.text, "seconds": t.seconds, "error": t.error} for t in transcripts]
+        show_json({"model": str(model), "transcripts": found, "exit_code": int(code)})
+    return code
+
+
+def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCode:
+    """Measure a model on one split of a data set.
+
+    Raises:
+        BadInput: the model, the data set or the split cannot be found or used.
+    """
+    model = find_model(request.output, request.reference)
+    from training.tasks.transcription import evaluate_model  # imports torch
+
+    with PlainProgress(f"evaluating {model}", RunState()) as progress, _only_data_on_stdout():
+        metrics = evaluate_model(
+            model,
+            dataset,
+            split,
+            device=request.device,
+            language=request.language,
+            progress=lambda phase, done, total: progress(ProgressEvent(phase=phase, done=done, total=total)),
+        )
+    if request.as_json:
+        show_json({"model": str(model), "dataset": dataset, "split": split, "metrics": metrics, "exit_code": 0})
+        return ExitCode.DONE
+    counted = {name: metrics[name] for name in ("samples", "hours") if name in metrics}
+    for name, value in metrics.items():
+        if name not in counted:
+            show_line(f"{metric_label(name):5} {metric_text(name, value)}")
+    length = duration_text(counted["hours"] * 3600) if "hours" in counted else "-"
+    show_line(f"on {counted.get('samples', 0):.0f} recordings of {visible(split)}, {length} of sound")
+    return ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _only_data_on_stdout() -> Iterator[None]:
+    """Let whatever libraries print go to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
