@@ -37,7 +37,7 @@ $(STAMP):
 	        echo "Python has no working venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 2; }; \
 	fi
 	@echo "Installing the pinned packages (the first time takes some minutes)"
-	@$(PY) -m pip install --disable-pip-version-check '$(TORCH)'
+	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt '$(TORCH)'
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.setup-* && touch $@
 

@@ -62,7 +62,7 @@ def test_torch_comes_first_and_the_rest_under_the_constraints(clone: Path) -> No
     assert _make(clone, "setup").returncode == 0
     first, second = _asked(clone)
     assert first.startswith("-m pip install")
-    assert first.endswith("torch==2.13.0")
+    assert first.endswith("-c constraints.txt torch==2.13.0")
     assert second.endswith("-c constraints.txt -e .[dev]")
 
 
