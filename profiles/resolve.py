@@ -75,9 +75,7 @@ def list_profiles(config: Path | None = None) -> list[ProfileEntry]:
     Raises:
         BadInput: ``config.ini`` cannot be read.
     """
-    library = Library.open(config)
-    entries = [_entry(library, name) for name in library.names("profile")]
-    return entries + [ProfileEntry(path.stem, "", path, str(error)) for path, error in library.broken.items()]
+    return _entries(Library.open(config))
 
 
 def validate_config(path: Path | None = None) -> list[str]:
@@ -86,11 +84,11 @@ def validate_config(path: Path | None = None) -> list[str]:
         library = Library.open(path)
     except BadInput as error:
         return [str(error)]
-    problems = [str(error) for error in library.broken.values()]
+    problems: list[str] = []
     for file in library.files():
         for section in file.sections.values():
             problems += _section_problems(Found(file, section))
-    problems += [entry.error for entry in list_profiles(path) if entry.error]
+    problems += [entry.error for entry in _entries(library) if entry.error]
     return list(dict.fromkeys(problems))
 
 
@@ -147,6 +145,11 @@ def _needs(profile: Profile) -> str:
     if not profile.model.model_path:
         return "model"
     return "dataset" if not profile.data.dataset_path and profile.model.task != "custom" else ""
+
+
+def _entries(library: Library) -> list[ProfileEntry]:
+    entries = [_entry(library, name) for name in library.names("profile")]
+    return entries + [ProfileEntry(path.stem, "", path, str(error)) for path, error in library.broken.items()]
 
 
 def _entry(library: Library, name: str) -> ProfileEntry:

@@ -104,3 +104,11 @@ def test_the_wizard_says_what_to_type_instead() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "make demo" in done.stderr
     assert "cli_typer.py distributed-train" in done.stderr
+
+
+@pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "python").exists(), reason="needs .venv: make setup")
+def test_the_command_line_starts_from_a_bare_python(tmp_path: Path) -> None:
+    command = [BARE, "-S", str(ROOT / "cli_typer.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "distributed-train" in done.stdout
