@@ -1,0 +1,178 @@
+"""Host keys: who a machine is. Reads OpenSSH's known_hosts files and adds to the user's own.
+
+A machine met for the first time is shown to a person; one that shows another key than the known one is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HostKeyInfo:
+    """The key a machine has shown, for a person to judge."""
+
+    machine: str
+    """Name of the machine in the hosts file."""
+    name: str
+    """Name under which the key is kept: ``host``, ``[host]:port``, or the alias from ~/.ssh/config."""
+    key_type: str
+    """For example ``ssh-ed25519``."""
+    blob: bytes
+    """The public key as it travels."""
+
+    @property
+    def fingerprint(self) -> str:
+        """As ``ssh-keygen -l`` prints it."""
+        return fingerprint(self.blob)
+
+    @property
+    def compare_command(self) -> str:
+        """Command that prints the same fingerprint on the machine itself (macOS and Linux)."""
+        kind = next((kind for kind in ("ed25519", "ecdsa", "rsa") if kind in self.key_type), self.key_type)
+        return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
+
+
+class Verdict(Enum):
+    """What the known_hosts files say of a key."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True)
+class KnownHost:
+    """One line of a known_hosts file."""
+
+    marker: str
+    """``@revoked``, ``@cert-authority`` or nothing."""
+    hosts: str
+    """Comma-separated patterns, or one hashed name."""
+    key_type: str
+    blob: bytes
+    origin: str
+    """``file:line``, for messages."""
+
+    def covers(self, name: str) -> bool:
+        """Whether this line is about the host ``name``."""
+        if self.hosts.startswith("|"):
+            return _hashed_name_fits(self.hosts, name)
+        patterns = self.hosts.lower().split(",")
+        if any(_fits(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
+            return False
+        return any(_fits(pattern, name) for pattern in patterns)
+
+
+class KnownHosts:
+    """The known_hosts files of the system and the user, read once."""
+
+    def __init__(self, entries: Iterable[KnownHost]) -> None:
+        self._entries = list(entries)
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> KnownHosts:
+        """Read the files that exist; lines that cannot be understood are passed over, as OpenSSH does."""
+        return cls(entry for path in paths for entry in _read(path))
+
+    def of(self, name: str) -> list[KnownHost]:
+        """Return the plain keys known for a host."""
+        return [entry for entry in self._entries if not entry.marker and entry.covers(name.lower())]
+
+    def key_types(self, name: str) -> list[str]:
+        """Return the types of the known keys, to ask the host for one of them first."""
+        return list(dict.fromkeys(entry.key_type for entry in self.of(name)))
+
+    def judge(self, key: HostKeyInfo) -> Verdict:
+        """Say whether a key is the known one."""
+        if any(e.marker == "@revoked" and e.blob == key.blob and e.covers(key.name.lower()) for e in self._entries):
+            return Verdict.REVOKED
+        known = self.of(key.name)
+        if any(entry.blob == key.blob for entry in known):
+            return Verdict.KNOWN
+        return Verdict.CHANGED if known else Verdict.UNKNOWN
+
+
+def fingerprint(blob: bytes) -> str:
+    """SHA-256 fingerprint of a public key as OpenSSH writes it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def known_name(host: str, port: int, alias: str = "") -> str:
+    """Return the name under which OpenSSH keeps the key of a host."""
+    if alias:
+        return alias.lower()
+    return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
+
+
+def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
+    """Append a key to a known_hosts file, in one write, so that several processes may do it at once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    name = _hash_name(key.name) if hashed else key.name
+    line = f"{name} {key.key_type} {base64.b64encode(key.blob).decode()}\n"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "rb+", buffering=0) as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        size = os.fstat(stream.fileno()).st_size
+        torn = size > 0 and os.pread(stream.fileno(), 1, size - 1) != b"\n"
+        stream.write(("\n" if torn else "").encode() + line.encode())
+
+
+def _read(path: Path) -> Iterable[KnownHost]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = parse_line(line, f"{path}:{number}")
+        if entry is not None:
+            yield entry
+
+
+def parse_line(line: str, origin: str = "") -> KnownHost | None:
+    """Parse one line; ``None`` for comments, empty lines and what is not a key."""
+    fields = line.split()
+    marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+    if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked", "@cert-authority"):
+        return None
+    try:
+        blob = base64.b64decode(fields[2].encode(), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return KnownHost(marker, fields[0], fields[1], blob, origin)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """OpenSSH's patterns know only ``*`` and ``?``; the brackets of ``[host]:port`` are plain text."""
+    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wanted, name) is not None
+
+
+def _hashed_name_fits(hashed: str, name: str) -> bool:
+    try:
+        _, version, salt, digest = hashed.split("|")
+        found = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+        return version == "1" and hmac.compare_digest(found, base64.b64decode(digest))
+    except ValueError:
+        return False
+
+
+def _hash_name(name: str) -> str:
+    salt = os.urandom(hashlib.sha1().digest_size)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

@@ -1,0 +1,241 @@
+"""Hosts without root: one sshd per host on a loopback port of this user. The face is that of :class:`tests.lab.lab.Lab`.
+
+Each host has its own port, host key and HOME; user, processes and the rest of the file system are shared. A cut is made
+by stopping the host's sshd processes, so the far side falls silent as with a pulled cable. No rates, quotas or counters.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from distributed.hosts import Hosts, Machine, save_hosts
+from distributed.ssh import SshTarget
+from tests.lab import ssh_setup
+from tests.lab.spec import HostSpec, LabUnavailable
+
+_START_PATIENCE = 10.0
+_MARK = "MUSTER_LAB_HOST"
+
+
+class LightHost:
+    """One host of a :class:`LightLab`."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, lab: LightLab, spec: HostSpec) -> None:
+        if spec.cores or spec.mbit or spec.home_mb or spec.hide or spec.password:
+            raise LabUnavailable("a light host has no quota, rate, disk, hidden files or password: use Lab")
+        self.spec = spec
+        self.name = spec.name
+        self.user = getuser()
+        self.folder = lab.folder / spec.name
+        self.files = self.folder / "home"
+        """Its home folder."""
+        self.port = _free_port()
+        self._mark = f"{lab.folder.name}-{spec.name}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._prepare(lab)
+
+    def _prepare(self, lab: LightLab) -> None:
+        (self.files / ".ssh").mkdir(parents=True, mode=0o700)
+        ssh_setup.make_key(self.folder / "host_key")
+        keys = self.folder / "authorized_keys"
+        keys.write_text(ssh_setup.public_key(lab.key) + "\n" if self.spec.key else "")
+        enter = self.folder / "enter"
+        enter.write_text('#!/bin/sh\ncd "$HOME" && exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"\n')
+        enter.chmod(0o755)
+        environment = {"HOME": str(self.files), _MARK: self._mark, **ssh_setup.session_environment(self.spec)}
+        more = (*self.spec.sshd_options, f"AuthorizedKeysFile {keys}", f"ForceCommand {enter}")
+        spec = replace(self.spec, sshd_options=more)
+        self._config = ssh_setup.server_config(self.folder, spec, self.address, self.port, environment)
+
+    @property
+    def host_key(self) -> str:
+        return ssh_setup.public_key(self.folder / "host_key")
+
+    @property
+    def place(self) -> ssh_setup.Place:
+        return ssh_setup.Place(self.name, self.address, self.port, self.user, self.host_key)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def boot(self) -> None:
+        """Start its sshd and wait until it listens."""
+        with open(self.folder / "sshd.log", "ab") as log:
+            command = [ssh_setup.sshd_program(), "-D", "-e", "-f", str(self._config)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        end = time.monotonic() + _START_PATIENCE
+        while not _listens(self.address, self.port):
+            if not self.running or time.monotonic() > end:
+                raise LabUnavailable(f"sshd does not start: {(self.folder / 'sshd.log').read_text().strip()}")
+            time.sleep(0.01)
+
+    def start_sshd(self) -> None:
+        self.boot()
+
+    def stop_sshd(self) -> None:
+        """Switch Remote Login off; sessions that run go on."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def new_host_key(self) -> None:
+        """Give it another host key, as a machine has that was set up anew."""
+        ssh_setup.make_key(self.folder / "host_key")
+        self.stop_sshd()
+        self.start_sshd()
+
+    def run(self, argv: Sequence[str], timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command as if inside: in its home folder, marked as one of its processes."""
+        environment = {**os.environ, "HOME": str(self.files), _MARK: self._mark}
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.files, **options
+        )
+
+    def pids(self, text: str = "") -> list[int]:
+        """Return the processes that were started on it, and its sshd's, whose command line holds ``text``."""
+        started = [process for process in psutil.process_iter() if self._is_ours(process)]
+        return sorted(
+            {p.pid for p in (*started, *self._sshd())} & {p.pid for p in psutil.process_iter() if _says(p, text)}
+        )
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(_MARK) == self._mark)
+        except (psutil.Error, OSError):
+            return False
+
+    def _sshd(self) -> list[psutil.Process]:
+        """Return its sshd and the children that hold its connections."""
+        if self._process is None:
+            return []
+        try:
+            parent = psutil.Process(self._process.pid)
+            return [parent, *(p for p in parent.children(recursive=True) if "sshd" in p.name())]
+        except psutil.NoSuchProcess:
+            return []
+
+    def cut(self) -> None:
+        """Make it fall silent without closing anything."""
+        self._signal(signal.SIGSTOP)
+
+    def mend(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for process in self._sshd():
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+    def kill(self) -> None:
+        """End everything that runs on it."""
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.stop_sshd()
+
+
+class LightLab:
+    """Hosts on loopback ports. Use it as a context manager, or call :meth:`close`.
+
+    Raises:
+        LabUnavailable: sshd is missing or does not start; the text says why.
+    """
+
+    def __init__(self, *hosts: str | HostSpec) -> None:
+        if os.geteuid() == 0 and ssh_setup.sshd_program():
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="muster-light-lab-")).resolve()
+        self.key = self.folder / "id_ed25519"
+        self.ssh_config = self.folder / "ssh_config"
+        self.hosts_file = self.folder / "hosts.json"
+        self._hosts: dict[str, LightHost] = {}
+        self._owner = os.getpid()
+        atexit.register(self.close)
+        try:
+            self._build([HostSpec(host) if isinstance(host, str) else host for host in hosts])
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, specs: list[HostSpec]) -> None:
+        ssh_setup.make_key(self.key)
+        self._hosts = {spec.name: LightHost(self, spec) for spec in specs}
+        for host in self:
+            if host.spec.sshd:
+                host.boot()
+        ssh_setup.client_config(self.folder, [host.place for host in self], self.key)
+        save_hosts(self.hosts(), self.hosts_file)
+
+    def __iter__(self) -> Iterator[LightHost]:
+        return iter(self._hosts.values())
+
+    def __getitem__(self, name: str) -> LightHost:
+        return self._hosts[name]
+
+    def hosts(self, *names: str, **fields: Any) -> Hosts:
+        """Return the hosts-file entries of these hosts, or of all, with this Python and more ``fields`` for each."""
+        chosen = [self._hosts[name] for name in names] if names else list(self)
+        given = {"python": sys.executable, **fields}
+        return Hosts(machines=tuple(Machine(name=h.name, **given) for h in chosen), ssh_config=str(self.ssh_config))
+
+    def target(self, name: str, **fields: Any) -> SshTarget:
+        """Return the SSH target of a host, with other ``fields`` in place of the usual ones."""
+        return replace(SshTarget(name, name, config_file=str(self.ssh_config)), **fields)
+
+    def close(self) -> None:
+        """End everything and remove all files. May be called twice."""
+        if os.getpid() != self._owner or not self.folder.exists():
+            return
+        for host in self:
+            host.mend()
+            host.kill()
+        shutil.rmtree(self.folder)
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> LightLab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _says(process: psutil.Process, text: str) -> bool:
+    try:
+        return text in " ".join(process.cmdline())
+    except (psutil.Error, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((address, port)) == 0

@@ -1,0 +1,124 @@
+"""Bridges, links, shapes and CPU quotas: thin words over ip, tc and cgroups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.spec import LabUnavailable
+
+CPU_CGROUP = Path("/sys/fs/cgroup/cpu")
+_PERIOD = 100_000
+"""Microseconds over which a CPU quota is counted."""
+_BURST = 64 * 1024
+"""Bytes a shaped link may send at once; less would stall segmentation offload."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes at a host's network interface since it was built, frame headers included."""
+
+    received: int
+    sent: int
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(self.received - other.received, self.sent - other.sent)
+
+
+def ip(*words: str, check: bool = True) -> None:
+    _call(["ip", *words], check)
+
+
+def _call(command: list[str], check: bool) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if check and result.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {result.stderr.strip()}")
+
+
+def make_bridge(name: str, address: str) -> None:
+    ip("link", "add", name, "type", "bridge", "forward_delay", "0")
+    ip("addr", "add", f"{address}/24", "dev", name)
+    ip("link", "set", name, "up")
+
+
+def plug_in(bridge: str, port: str, pid: int) -> None:
+    """Lay a cable from the bridge into the network namespace of a process, where it is called eth0."""
+    ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    ip("link", "set", port, "master", bridge, "up")
+
+
+def unplug(port: str) -> None:
+    ip("link", "del", port, check=False)
+
+
+def shape(port: str, pid: int, mbit: float | None) -> None:
+    """Limit both directions of a cable, or lift the limit; running connections go on."""
+    inside = ["nsenter", "-t", str(pid), "-n", "tc"]
+    for tc, device in ((["tc"], port), (inside, "eth0")):
+        if mbit is None:
+            _call([*tc, "qdisc", "del", "dev", device, "root"], check=False)
+        else:
+            rate = f"{round(mbit * 1e6)}bit"
+            words = ["root", "tbf", "rate", rate, "burst", str(_BURST), "latency", "50ms"]
+            _call([*tc, "qdisc", "replace", "dev", device, *words], check=True)
+
+
+def traffic(pid: int) -> Traffic:
+    """Return the counters of eth0 in the namespace of a process."""
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            fields = numbers.split()
+            return Traffic(int(fields[0]), int(fields[8]))
+    raise OSError("the host has no eth0")
+
+
+def make_quota(name: str) -> Path:
+    """Make a cgroup for CPU quotas.
+
+    Raises:
+        LabUnavailable: this machine has none of the kind we know.
+    """
+    if not (CPU_CGROUP / "cpu.cfs_quota_us").exists():
+        raise LabUnavailable(f"CPU quotas need cgroup v1 at {CPU_CGROUP} with cpu.cfs_quota_us")
+    folder = CPU_CGROUP / name
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / "cpu.cfs_period_us").write_text(str(_PERIOD))
+    except OSError as error:
+        raise LabUnavailable(f"CPU quotas: {folder}: {error.strerror}") from None
+    return folder
+
+
+def set_quota(folder: Path, cores: float | None) -> None:
+    quota = -1 if cores is None else max(round(cores * _PERIOD), 1000)
+    (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def remove_quota(folder: Path, patience: float = 2.0) -> None:
+    """Remove a cgroup once the kernel has let go of its last process."""
+    end = time.monotonic() + patience
+    while folder.exists():
+        try:
+            os.rmdir(folder)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+def need_root_and_tools() -> None:
+    """
+    Raises:
+        LabUnavailable: this machine or this user cannot build network namespaces.
+    """
+    if not os.path.isdir("/proc/self/ns"):
+        raise LabUnavailable("needs Linux")
+    if os.geteuid() != 0:
+        raise LabUnavailable("needs root")
+    for program in ("ip", "tc", "unshare", "nsenter"):
+        if not any(os.access(os.path.join(folder, program), os.X_OK) for folder in os.get_exec_path()):
+            raise LabUnavailable(f"{program} is not installed (Debian, Ubuntu: apt install iproute2 util-linux)")

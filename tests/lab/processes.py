@@ -1,0 +1,111 @@
+"""Processes and accounts of a lab's hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import IO
+
+from tests.lab.spec import HostSpec
+
+_PATIENCE = 10.0
+
+
+def read_line(stream: IO[str], patience: float) -> str:
+    """Return the next line of a child's output, or nothing at its end.
+
+    Raises:
+        TimeoutError: it said nothing in time.
+    """
+    ready, _, _ = select.select([stream], [], [], patience)
+    if not ready:
+        raise TimeoutError(f"a host did not start within {patience:.0f} s")
+    return stream.readline().strip()
+
+
+def only_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def birth(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot, to tell it from a later one with its number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def in_namespace(init: int, text: str) -> list[int]:
+    """Return the processes in the PID namespace of ``init`` whose command line holds ``text``."""
+    if not init:
+        return []
+    namespace = os.readlink(f"/proc/{init}/ns/pid")
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            if pid != init and os.readlink(f"/proc/{pid}/ns/pid") == namespace and text in command_line(pid):
+                found.append(pid)
+    return sorted(found)
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def end(pid: int, number: int = signal.SIGKILL, patience: float = _PATIENCE) -> None:
+    """Signal a process and wait until it is gone or dead."""
+    started = birth(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    limit = time.monotonic() + patience
+    while started and birth(pid) == started and not _is_dead(pid):
+        if time.monotonic() > limit:
+            raise TimeoutError(f"process {pid} does not end")
+        time.sleep(0.005)
+
+
+def kill_now(init: int) -> None:
+    """Kill process 1 of a host: the kernel kills all the others and waits for them."""
+    end(init)
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def bury(process: subprocess.Popen[str]) -> None:
+    """End a child and close its pipes."""
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    try:
+        process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def write_accounts(folder: Path, spec: HostSpec) -> None:
+    """Write passwd and shadow of a host: this machine's, with its own shell and password for root."""
+    lines = Path("/etc/passwd").read_text().splitlines()
+    root = f"root:x:0:0:root:/root:{spec.shell}"
+    (folder / "passwd").write_text("\n".join([root, *(x for x in lines if not x.startswith("root:"))]) + "\n")
+    names = [line.partition(":")[0] for line in lines if not line.startswith("root:")]
+    secret = _hash_password(spec.password) if spec.password else "*"
+    shadow = [f"root:{secret}:19000:0:99999:7:::", *(f"{name}:*:19000:0:99999:7:::" for name in names)]
+    (folder / "shadow").write_text("\n".join(shadow) + "\n")
+    (folder / "shadow").chmod(0o600)
+
+
+def _hash_password(password: str) -> str:
+    command = ["openssl", "passwd", "-6", "-stdin"]
+    return subprocess.run(command, input=password, capture_output=True, text=True, check=True).stdout.strip()

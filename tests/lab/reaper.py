@@ -1,0 +1,109 @@
+"""What labs leave behind when their owner was killed, and its removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab import network, processes
+from tests.lab.spec import LabUnavailable
+
+BASE = Path("/var/tmp/muster-lab")
+_SLOTS = 200
+_UNCLAIMED = 60.0
+"""Seconds after which a folder without an owner is nobody's."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that built a lab."""
+
+    pid: int
+    birth: str
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.birth) and processes.birth(self.pid) == self.birth
+
+
+def claim_slot() -> tuple[int, Path]:
+    """Take a number that no other lab has: it decides the bridge's name and the addresses.
+
+    Raises:
+        LabUnavailable: all are taken.
+    """
+    BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for slot in range(_SLOTS):
+        folder = BASE / str(slot)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        owner = {"pid": os.getpid(), "birth": processes.birth(os.getpid())}
+        (folder / "owner.json").write_text(json.dumps(owner))
+        return slot, folder
+    raise LabUnavailable(f"all {_SLOTS} labs are in use; see: python -m tests.lab list")
+
+
+def labs() -> dict[int, Owner | None]:
+    """Return the labs on this machine by number; ``None`` for one whose owner is not known (yet)."""
+    found = sorted(int(path.name) for path in BASE.iterdir() if path.name.isdigit()) if BASE.is_dir() else []
+    return {slot: _owner(BASE / str(slot)) for slot in found}
+
+
+def _owner(folder: Path) -> Owner | None:
+    try:
+        return Owner(**json.loads((folder / "owner.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def reap() -> list[int]:
+    """Remove every lab whose owner is dead, and return their numbers.
+
+    Its hosts died with the owner; one that is still on its way out is waited for.
+    """
+    gone = [slot for slot, owner in labs().items() if _abandoned(slot, owner)]
+    for slot in gone:
+        remove(slot)
+    return gone
+
+
+def _abandoned(slot: int, owner: Owner | None) -> bool:
+    if owner is not None:
+        return not owner.alive
+    try:
+        return time.time() - (BASE / str(slot)).stat().st_mtime > _UNCLAIMED
+    except OSError:
+        return False
+
+
+def remove(slot: int) -> None:
+    """Remove what a lab has left in the system."""
+    folder = BASE / str(slot)
+    for pid in _hosts_still_running(folder):
+        processes.kill_now(pid)
+    network.ip("link", "del", f"muster{slot}", check=False)
+    for cable in Path("/sys/class/net").glob(f"mu{slot}h*"):
+        network.unplug(cable.name)
+    if network.CPU_CGROUP.is_dir():
+        for quota in network.CPU_CGROUP.glob(f"muster-lab-{slot}-*"):
+            network.remove_quota(quota)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hosts_still_running(folder: Path) -> list[int]:
+    """Return process 1 of each host: they carry their plan's path on the command line."""
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            line = processes.command_line(pid)
+        except OSError:
+            continue
+        if "init.py" in line and f"{folder}/" in line and not line.startswith(("unshare", "sh ")):
+            found.append(pid)
+    return found
