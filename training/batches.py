@@ -55,15 +55,16 @@ class BatchSource:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._ahead: tuple[tuple[Cursor, dict[int, int]], Future[StepBatches]] | None = None
 
-    def take(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> StepBatches:
-        """Return the batches of the step at ``cursor`` and start making the next ones."""
+    def take(self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool) -> StepBatches:
+        """Return the batches of the step at ``cursor`` and, if ``more`` follow, start making the next ones."""
         key = (cursor, dict(batch_sizes))
         if self._ahead is not None and self._ahead[0] == key:
             found = self._ahead[1].result()
         else:
             found = self._make(*key)
-        next_key = (found.cursor, key[1])
-        self._ahead = (next_key, self._pool.submit(self._make, *next_key))
+        if more:
+            next_key = (found.cursor, key[1])
+            self._ahead = (next_key, self._pool.submit(self._make, *next_key))
         return found
 
     def _make(self, cursor: Cursor, batch_sizes: dict[int, int]) -> StepBatches:

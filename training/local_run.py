@@ -32,7 +32,6 @@ from training.events import (
     RunEvent,
     StepEvent,
     WarningEvent,
-    _Event,
     from_line,
 )
 from training.plan import MemberPlan, RunPlan

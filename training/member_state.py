@@ -36,9 +36,9 @@ class MemberState:
         self._adopt(snapshot.tensors, snapshot.state)
         restore_rng(self.part(snapshot.tensors, "rng"), self._device)
 
-    def anchor(self, strategy: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
+    def anchor(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
         """Return what a newcomer needs; random state stays each member's own."""
-        return Anchor(self._tensors() | _prefixed("strategy", strategy), {**state, "scaler": self._scaler.state_dict()})
+        return Anchor(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
 
     def adopt(self, anchor: Anchor) -> None:
         """Take over the group's state as a newcomer."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from profiles.errors import MusterError, RunFailed
+from profiles.errors import RunFailed
 from training.control import Control
 from training.events import Event, EventSink
 from training.local_run import LocalOutcome, LocalRun, plan_local_run

@@ -201,7 +201,8 @@ class Trainer:
 
     def _step(self) -> SyncReport | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
-        batches = self.source.take(self.progress.cursor, self.batch_sizes)
+        more = self.progress.step + 1 < self.total_steps
+        batches = self.source.take(self.progress.cursor, self.batch_sizes, more)
         rate = self.peak_rate * learning_rate_at(
             self.progress.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
         )

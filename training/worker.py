@@ -80,7 +80,7 @@ def run_worker(
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
         return error.exit_code
-    except Exception as error:  # the process boundary: whatever it is, the run must hear of it
+    except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
         traceback.print_exc()
         line = " ".join(str(error).split()) or "no message"
         emit(

@@ -22,9 +22,9 @@ from training.local_run import plan_local_run
 from training.plan import RunPlan
 from training.tasks.base import Batch, Progress, Task
 
-
 class ToyTask(Task):
     name = "toy"
+    start_seed = 42
 
     def __init__(self, samples: int = 48, poison: int | None = None, dropout: float = 0.0) -> None:
         self._samples = samples
@@ -44,7 +44,13 @@ class ToyTask(Task):
         progress("data", self._samples, self._samples)
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(self._dropout), nn.Linear(16, 1))
+        # A generator of its own: members that are threads of one process share torch's.
+        generator = torch.Generator().manual_seed(self.start_seed)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(self._dropout), nn.Linear(16, 1))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+        return model
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         if rngs is not None:
@@ -58,7 +64,7 @@ class ToyTask(Task):
         return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        torch.save({k: v for k, v in model.state_dict().items()}, directory / "weights.pt")
+        torch.save(dict(model.state_dict()), directory / "weights.pt")
         self.saved_to = directory
 
 

@@ -1,0 +1,65 @@
+"""Several trainers over one real hub in this process, a thread each."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.control import Control
+from training.events import _Event
+from training.exchange.base import Exchange
+from training.plan import RunPlan
+from training.tasks.base import Task
+from training.trainer import Ending, Trainer
+
+
+@dataclass
+class Member:
+    """One trainer and what came of it."""
+
+    trainer: Trainer
+    events: list[_Event] = field(default_factory=list)
+    ending: Ending | None = None
+    error: BaseException | None = None
+
+
+def run_member(
+    plan: RunPlan, rank: int, exchange: Exchange, task: Task, run_dir: Path, control: Control, events: list[_Event]
+) -> Member:
+    """Train one member to its end; its exception is in ``error``."""
+    task.prepare(lambda *_: None)
+    member = Member(Trainer(plan, rank, task, exchange, events.append, control, run_dir), events)
+    try:
+        member.ending = member.trainer.run()
+    except BaseException as error:  # noqa: BLE001 - handed to the test
+        member.error = error
+        traceback.print_exc()
+    finally:
+        exchange.close()
+    return member
+
+
+def run_group(
+    plan: RunPlan,
+    connect: Callable[[int], Exchange],
+    make_task: Callable[[int], Task],
+    run_dir: Path,
+    control: Callable[[int], Control] = lambda rank: Control(),
+    timeout: float = 60.0,
+) -> dict[int, Member]:
+    """Train all members of ``plan``, a thread each, and return them by rank."""
+    members: dict[int, Member] = {}
+
+    def body(rank: int) -> None:
+        members[rank] = run_member(plan, rank, connect(rank), make_task(rank), run_dir, control(rank), [])
+
+    threads = [threading.Thread(target=body, args=(m.rank,), daemon=True) for m in plan.members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), "a member hangs"
+    return members

@@ -1,0 +1,266 @@
+"""Several members over a real hub: what strategies promise to a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from group import Member, run_group, run_member
+from toy_task import ToyTask, toy_plan
+
+from training.control import Command, Control
+from training.events import StepEvent, SyncEvent, WarningEvent
+from training.exchange.certificates import issue_run_certificates
+from training.exchange.hub import Hub, HubConfig
+from training.exchange.member import HubMember
+from training.exchange.solo import SoloExchange
+from training.plan import RunPlan
+from training.trainer import Ending
+
+Connect = Callable[[int], HubMember]
+Serve = Callable[[RunPlan], Connect]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start a hub for a plan; return how a rank connects."""
+    hubs: list[Hub] = []
+
+    def start(plan: RunPlan) -> Connect:
+        folder = tmp_path / f"secrets-{len(hubs)}"
+        folder.mkdir()
+        issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
+        names = tuple(member.name for member in plan.members)
+        hub = Hub(HubConfig(run_id=plan.run_id, names=names, elements=100_000, certificates=folder / "hub"))
+        hubs.append(hub)
+        port = hub.start()
+        return lambda rank: HubMember.connect(
+            f"127.0.0.1:{port}", folder / f"member-{rank}", plan.run_id, rank, plan.world_size, f"worker-{rank}", 30.0
+        )
+
+    yield start
+    for hub in hubs:
+        hub.stop()
+
+
+def alone(plan: RunPlan, run_dir: Path) -> Member:
+    return run_group(plan, lambda _: SoloExchange(), lambda _: ToyTask(), run_dir)[0]
+
+
+def weights(member: Member) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in member.trainer.parameters])
+
+
+def losses(member: Member) -> list[float]:
+    return [event.loss for event in member.events if isinstance(event, StepEvent)]
+
+
+def check_no_errors(members: dict[int, Member]) -> None:
+    assert [member.error for member in members.values()] == [None] * len(members)
+
+
+@pytest.mark.parametrize("shares", ["", "3,1"], ids=["equal", "3 to 1"])
+def test_allreduce_equals_one_worker_with_the_joint_batch(tmp_path: Path, serve: Serve, shares: str) -> None:
+    plan = toy_plan(2, run={"shares": shares}, strategy={"bucket_mb": 0.0002, "verify_interval": 4})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    joint = alone(toy_plan(1, training={"batch_size": 8}), tmp_path / "alone")
+    assert torch.equal(weights(members[0]), weights(members[1]))
+    torch.testing.assert_close(weights(members[0]), weights(joint), rtol=0, atol=1e-5)
+
+
+def test_allreduce_over_an_uneven_epoch_sees_every_sample_once(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, training={"max_steps": 0, "epochs": 1}, run={"shares": "3,1"})
+    tasks = {rank: ToyTask(samples=45) for rank in range(2)}
+    members = run_group(plan, serve(plan), tasks.__getitem__, tmp_path)
+    check_no_errors(members)
+    assert sorted(tasks[0].seen + tasks[1].seen) == list(range(45))
+
+
+def test_weights_are_proved_equal_by_hash_events(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, strategy={"verify_interval": 3})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    hashes = [[e.weight_hash for e in m.events if isinstance(e, SyncEvent)] for m in members.values()]
+    assert len(hashes[0]) == 5
+    assert hashes[0] == hashes[1]
+
+
+def test_different_weights_at_the_start_are_equalised(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, strategy={"verify_interval": 1})
+
+    def own_start(rank: int) -> ToyTask:
+        task = ToyTask()
+        task.start_seed = rank
+        return task
+
+    members = run_group(plan, serve(plan), own_start, tmp_path)
+    check_no_errors(members)
+    assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+def test_weights_that_drift_apart_are_mended_and_said(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, strategy={"verify_interval": 2})
+
+    class Drifting(ToyTask):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            if not model.training:
+                return super().loss(model, batch)
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-6 * (id(self) % 7 + 1))
+            return super().loss(model, batch)
+
+    members = run_group(plan, serve(plan), lambda _: Drifting(), tmp_path)
+    check_no_errors(members)
+    assert torch.equal(weights(members[0]), weights(members[1]))
+    messages = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
+    assert any("weights differed" in message for message in messages)
+
+
+def test_diloco_synchronises_first_after_exactly_h_steps(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, strategy={"strategy": "diloco", "sync_interval": 5, "codec": "fp32"})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    syncs = [event for event in members[0].events if isinstance(event, SyncEvent)]
+    assert [event.step for event in syncs] == [5, 10, 12]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "mxfp4"])
+def test_diloco_ends_with_the_same_bits_everywhere(tmp_path: Path, serve: Serve, codec: str) -> None:
+    plan = toy_plan(3, strategy={"strategy": "diloco", "sync_interval": 4, "codec": codec, "error_feedback": True})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(dropout=0.1), tmp_path)
+    check_no_errors(members)
+    assert torch.equal(weights(members[0]), weights(members[1]))
+    assert torch.equal(weights(members[0]), weights(members[2]))
+
+
+def test_diloco_with_h_1_and_plain_outer_step_is_a_weighted_average(tmp_path: Path, serve: Serve) -> None:
+    options = {"strategy": "diloco", "sync_interval": 1, "codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0}
+    plan = toy_plan(2, training={"max_steps": 1}, run={"shares": "3,1"}, strategy=options)
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    initial = torch.cat([p.detach().reshape(-1) for p in ToyTask().build_model().parameters()])
+    assert not torch.equal(weights(members[0]), initial)
+    assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+def test_an_overlapped_exchange_keeps_the_steps_made_meanwhile(tmp_path: Path, serve: Serve) -> None:
+    options = {"strategy": "diloco", "sync_interval": 4, "sync_delay": 2, "codec": "fp32"}
+    plan = toy_plan(2, strategy=options, evaluation={"eval_interval": 4})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    syncs = [[(e.step, e.weight_hash) for e in m.events if isinstance(e, SyncEvent)] for m in members.values()]
+    assert [step for step, _ in syncs[0]] == [6, 10, 12]
+    assert syncs[0] == syncs[1]
+    assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"strategy": "allreduce", "codec": "int8", "error_feedback": True},
+        {"strategy": "diloco", "sync_interval": 4, "error_feedback": True},
+        {"strategy": "diloco", "sync_interval": 4, "sync_delay": 3},
+    ],
+    ids=["allreduce int8 with feedback", "diloco with feedback", "diloco overlapped"],
+)
+def test_a_resumed_group_gives_the_losses_of_an_uninterrupted_one(
+    tmp_path: Path, serve: Serve, strategy: dict[str, Any]
+) -> None:
+    whole_plan = toy_plan(2, strategy=strategy)
+    whole = run_group(whole_plan, serve(whole_plan), lambda _: ToyTask(), tmp_path / "whole")
+    check_no_errors(whole)
+
+    def stopping(rank: int) -> Control:
+        control = Control()
+        control.post(Command(command="stop", at_step=6))
+        return control
+
+    first_plan = toy_plan(2, strategy=strategy)
+    first = run_group(first_plan, serve(first_plan), lambda _: ToyTask(), tmp_path / "cut", stopping)
+    assert {member.ending for member in first.values()} == {Ending.STOPPED}
+    rest_plan = toy_plan(2, strategy=strategy, resume=True)
+    rest = run_group(rest_plan, serve(rest_plan), lambda _: ToyTask(), tmp_path / "cut")
+    check_no_errors(rest)
+    for rank in range(2):
+        assert losses(first[rank]) + losses(rest[rank]) == pytest.approx(losses(whole[rank]), abs=1e-6)
+
+
+def test_members_take_the_newest_snapshot_that_all_have(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3})
+    check_no_errors(run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path))
+    damaged = tmp_path / "checkpoints" / "member-1" / "step-00000008" / "manifest.json"
+    damaged.write_text(damaged.read_text()[:50])
+    again = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3}, resume=True)
+    members = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    assert [next(e.step for e in m.events if isinstance(e, StepEvent)) for m in members.values()] == [5, 5]
+
+
+def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(3, training={"max_steps": 30})
+
+    class Failing(ToyTask):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            if len(self.seen) > 40:
+                raise RuntimeError("this member breaks")
+            return super().loss(model, batch)
+
+    members = run_group(plan, serve(plan), lambda rank: Failing() if rank == 2 else ToyTask(), tmp_path)
+    assert str(members[2].error) == "this member breaks"
+    assert [members[rank].ending for rank in (0, 1)] == [Ending.FINISHED] * 2
+    assert torch.equal(weights(members[0]), weights(members[1]))
+    assert sorted(members[0].trainer.batch_sizes) == [0, 1]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Path, serve: Serve, strategy: str) -> None:
+    plan = toy_plan(2, training={"max_steps": 300}, strategy={"strategy": strategy, "sync_interval": 5})
+    connect = serve(plan)
+    left, leaving, back = threading.Event(), Control(), {}
+    leaving.post(Command(command="stop", at_step=20))
+
+    class Patient(ToyTask):
+        """Lets rank 0 make its last 200 steps only when the newcomer is in."""
+
+        steps = 0
+
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            self.steps += 1
+            if self.steps == 100:
+                left.set()
+                deadline = time.monotonic() + 30
+                while not exchange.anchor_wanted and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            return super().loss(model, batch)
+
+    exchange = None
+
+    def connected(rank: int) -> HubMember:
+        nonlocal exchange
+        member = connect(rank)
+        if rank == 0:
+            exchange = member
+        return member
+
+    def come_back() -> None:
+        left.wait(30)
+        back[1] = run_member(plan, 1, connect(1), ToyTask(), tmp_path / "back", Control(), [])
+
+    newcomer = threading.Thread(target=come_back)
+    newcomer.start()
+    controls = {0: Control(), 1: leaving}
+    members = run_group(
+        plan, connected, lambda rank: Patient() if rank == 0 else ToyTask(), tmp_path, controls.__getitem__
+    )
+    newcomer.join(30)
+    check_no_errors({0: members[0]} | back)
+    assert members[1].ending is Ending.STOPPED
+    assert back[1].ending is Ending.FINISHED
+    assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 300
+    assert sorted(members[0].trainer.batch_sizes) == [0, 1]
+    assert torch.equal(weights(members[0]), weights(back[1]))
