@@ -70,7 +70,7 @@ lab-test: setup ## tests on a network of real hosts (Linux, root)
 	$(PY) -m pytest -m lab
 
 bench: setup ## all benchmarks; the results are in docs/performance.md
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(PY) $$script || exit 1; done
 
 clean: ## remove .venv, caches and build leftovers (runs under output/ stay)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

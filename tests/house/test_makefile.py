@@ -106,6 +106,14 @@ def test_a_target_sets_up_and_then_runs(target: str, command: str, clone: Path) 
     assert asked[-1] == command
 
 
+def test_bench_runs_every_script_that_is_one(clone: Path) -> None:
+    (clone / "benchmarks").mkdir()
+    (clone / "benchmarks" / "speed.py").write_text('if __name__ == "__main__":\n    pass\n')
+    (clone / "benchmarks" / "helpers.py").write_text("x = 1\n")
+    assert _make(clone, "bench").returncode == 0
+    assert _asked(clone)[2:] == ["benchmarks/speed.py"]
+
+
 def test_a_python_that_is_too_old_is_one_clear_line(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     old = clone / "old"
