@@ -9,9 +9,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imp
 from pathlib import Path
 
 import pytest
-from tiny_speech import ProfileMaker, tiny_whisper, write_clips, write_csv
+import torch
+from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
 
-from profiles.schema import Profile, Section
+from profiles.schema import DataSettings, ModelSettings, Profile, Section
+from training.tasks.whisper import WhisperTask
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +51,26 @@ def make_profile(tmp_path: Path) -> ProfileMaker:
         return Profile(name="test", **sections)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of four words, with a model that has learnt them from random weights in ``model``."""
+    folder = tmp_path_factory.mktemp("trained")
+    for split in ("train", "validation"):
+        write_csv(folder / f"{split}.csv", write_clips(folder, 4))
+    settings = ModelSettings(model_path=str(tiny_whisper(folder / "base")), from_scratch=True)
+    data = DataSettings(dataset_path=str(folder), cache_dir=str(folder / "cache"))
+    task = WhisperTask(Profile(name="test", model=settings, data=data))
+    task.prepare(silent)
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    batch = task.collate([task.train[i] for i in range(4)], None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(120):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    (folder / "model").mkdir()
+    task.save(model, folder / "model")
+    return folder

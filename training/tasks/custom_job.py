@@ -60,7 +60,12 @@ def find_factory(path: str) -> Callable[..., Any]:
     module = _import(module_name)
     factory = getattr(module, name, None)
     if not callable(factory):
-        there = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        own = (
+            value
+            for value in vars(module).values()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
+        there = [value.__name__ for value in own if not value.__name__.startswith("_")]
         message = f"module {module_name}: no function {name!r}; it has: {', '.join(there) or 'none'}"
         raise BadInput(message, "name the function that returns model and data sets")
     return cast(Callable[..., Any], factory)

@@ -1,0 +1,67 @@
+"""Entries appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import BadInput
+from training.tasks.cache import cache_root, get_or_build
+
+
+def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        get_or_build(tmp_path, "key", build)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_rest_of_a_killed_process_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / "key.partial").mkdir()
+    (tmp_path / "key.partial" / "half").touch()
+    entry = get_or_build(tmp_path, "key", lambda folder: (folder / "whole").touch())
+    assert [path.name for path in entry.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "Permission denied")])
+def test_disk_faults_name_the_setting(tmp_path: Path, number: int, said: str) -> None:
+    def build(folder: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(BadInput, match=f"{said}.*cache_dir"):
+        get_or_build(tmp_path, "key", build)
+
+
+def test_cache_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="choose a folder you can write with cache_dir"):
+        get_or_build(tmp_path / "file", "key", lambda folder: None)
+
+
+def test_default_is_the_users_cache_folder() -> None:
+    assert cache_root("").name == "muster"
+    assert cache_root("~/x") == Path.home() / "x"
+
+
+def _build_in_process(root: str, barrier: object) -> None:
+    barrier.wait()  # type: ignore[attr-defined]
+    get_or_build(Path(root), "key", lambda folder: (folder / str(os.getpid())).touch())
+
+
+def test_one_of_several_processes_builds(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    started = [context.Process(target=_build_in_process, args=(str(tmp_path), barrier)) for _ in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(30)
+        assert process.exitcode == 0
+    assert len(list((tmp_path / "key").iterdir())) == 1

@@ -1,0 +1,210 @@
+"""Language models: blocks, loss per token, adapters, saving."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_speech import ProfileMaker, silent
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+from profiles.errors import BadInput
+from training.tasks import texts
+from training.tasks.causal_lm import CausalLMTask
+from training.tasks.texts import Blocks, hold_out_tail, read_texts
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
+
+
+@pytest.fixture(scope="session", params=["gpt2", "llama"])
+def small_lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lm") / str(request.param)
+    tokenizer().save_pretrained(folder)
+    if request.param == "gpt2":
+        config = GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0)
+        config.attn_pdrop, config.eos_token_id, config.bos_token_id = 0, 256, 256
+        GPT2LMHeadModel(config).save_pretrained(folder)
+    else:
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        LlamaForCausalLM(
+            LlamaConfig(vocab_size=257, max_position_embeddings=32, eos_token_id=256, bos_token_id=256, **shape)
+        ).save_pretrained(folder)
+    return folder
+
+
+def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> CausalLMTask:
+    options = {"block_size": 16, **options}
+    task = CausalLMTask(make_profile(task="causal_lm", model_path=str(model), dataset_path=str(data), **options))
+    task.prepare(silent)
+    return task
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "input.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@given(st.integers(0, 100), st.integers(2, 20))
+def test_every_token_but_the_first_is_predicted_once(count: int, size: int) -> None:
+    blocks = Blocks(np.arange(count, dtype=np.uint32), size)
+    pairs = [pair for i in range(len(blocks)) for pair in zip(*blocks[i])]
+    assert pairs == [(i, i + 1) for i in range(count - 1)]
+    assert all(len(blocks[i][0]) <= size for i in range(len(blocks)))
+
+
+@given(st.integers(30, 300), st.integers(2, 10))
+def test_held_out_tail_shares_no_prediction_with_training(count: int, size: int) -> None:
+    tokens = np.arange(count, dtype=np.uint32)
+    splits = hold_out_tail({"train": tokens}, size)
+    targets = [int(t) for split in ("train", "validation") for i in range(len(Blocks(splits[split], size)))
+               for t in Blocks(splits[split], size)[i][1]]  # fmt: skip
+    assert targets == list(range(1, count))
+
+
+def test_loss_is_the_models_own(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+    task = prepared(make_profile, small_lm, text_file)
+    model = task.build_model().eval()
+    inputs, targets = task.train[0]
+    whole = torch.from_numpy(np.append(inputs, targets[-1]))[None]
+    with torch.no_grad():
+        ours = task.loss(model, task.collate([task.train[0]], None))
+        theirs = model(input_ids=whole, labels=whole).loss
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-5)
+
+
+def test_short_block_counts_only_its_own_tokens(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+    task = prepared(make_profile, small_lm, text_file)
+    model = task.build_model().eval()
+    validation = task.evaluation["validation"]
+    short = validation[len(validation) - 1]
+    assert len(short[0]) < 16
+    with torch.no_grad():
+        alone, other = (task.collate([block], None) for block in (short, task.train[0]))
+        both = task.collate([short, task.train[0]], None)
+        total = sum(float(task.loss(model, part)) * task.weight(part) for part in (alone, other))
+        assert task.weight(both) == task.weight(alone) + task.weight(other) == len(short[0]) + 16
+        assert float(task.loss(model, both)) == pytest.approx(total / task.weight(both), abs=1e-5)
+
+
+def test_metrics_are_loss_and_perplexity(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+    metrics = prepared(make_profile, small_lm, text_file).metrics({"loss_sum": 6.0, "weight": 3.0})
+    assert metrics == {"loss": 2.0, "perplexity": math.exp(2.0)}
+
+
+@pytest.mark.parametrize("options", [{"tuning": "full"}, {"tuning": "lora", "gradient_checkpointing": True}])
+def test_training_saving_and_opening(
+    make_profile: ProfileMaker, small_lm: Path, text_file: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    task = prepared(make_profile, small_lm, text_file, **options)
+    model = task.build_model().train()
+    batch = task.collate([task.train[i] for i in range(8)], None)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    losses = []
+    for _ in range(15):
+        loss = task.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    out = tmp_path / "out"
+    out.mkdir()
+    task.save(model.eval(), out)
+    again = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        assert float(task.loss(again, batch)) == pytest.approx(float(task.loss(model, batch)), abs=1e-4)
+    assert pipeline("text-generation", model=str(out))("the quick", max_new_tokens=2, max_length=None)
+
+
+def test_cached_tokens_are_not_made_again(
+    make_profile: ProfileMaker, small_lm: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = prepared(make_profile, small_lm, text_file).train[3]
+    monkeypatch.setattr(texts, "_pieces", None)
+    np.testing.assert_array_equal(prepared(make_profile, small_lm, text_file).train[3], first)
+
+
+def test_long_texts_are_tokenised_in_pieces(
+    make_profile: ProfileMaker, small_lm: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_PIECE", 50)
+    task = prepared(make_profile, small_lm, text_file)
+    assert isinstance(task.train, Blocks)
+    assert task.tokenizer.decode(task.train.tokens) == TEXT[: len(task.train.tokens)]
+
+
+def test_folder_with_splits(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"\xef\xbb\xbfa\r\nb")
+    (tmp_path / "validation.txt").write_text("c")
+    assert read_texts(str(tmp_path)) == {"train": ["a\nb"], "validation": ["c"]}
+
+
+def test_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("2")
+    (tmp_path / "a.txt").write_text("1")
+    (tmp_path / "test.txt").write_text("3")
+    assert read_texts(str(tmp_path)) == {"train": ["1", "2"], "test": ["3"]}
+
+
+def test_documents_are_divided_by_the_end_token(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(name * 40)
+    task = prepared(make_profile, small_lm, tmp_path)
+    assert isinstance(task.train, Blocks)
+    assert task.train.tokens[40] == 256
+
+
+def test_bad_inputs(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("Größe".encode("latin-1"))
+    short = tmp_path / "short.txt"
+    short.write_text("abc")
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    for path, said in (
+        (empty, "the file is empty"),
+        (latin, "byte 2: not UTF-8"),
+        (short, "fewer than 2 blocks"),
+        (nothing, "no train.txt"),
+        (tmp_path / "none.txt", "no such file"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            prepared(make_profile, small_lm, path)
+
+
+def test_block_longer_than_the_positions(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+    with pytest.raises(BadInput, match="block_size is 64, but model .* has 32 positions"):
+        prepared(make_profile, small_lm, text_file, block_size=64)
+
+
+def test_tokenizer_of_another_model(make_profile: ProfileMaker, text_file: Path, tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="is outside the model's vocabulary of 50"):
+        prepared(make_profile, tmp_path, text_file, from_scratch=True)

@@ -1,0 +1,197 @@
+"""Jobs of the user's own: how they are found, what they may return, every form of loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_model
+from tiny_speech import ProfileMaker, silent
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from profiles.errors import BadInput, RunFailed
+from training.tasks.custom import CustomTask, ObjectTask
+
+DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
+
+
+class WithLoss(nn.Module):
+    """Gives its loss in one of the known forms."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        loss = nn.functional.mse_loss(self.linear(x), y)
+        forms = {"scalar": loss, "dict": {"loss": loss}, "object": SimpleNamespace(loss=loss), "tuple": (loss, x)}
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["scalar", "dict", "object", "tuple"])
+def test_forward_that_gives_a_loss(form: str) -> None:
+    task = ObjectTask(WithLoss(form), DATA)
+    model = task.build_model()
+    batch = task.collate([DATA[i] for i in range(4)], None)
+    loss = task.loss(model, batch)
+    loss.backward()
+    assert loss.shape == ()
+    assert task.weight(batch) == 4
+    assert any(weights.grad is not None for weights in model.parameters())
+
+
+def test_loss_function_and_metrics() -> None:
+    task = ObjectTask(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"bias": 2.0})
+    batch = task.collate([DATA[i] for i in range(3)], None)
+    with torch.no_grad():
+        sums = task.evaluate(task.build_model(), batch, generate=False)
+    metrics = task.metrics({name: 2 * value for name, value in sums.items()})
+    assert metrics == {"loss": pytest.approx(sums["loss_sum"] / 3), "bias": 2.0}
+
+
+def test_mapping_samples_with_a_target() -> None:
+    class Named(nn.Linear):
+        def forward(self, features: Tensor) -> Tensor:
+            return super().forward(features)
+
+    data = [{"features": x, "label": y} for x, y in (DATA[i] for i in range(6))]
+    task = ObjectTask(Named(2, 1), data, loss=nn.functional.mse_loss)
+    assert task.loss(task.build_model(), task.collate(data, None)).shape == ()
+
+
+def test_weight_function_counts_what_the_loss_is_a_mean_over() -> None:
+    task = ObjectTask(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss, weight=lambda data: float(data[0].numel()))
+    assert task.weight(task.collate([DATA[0], DATA[1]], None)) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "loss", "said"),
+    [
+        (nn.Linear(2, 3), [torch.ones(2)], None, r"a tensor of shape \(1, 3\) as loss"),
+        (nn.Linear(2, 1), [torch.ones(2)], nn.functional.mse_loss, "samples have no target"),
+        (nn.Linear(2, 1), [{"input": torch.ones(2)}], nn.functional.mse_loss, "but no target"),
+    ],
+)
+def test_jobs_without_a_usable_loss(model: nn.Module, data: Any, loss: Any, said: str) -> None:
+    task = ObjectTask(model, data, loss=loss)
+    with pytest.raises(RunFailed, match=said):
+        task.loss(task.build_model(), task.collate(data, None))
+
+
+def test_built_models_share_no_weights() -> None:
+    task = ObjectTask(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss)
+    first, second = task.build_model(), task.build_model()
+    assert first.weight.data_ptr() != second.weight.data_ptr()
+    assert torch.equal(first.weight, second.weight)
+
+
+def test_empty_data_set() -> None:
+    with pytest.raises(BadInput, match="training data set is empty"):
+        ObjectTask(nn.Linear(1, 1), []).prepare(silent)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False)
+        self.second = nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
+    model = Tied()
+    ObjectTask(model, DATA).save(model, tmp_path)
+    again = Tied()
+    load_model(again, tmp_path / "model.safetensors")
+    assert torch.equal(again.second.weight, model.first.weight)
+
+
+SOURCE = """
+import torch
+from torch import nn
+from training.tasks.custom import CustomJob
+
+DATA = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
+MSE = nn.functional.mse_loss
+
+def job(): return CustomJob(nn.Linear(2, 1), DATA, loss=MSE)
+def three(profile): return nn.Linear(2, 1), DATA, None, MSE
+def named(profile): return {"model": nn.Linear(2, profile.training.batch_size), "train": DATA, "loss": MSE}
+def number(): return 3
+def no_model(): return {"train": DATA}
+def wrong_model(): return "model", DATA
+def wrong_data(): return nn.Linear(2, 1), 5
+def wrong_loss(): return nn.Linear(2, 1), DATA, None, "mse"
+def fails():
+    raise KeyError("oops")
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_job.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def task_of(make_profile: ProfileMaker, path: str) -> CustomTask:
+    task = CustomTask(make_profile(task="custom", model_path=path, batch_size=5))
+    task.prepare(silent)
+    return task
+
+
+@pytest.mark.parametrize("name", ["job", "three", "named"])
+def test_factories(make_profile: ProfileMaker, job_file: Path, name: str) -> None:
+    task = task_of(make_profile, f"{job_file}:{name}")
+    assert task.build_model().out_features == (5 if name == "named" else 1)
+    assert task.job.loss is nn.functional.mse_loss
+    assert len(task.train) == 4
+
+
+def test_factory_of_a_module(make_profile: ProfileMaker, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(job_file.parent)
+    assert len(task_of(make_profile, "my_job:job").train) == 4
+
+
+def test_weights_come_from_the_seed(make_profile: ProfileMaker, job_file: Path) -> None:
+    torch.manual_seed(1)
+    first = task_of(make_profile, f"{job_file}:job")
+    torch.manual_seed(2)
+    second = task_of(make_profile, f"{job_file}:job")
+    weights = first.build_model().weight
+    assert torch.equal(weights, second.build_model().weight)
+    assert torch.equal(weights, first.build_model().weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("number", "returned int .*return a CustomJob"),
+        ("no_model", "returned a mapping with train"),
+        ("wrong_model", "the model is str, not a torch nn.Module"),
+        ("wrong_data", "train is int, without __len__"),
+        ("wrong_loss", "loss is str, not a function"),
+        ("fails", r"fails failed: KeyError: 'oops' \(my_job.py, line 18\)"),
+        ("absent", "no function 'absent'; it has: job, three"),
+    ],
+)
+def test_factories_that_return_something_else(make_profile: ProfileMaker, job_file: Path, name: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        task_of(make_profile, f"{job_file}:{name}")
+
+
+def test_modules_that_cannot_be_imported(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text("import torch\nimport nothing_of_this_name\n")
+    for path, said in (
+        (f"{faulty}:build", r"ModuleNotFoundError: .*nothing_of_this_name.* \(faulty.py, line 2\)"),
+        (f"{tmp_path}/none.py:build", "no such file"),
+        ("no_module_of_this_name:build", "module no_module_of_this_name cannot be imported"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            task_of(make_profile, path)

@@ -1,0 +1,93 @@
+"""Speech data sets of the hub, as ``datasets`` gives them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import soundfile
+from tiny_speech import RATE, ProfileMaker, silent, tone, write_clips
+
+from profiles.errors import BadInput
+from training.tasks import hub_speech, texts
+from training.tasks.speech_dataset import read_speech
+from training.tasks.whisper import WhisperTask
+
+
+def sound(word: int) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, tone(word), RATE, format="FLAC")
+    return buffer.getvalue()
+
+
+def hub_data(count: int, **columns: list[Any]) -> datasets.Dataset:
+    audio = [{"bytes": sound(index), "path": None} for index in range(count)]
+    return datasets.Dataset.from_dict({"audio": audio, **columns}).cast_column("audio", datasets.Audio())
+
+
+@pytest.fixture
+def on_the_hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the hub has, by split."""
+    there: dict[str, Any] = {}
+    monkeypatch.setattr(hub_speech.datasets, "load_dataset", lambda path, name: there)
+    return there
+
+
+def test_clips_are_read_without_decoding(on_the_hub: dict[str, Any]) -> None:
+    on_the_hub["train"] = hub_data(2, sentence=["one", "two"], language=["en", "de"])
+    on_the_hub["dev"] = hub_data(1, sentence=["three"], language=["en"])
+    splits = read_speech("somebody/speech:en")
+    assert [(clip.text, clip.language) for clip in splits["train"]] == [("one", "en"), ("two", "de")]
+    assert splits["validation"][0].audio.read() == sound(0)
+
+
+def test_files_that_a_data_set_points_to(on_the_hub: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / write_clips(tmp_path, 1)[0][1]
+    on_the_hub["train"] = datasets.Dataset.from_dict({"audio": [str(path)], "text": ["x"]}).cast_column(
+        "audio", datasets.Audio()
+    )
+    assert read_speech("somebody/speech")["train"][0].audio.read() == path.read_bytes()
+
+
+def test_rows_without_text_are_left_out(on_the_hub: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    on_the_hub["train"] = hub_data(3, text=["one", "", None])
+    assert len(read_speech("somebody/speech")["train"]) == 1
+    assert "2 rows without a text are left out" in caplog.text
+
+
+def test_a_task_takes_them(on_the_hub: dict[str, Any], make_profile: ProfileMaker, english_whisper: Path) -> None:
+    on_the_hub["train"] = hub_data(4, text=["one", "two", "three", "four"])
+    task = WhisperTask(make_profile(model_path=str(english_whisper), dataset_path="somebody/speech"))
+    task.prepare(silent)
+    assert len(task.train) + len(task.evaluation["validation"]) == 4
+
+
+def test_missing_columns(on_the_hub: dict[str, Any]) -> None:
+    on_the_hub["train"] = hub_data(1, words=["one"])
+    with pytest.raises(BadInput, match="no column text or .* it has: audio, words"):
+        read_speech("somebody/speech")
+    on_the_hub["train"] = datasets.Dataset.from_dict({"text": ["one"]})
+    with pytest.raises(BadInput, match="no audio column; it has: text"):
+        read_speech("somebody/speech")
+
+
+def test_no_known_split(on_the_hub: dict[str, Any]) -> None:
+    on_the_hub["other"] = hub_data(1, text=["one"])
+    with pytest.raises(BadInput, match="it has: other"):
+        read_speech("somebody/speech")
+
+
+def test_data_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_speech, "reachable", lambda: False)
+    with pytest.raises(BadInput, match="data set nobody/nothing: no such folder, and not from the hub"):
+        read_speech("nobody/nothing")
+
+
+def test_texts_of_the_hub(on_the_hub: dict[str, Any]) -> None:
+    on_the_hub["train"] = datasets.Dataset.from_dict({"text": ["one", "", "two"]})
+    assert texts.read_texts("somebody/text") == {"train": ["one", "two"]}
+    with pytest.raises(BadInput, match="no column 'body'; it has: text"):
+        texts.read_texts("somebody/text", "body")

@@ -1,0 +1,119 @@
+"""Model names and folders that cannot be used end in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from tiny_speech import ProfileMaker
+from transformers import GPT2Config
+
+from profiles.errors import BadInput
+from training.tasks import hub
+from training.tasks.registry import task_from_profile
+from training.tasks.whisper import WhisperTask
+from training.tasks.whisper_model import WhisperModelWrapper, language_code
+
+
+def wrapper_of(make_profile: ProfileMaker, folder: Path | str) -> WhisperModelWrapper:
+    return WhisperModelWrapper(make_profile(model_path=str(folder)).model)
+
+
+@pytest.fixture
+def copied(english_whisper: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(english_whisper, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize("path", ["", "./no/such", "/no/such/folder", "a b", "one/two/three"])
+def test_no_such_folder(make_profile: ProfileMaker, path: str) -> None:
+    with pytest.raises(BadInput, match="no model was given|no such folder"):
+        wrapper_of(make_profile, path)
+
+
+def test_unknown_name_without_a_network_is_told_at_once(
+    make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    start = time.perf_counter()
+    with pytest.raises(BadInput, match="model nobody/nothing: no such folder, and the hub cannot be reached"):
+        wrapper_of(make_profile, "nobody/nothing")
+    assert time.perf_counter() - start < 2
+
+
+def test_hub_that_does_not_resolve_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in hub._PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    assert not hub.reachable()
+    monkeypatch.setenv("HF_ENDPOINT", "https://localhost")
+    assert hub.reachable()
+
+
+def test_name_the_hub_does_not_have(make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "reachable", lambda: True)
+    with pytest.raises(BadInput, match="model nobody/nothing not found on the hub"):
+        hub.load("nobody/nothing", "model", lambda local: (_ for _ in ()).throw(OSError("404: no such repository")))
+
+
+def test_model_of_another_kind(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    GPT2Config().save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="is of type 'gpt2', not whisper"):
+        wrapper_of(make_profile, tmp_path)
+
+
+def test_folder_without_a_config(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no config.json in this folder"):
+        wrapper_of(make_profile, tmp_path)
+
+
+def test_config_that_is_no_json(make_profile: ProfileMaker, copied: Path) -> None:
+    (copied / "config.json").write_text("{")
+    with pytest.raises(BadInput, match="cannot be read"):
+        wrapper_of(make_profile, copied)
+
+
+def test_folder_without_weights(make_profile: ProfileMaker, copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    wrapper = wrapper_of(make_profile, copied)
+    with pytest.raises(BadInput, match="cannot be read"):
+        wrapper.build()
+
+
+def test_folder_with_damaged_weights(make_profile: ProfileMaker, copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(BadInput, match="model .* cannot be read"):
+        wrapper_of(make_profile, copied).build()
+
+
+def test_weights_of_another_shape(make_profile: ProfileMaker, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "encoder_layers": 2}))
+    with pytest.raises(BadInput, match="its weights lack model.encoder.layers.1"):
+        wrapper_of(make_profile, copied).build()
+
+
+def test_front_end_of_another_shape(make_profile: ProfileMaker, copied: Path) -> None:
+    settings = json.loads((copied / "preprocessor_config.json").read_text())
+    (copied / "preprocessor_config.json").write_text(json.dumps({**settings, "feature_size": 80}))
+    with pytest.raises(BadInput, match="its feature extractor gives 80 mels, but it takes 16"):
+        wrapper_of(make_profile, copied)
+
+
+@pytest.mark.parametrize(("name", "code"), [("German", "de"), ("de", "de"), ("mandarin", "zh"), (" EN ", "en")])
+def test_language_names_and_codes(name: str, code: str) -> None:
+    assert language_code(name) == code
+
+
+def test_registry_knows_the_tasks(make_profile: ProfileMaker, english_whisper: Path) -> None:
+    assert isinstance(task_from_profile(make_profile(model_path=str(english_whisper))), WhisperTask)
+
+
+def test_registry_refuses_what_it_does_not_know(make_profile: ProfileMaker) -> None:
+    profile = make_profile()
+    unknown = profile.model_copy(update={"model": profile.model.model_copy(update={"task": "vision"})})
+    with pytest.raises(BadInput, match="there is no task 'vision'"):
+        task_from_profile(unknown)

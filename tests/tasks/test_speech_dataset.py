@@ -1,0 +1,127 @@
+"""Layouts of speech data sets, and the faults a person makes in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_speech import write_clips, write_csv
+
+from profiles.errors import BadInput
+from training.tasks.speech_dataset import Clip, FileSource, hold_out, read_speech
+
+
+def clip(name: str) -> Clip:
+    return Clip(name, FileSource(Path(name)), "text", "here")
+
+
+def test_folder_with_a_table_for_each_split(speech_folder: Path) -> None:
+    splits = read_speech(str(speech_folder))
+    assert {split: len(clips) for split, clips in splits.items()} == {"train": 8, "validation": 2}
+    first = splits["train"][0]
+    assert (first.id, first.text) == ("clip0", "one")
+    assert first.audio == FileSource(speech_folder / "audio/clip0.wav")
+
+
+@pytest.mark.parametrize("column", ["text_verbatim", "text_perfect"])
+def test_names_of_the_text_column(tmp_path: Path, column: str) -> None:
+    write_csv(tmp_path / "train.csv", write_clips(tmp_path, 2), f"id,audio_path,{column}")
+    assert [clip.text for clip in read_speech(str(tmp_path))["train"]] == ["one", "two"]
+
+
+def test_text_column_setting_chooses(tmp_path: Path) -> None:
+    rows = [(*row, f"chosen {row[0]}") for row in write_clips(tmp_path, 1)]
+    write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,subtitle")
+    assert read_speech(str(tmp_path), "subtitle")["train"][0].text == "chosen clip0"
+
+
+def test_audiofolder_with_one_table(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        write_clips(tmp_path / split, 1)
+    rows = [("train/audio/clip0.wav", "a"), ("dev/audio/clip0.wav", "b")]
+    write_csv(tmp_path / "metadata.csv", rows, "file_name,transcription")
+    splits = read_speech(str(tmp_path))
+    assert {split: [clip.text for clip in clips] for split, clips in splits.items()} == {
+        "train": ["a"],
+        "validation": ["b"],
+    }
+
+
+def test_audiofolder_with_a_table_in_each_split(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_clips(tmp_path / split, 1)
+        line = f'{{"file_name": "audio/clip0.wav", "sentence": "{split}"}}\n'
+        (tmp_path / split / "metadata.jsonl").write_text(line)
+    splits = read_speech(str(tmp_path))
+    assert {split: clips[0].text for split, clips in splits.items()} == {"train": "train", "test": "test"}
+
+
+def test_one_table_is_a_training_split(speech_folder: Path) -> None:
+    assert list(read_speech(str(speech_folder / "train.csv"))) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a,audio/clip0.wav,,1.0,en", "train.csv, line 3, column text: empty"),
+        ("a,,hello,1.0,en", "train.csv, line 3, column audio_path: empty"),
+        ("clip0,audio/clip0.wav,hello,1.0,en", "train.csv, line 3, column id: 'clip0' is there already in line 2"),
+        ("a,audio/none.wav,hello,1.0,en", "train.csv, line 3, column audio_path: .*none.wav is not there"),
+        ("a,audio/clip0.wav,hello,long,en", "train.csv, line 3, column duration: 'long' is not a number"),
+    ],
+)
+def test_faults_name_file_line_and_column(tmp_path: Path, line: str, said: str) -> None:
+    row = (*write_clips(tmp_path, 1)[0], "0.6", "en")
+    write_csv(tmp_path / "train.csv", [row, tuple(line.split(","))], "id,audio_path,text,duration,language")
+    with pytest.raises(BadInput, match=said):
+        read_speech(str(tmp_path))
+
+
+def test_missing_column(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", write_clips(tmp_path, 1), "id,audio_path,txt")
+    with pytest.raises(BadInput, match="no column 'text' or .* it has: id, audio_path, txt .*did you mean 'txt'"):
+        read_speech(str(tmp_path))
+
+
+def test_empty_table(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(BadInput, match="train.csv: the table is empty"):
+        read_speech(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["", "./nowhere", "/no/such/folder"])
+def test_no_such_data_set(path: str) -> None:
+    with pytest.raises(BadInput, match="no data set was given|no such folder"):
+        read_speech(path)
+
+
+def test_folder_without_a_table(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"neither train.csv nor metadata.csv"):
+        read_speech(str(tmp_path))
+
+
+@given(st.sets(st.text(), min_size=2, max_size=60))
+def test_held_out_clips_are_a_tenth_and_do_not_depend_on_the_order(names: set[str]) -> None:
+    clips = [clip(name) for name in sorted(names)]
+    splits = hold_out({"train": clips})
+    assert len(splits["validation"]) == max(1, round(len(clips) / 10))
+    assert {clip.id for clip in splits["train"]} | {clip.id for clip in splits["validation"]} == names
+    again = hold_out({"train": clips[::-1]})
+    assert {clip.id for clip in again["validation"]} == {clip.id for clip in splits["validation"]}
+
+
+def test_holding_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    hold_out({"train": [clip(str(i)) for i in range(20)]})
+    assert "no validation split: 2 of 20 training clips are held out" in caplog.text
+
+
+def test_one_clip_cannot_be_divided() -> None:
+    with pytest.raises(BadInput, match="one clip and no validation split"):
+        hold_out({"train": [clip("a")]})
+
+
+def test_no_training_split() -> None:
+    with pytest.raises(BadInput, match="no training split; it has: test"):
+        hold_out({"test": [clip("a")]})

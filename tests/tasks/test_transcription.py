@@ -1,0 +1,109 @@
+"""Transcribing files of any length, and evaluating a finished model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
+
+from profiles.errors import BadInput
+from training.tasks.transcription import evaluate_model, pick_device, transcribe, windows
+from training.tasks.whisper import WhisperTask
+
+
+def test_files_come_out_in_their_order(trained_whisper: Path) -> None:
+    files = [trained_whisper / f"audio/clip{index}.wav" for index in (2, 0, 3, 1)]
+    found = list(transcribe(trained_whisper / "model", files, device="cpu", batch_size=3))
+    assert [(one.file, one.text) for one in found] == [(f, WORDS[i]) for f, i in zip(files, (2, 0, 3, 1))]
+    assert found[0].seconds == pytest.approx(0.6)
+
+
+def test_long_recording_is_heard_in_windows(trained_whisper: Path, tmp_path: Path) -> None:
+    silence = np.zeros(int(0.3 * RATE), np.float32)
+    said = (3, 1, 0, 2)
+    parts = [part for word in said for part in (tone(word), silence)]
+    soundfile.write(tmp_path / "long.wav", np.concatenate(parts), RATE)
+    found = list(transcribe(trained_whisper / "model", [tmp_path / "long.wav"], device="cpu", batch_size=2))
+    assert found[0].text == " ".join(WORDS[word] for word in said)
+    assert found[0].seconds == pytest.approx(3.6)
+
+
+def test_broken_file_does_not_stop_the_others(trained_whisper: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.wav").write_text("no sound")
+    files = [tmp_path / "broken.wav", trained_whisper / "audio/clip1.wav", tmp_path / "missing.wav"]
+    first, second, third = transcribe(trained_whisper / "model", files, device="cpu")
+    assert "not a readable sound file" in first.error
+    assert (second.text, second.error) == ("two", "")
+    assert third.error == "No such file or directory"
+
+
+def test_evaluation_of_a_saved_model(trained_whisper: Path, tmp_path: Path) -> None:
+    found = evaluate_model(
+        trained_whisper / "model",
+        str(trained_whisper),
+        "validation",
+        device="cpu",
+        batch_size=3,
+        cache_dir=str(tmp_path),
+    )
+    assert found["wer"] == found["cer"] == 0.0
+    assert found["loss"] < 0.5
+    assert found["samples"] == 4
+    assert found["hours"] == pytest.approx(4 * 0.6 / 3600)
+
+
+def test_split_that_is_not_there(trained_whisper: Path) -> None:
+    with pytest.raises(BadInput, match="no split 'test' .*it has: train, validation"):
+        evaluate_model(trained_whisper / "model", str(trained_whisper), "test")
+
+
+def test_bad_model_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no config.json in this folder"):
+        transcribe(tmp_path, [])
+
+
+def test_adapter_folder(trained_whisper: Path, make_profile: ProfileMaker, tmp_path: Path) -> None:
+    settings = {"tuning": "lora", "lora_merge": False, "dataset_path": str(trained_whisper)}
+    task = WhisperTask(make_profile(model_path=str(trained_whisper / "model"), **settings))
+    (tmp_path / "adapter").mkdir()
+    task.prepare(silent)
+    task.save(task.build_model(), tmp_path / "adapter")
+    found = list(transcribe(tmp_path / "adapter", [trained_whisper / "audio/clip3.wav"], device="cpu"))
+    assert found[0].text == "four"
+
+
+def test_multilingual_model_detects_the_language(multilingual_whisper: Path, trained_whisper: Path) -> None:
+    files = [trained_whisper / "audio/clip0.wav"]
+    for language in ("", "german"):
+        found = list(transcribe(multilingual_whisper, files, "cpu", language, max_new_tokens=3))
+        assert not found[0].error
+    with pytest.raises(BadInput, match="has no language 'it'"):
+        transcribe(multilingual_whisper, files, "cpu", "italian")
+
+
+def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput, match="no device 'cuda'"):
+        pick_device("cuda")
+
+
+@settings(deadline=None)
+@given(st.integers(0, 3000), st.integers(100, 700))
+def test_windows_hold_every_sample_once(count: int, longest: int) -> None:
+    samples = np.random.default_rng(count).normal(size=count).astype(np.float32)
+    pieces = windows(samples, 1000, longest)
+    assert all(0 < len(piece) <= longest for piece in pieces)
+    np.testing.assert_array_equal(np.concatenate([*pieces, np.empty(0, np.float32)]), samples)
+
+
+def test_cut_is_where_it_is_quiet() -> None:
+    samples = np.ones(2 * RATE, np.float32)
+    quiet = slice(int(0.7 * RATE), int(0.8 * RATE))
+    samples[quiet] = 0
+    assert len(windows(samples, RATE, RATE)[0]) == pytest.approx(0.75 * RATE, abs=RATE // 100)

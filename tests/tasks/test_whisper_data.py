@@ -1,0 +1,124 @@
+"""What WhisperTask does with clips it cannot use as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import soundfile
+import torch
+from tiny_speech import RATE, ProfileMaker, silent, tone, write_clips, write_csv
+
+from profiles.errors import BadInput
+from training.tasks.whisper import SpeechData, WhisperTask
+
+
+def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
+    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), **options))
+    task.prepare(silent)
+    return task
+
+
+@pytest.fixture
+def one_broken(speech_folder: Path) -> Path:
+    (speech_folder / "audio/clip3.wav").write_text("no sound")
+    return speech_folder
+
+
+def test_broken_file_is_named_and_left_out(
+    make_profile: ProfileMaker, english_whisper: Path, one_broken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = prepared(make_profile, english_whisper, one_broken, max_broken_share=0.2)
+    assert len(task.train) == 7
+    assert task.train[3].text == "one"  # clip4: clip3 is gone
+    assert "train.csv, line 5: clip3: not a readable sound file" in caplog.text
+
+
+def test_too_many_broken_files(make_profile: ProfileMaker, english_whisper: Path, one_broken: Path) -> None:
+    with pytest.raises(
+        BadInput, match="1 of 8 recordings are broken, more than 10.0%; first .*clip3.*max_broken_share"
+    ):
+        prepared(make_profile, english_whisper, one_broken, max_broken_share=0.1)
+
+
+@pytest.fixture
+def one_long(speech_folder: Path) -> Path:
+    soundfile.write(speech_folder / "audio/clip2.wav", tone(2, 1.5), RATE)
+    return speech_folder
+
+
+def test_long_clip_is_refused(make_profile: ProfileMaker, english_whisper: Path, one_long: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"1 clips longer than the model's window of 1 s: clip2 .*long_audio = cut or skip"
+    ):
+        prepared(make_profile, english_whisper, one_long)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("cut", 8), ("skip", 7)])
+def test_long_clip_is_cut_or_skipped(
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    one_long: Path,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    left: int,
+) -> None:
+    task = prepared(make_profile, english_whisper, one_long, long_audio=policy)
+    assert len(task.train) == left
+    assert "1 clips longer than the model's window of 1 s" in caplog.text
+    assert task.collate([task.train[2]], None)["input_features"].shape == (1, 16, 100)
+
+
+def test_declared_duration_is_refused_before_anything_is_decoded(
+    make_profile: ProfileMaker, english_whisper: Path, tmp_path: Path
+) -> None:
+    rows = [(*row, "7.5") for row in write_clips(tmp_path, 3)]
+    write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,duration")
+    with pytest.raises(BadInput, match="longer than the model's window"):
+        prepared(make_profile, english_whisper, tmp_path)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.fixture
+def long_text(speech_folder: Path) -> Path:
+    with (speech_folder / "train.csv").open("a") as table:
+        table.write("wordy,audio/clip0.wav," + "one " * 30 + "\n")
+    return speech_folder
+
+
+def test_long_transcript_is_refused(make_profile: ProfileMaker, english_whisper: Path, long_text: Path) -> None:
+    with pytest.raises(BadInput, match="1 clips with transcripts of more than 22 tokens: wordy"):
+        prepared(make_profile, english_whisper, long_text)
+
+
+def test_long_transcript_is_cut_to_the_positions(
+    make_profile: ProfileMaker, english_whisper: Path, long_text: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, long_text, long_audio="cut")
+    batch = task.collate([task.train[8]], None)
+    assert batch["decoder_input_ids"].shape == (1, task.wrapper.max_positions)
+    with torch.no_grad():
+        assert torch.isfinite(task.loss(task.build_model(), batch))
+
+
+def test_long_transcript_is_skipped(make_profile: ProfileMaker, english_whisper: Path, long_text: Path) -> None:
+    assert len(prepared(make_profile, english_whisper, long_text, long_audio="skip").train) == 8
+
+
+def test_limits_on_samples(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, max_train_samples=3, max_eval_samples=1)
+    assert len(task.train) == 3
+    assert len(task.evaluation["validation"]) == 1
+
+
+def test_hours_of_audio(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
+    train = prepared(make_profile, english_whisper, speech_folder).train
+    assert isinstance(train, SpeechData)
+    assert train.hours == pytest.approx(8 * 0.6 / 3600)
+
+
+def test_unknown_language_in_a_row(make_profile: ProfileMaker, multilingual_whisper: Path, tmp_path: Path) -> None:
+    rows = [(*row, "klingon") for row in write_clips(tmp_path, 2)]
+    write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,language")
+    with pytest.raises(BadInput, match="train.csv, line .*, column language: Whisper knows no language 'klingon'"):
+        prepared(make_profile, multilingual_whisper, tmp_path)

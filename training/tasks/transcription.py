@@ -1,0 +1,221 @@
+"""What ``transcribe`` and ``evaluate`` do with a finished model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
+from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.base import Progress
+from training.tasks.speech_dataset import read_speech
+from training.tasks.whisper import WhisperTask
+from training.tasks.whisper_model import WhisperModelWrapper, language_code
+
+_SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
+_FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
+_QUIET = 0.1  # seconds over which loudness is measured
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in one file."""
+
+    file: Path
+    text: str
+    seconds: float
+    """Length of the recording."""
+    error: str = ""
+    """Why the file could not be read; empty if it could."""
+
+
+def transcribe(
+    model_dir: str | Path,
+    files: Sequence[Path],
+    device: str = "auto",
+    language: str = "",
+    batch_size: int = 8,
+    max_new_tokens: int = 440,
+) -> Iterator[Transcript]:
+    """Transcribe sound files of any length, in their order.
+
+    A recording longer than the model's window is cut at its quietest places. A file that cannot be read gives a
+    transcript with ``error``; the others go on.
+
+    Raises:
+        BadInput: the model cannot be used, or does not know the language.
+    """
+    listener = _Listener(ModelSettings(model_path=str(model_dir), language=language), device, max_new_tokens)
+    return _transcribe_all(listener, files, batch_size)
+
+
+def evaluate_model(
+    model_dir: str | Path,
+    dataset: str,
+    split: str = "test",
+    device: str = "auto",
+    language: str = "",
+    batch_size: int = 8,
+    text_column: str = "",
+    max_samples: int = 0,
+    cache_dir: str = "",
+    max_new_tokens: int = 440,
+    progress: Progress = lambda phase, done, total: None,
+) -> dict[str, float]:
+    """Return ``wer`` and ``cer`` (shares), ``loss``, ``samples`` and audio ``hours`` of a model on one split.
+
+    Raises:
+        BadInput: the model or the data set cannot be used, or has no such split.
+    """
+    profile = Profile(
+        name="evaluate",
+        model=ModelSettings(model_path=str(model_dir), language=language),
+        data=DataSettings(dataset_path=dataset, text_column=text_column, cache_dir=cache_dir),
+        evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
+    )
+    task = WhisperTask(profile)
+    splits = read_speech(dataset, text_column)
+    if split not in splits:
+        raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
+    clips = splits[split][:max_samples] if max_samples else splits[split]
+    data = task.prepare_split(split, clips, progress)
+    model = task.wrapper.build().eval()
+    task.ensure_language(model, data)
+    model.to(pick_device(device))
+    sums: dict[str, float] = {}
+    for start in range(0, len(data), batch_size):
+        samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
+        for name, value in _evaluate_batch(task, model, samples).items():
+            sums[name] = sums.get(name, 0.0) + value
+        progress(f"evaluation ({split})", start + len(samples), len(data))
+    return {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device ``name`` stands for; ``auto`` is CUDA, then MPS, then the CPU.
+
+    Raises:
+        BadInput: this machine does not have it.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, found in there.items() if found)
+    if not there.get(name, False):
+        raise BadInput(f"this machine has no device {name!r}", f"it has: {', '.join(k for k, v in there.items() if v)}")
+    return torch.device(name)
+
+
+def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
+    """Cut ``samples`` into pieces of about one length, at most ``longest`` samples.
+
+    Each cut is at the quietest place near where it would be even, so that words stay whole and no piece is a rest of
+    silence, in which a model hears words that nobody said.
+    """
+    if len(samples) <= longest:
+        return [samples] if len(samples) else []
+    pieces = []
+    slack = round(_SEARCH * longest)
+    for left in range(math.ceil(len(samples) / (_FULL * longest)), 1, -1):
+        even = len(samples) // left
+        first = max(1, even - slack, len(samples) - (left - 1) * longest)
+        cut = _quietest(samples, rate, first, min(longest, even + slack))
+        pieces.append(samples[:cut])
+        samples = samples[cut:]
+    return [*pieces, samples]
+
+
+def _quietest(samples: Samples, rate: int, first: int, last: int) -> int:
+    """Position from ``first`` to ``last`` around which a tenth of a second is quietest."""
+    half = max(1, round(_QUIET * rate / 2))
+    start = max(0, first - half)
+    energy = np.concatenate([[0.0], np.cumsum(samples[start : last + half].astype(np.float64) ** 2)])
+    positions = np.arange(first, last + 1)
+    before = np.clip(positions - half - start, 0, len(energy) - 1)
+    after = np.clip(positions + half - start, 0, len(energy) - 1)
+    return first + int((energy[after] - energy[before]).argmin())
+
+
+class _Listener:
+    """A model on its device, ready to hear windows of sound."""
+
+    def __init__(self, settings: ModelSettings, device: str, max_new_tokens: int) -> None:
+        self.wrapper = WhisperModelWrapper(settings)
+        if settings.language:
+            self.wrapper.check_language(language_code(settings.language), "language")
+        self.device = pick_device(device)
+        self.model: nn.Module = self.wrapper.build().eval().to(self.device)
+        self.max_new_tokens = max_new_tokens
+
+    def windows_of(self, file: Path) -> tuple[list[Samples], float]:
+        """Return the windows of a file and its length in seconds."""
+        log_mel = self.wrapper.log_mel
+        audio = decode(file, log_mel.rate)
+        return windows(audio.samples, log_mel.rate, log_mel.n_samples), audio.seconds
+
+    @torch.no_grad()
+    def hear(self, pieces: Sequence[Samples]) -> list[str]:
+        """Transcripts of windows."""
+        log_mel = self.wrapper.log_mel
+        features = np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])
+        batch = torch.from_numpy(features).to(self.device)
+        languages = [self.wrapper.default_language] * len(pieces)
+        if not all(languages):
+            languages = self.wrapper.detect_languages(self.model, batch)
+        return self.wrapper.generate(self.model, batch, languages, self.max_new_tokens)
+
+
+def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int) -> Iterator[Transcript]:
+    """Fill batches with windows of several files; a file comes out when all its windows were heard."""
+    queue: list[_Heard] = []
+    for file in files:
+        try:
+            pieces, seconds = listener.windows_of(file)
+        except AudioError as error:
+            queue.append(_Heard(Transcript(file, "", 0.0, str(error)), [], []))
+        else:
+            queue.append(_Heard(Transcript(file, "", seconds), pieces, []))
+        while sum(len(heard.waiting) for heard in queue) >= batch_size:
+            _hear_batch(listener, queue, batch_size)
+        yield from _finished(queue)
+    while any(heard.waiting for heard in queue):
+        _hear_batch(listener, queue, batch_size)
+    yield from _finished(queue)
+
+
+@dataclass
+class _Heard:
+    transcript: Transcript
+    waiting: list[Samples]
+    texts: list[str]
+
+
+def _hear_batch(listener: _Listener, queue: Sequence[_Heard], batch_size: int) -> None:
+    owners = [heard for heard in queue for _ in heard.waiting][:batch_size]
+    pieces = [heard.waiting.pop(0) for heard in owners]
+    for heard, text in zip(owners, listener.hear(pieces)):
+        heard.texts.append(text)
+
+
+def _finished(queue: list[_Heard]) -> Iterator[Transcript]:
+    while queue and not queue[0].waiting:
+        heard = queue.pop(0)
+        found = heard.transcript
+        yield Transcript(found.file, " ".join(filter(None, heard.texts)), found.seconds, found.error)
+
+
+@torch.no_grad()
+def _evaluate_batch(task: WhisperTask, model: nn.Module, samples: Sequence[Any]) -> dict[str, float]:
+    device = next(model.parameters()).device
+    batch = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in task.collate(samples, None).items()
+    }
+    return task.evaluate(model, batch, generate=True)
