@@ -192,7 +192,7 @@ def change_line(before: RunState, event: Event) -> str:
         case RunEvent():
             changed = event.status != before.status or before.started is None
             return f"run {event.status}" + (f": {event.message}" if event.message else "") if changed else ""
-        case MemberEvent():
+        case MemberEvent() if _is_news(before, event):
             where = f" on {event.device}" if event.device else ""
             why = f": {event.message}" if event.message and event.status in ("lost", "failed", "joined") else ""
             return f"{event.name or f'member {event.member}'} {event.status}{where}{why}"
@@ -202,3 +202,9 @@ def change_line(before: RunState, event: Event) -> str:
             return f"error: {event.message}"
         case _:
             return ""
+
+
+def _is_news(before: RunState, event: MemberEvent) -> bool:
+    """Whether nobody has said it yet: a member and the hub may both report that it left."""
+    known = before.members.get(event.member) if event.member is not None else None
+    return known is None or known.status != event.status

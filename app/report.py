@@ -89,14 +89,15 @@ def _next_commands(ended: Ended, run_id: str) -> list[str]:
 
 
 def evaluation_lines(state: RunState) -> list[str]:
-    """Return one line a metric and split: ``WER     test  97.9 % -> 3.1 %``."""
-    lines = []
+    """Return one line a metric and split: ``WER test 97.9 % -> 3.1 %``, in columns."""
+    cells = []
     for split, results in state.evaluations.items():
         first, last = metrics_of(results.first), metrics_of(results.last)
         for name, value in last.items():
             before = f"{metric_text(name, first.get(name))} -> " if results.first is not results.last else ""
-            lines.append(f"{metric_label(name):7} {visible(split):12} {before}{metric_text(name, value)}")
-    return lines
+            cells.append((metric_label(name), visible(split), f"{before}{metric_text(name, value)}"))
+    widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
+    return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
 
 
 def stopped_line(ended: Ended) -> str:

@@ -76,7 +76,7 @@ class RunState:
     status: str = "starting"
     message: str = ""
     started: float | None = None
-    """Time of the first event of the run itself."""
+    """When the run started, or went on after a resume."""
     updated: float | None = None
     """Time of the newest event."""
     total_steps: int | None = None
@@ -152,7 +152,7 @@ def _run(state: RunState, event: RunEvent) -> RunState:
         state,
         status=event.status,
         message=event.message,
-        started=min(event.time, state.started or event.time),
+        started=event.time if event.status == "starting" or state.started is None else state.started,
         total_steps=event.total_steps if event.total_steps is not None else state.total_steps,
     )
 

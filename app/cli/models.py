@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,10 +36,10 @@ def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode
         BadInput: the model cannot be found or used.
     """
     model = find_model(request.output, request.reference)
-    from training.tasks.transcription import transcribe  # imports torch
-
     transcripts = []
     with _only_data_on_stdout():
+        from training.tasks.transcription import transcribe  # imports torch
+
         heard = transcribe(model, files, device=request.device, language=request.language)
     while True:
         with _only_data_on_stdout():
@@ -47,7 +48,7 @@ def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode
             break
         transcripts.append(transcript)
         if transcript.error and not request.as_json:
-            say_error(transcript.error)
+            say_error(f"{transcript.file}: {transcript.error}")
         elif not request.as_json:
             show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
     code = ExitCode.BAD_INPUT if any(transcript.error for transcript in transcripts) else ExitCode.DONE
@@ -64,9 +65,9 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
         BadInput: the model, the data set or the split cannot be found or used.
     """
     model = find_model(request.output, request.reference)
-    from training.tasks.transcription import evaluate_model  # imports torch
-
     with PlainProgress(f"evaluating {model}", RunState()) as progress, _only_data_on_stdout():
+        from training.tasks.transcription import evaluate_model  # imports torch
+
         metrics = evaluate_model(
             model,
             dataset,
@@ -89,6 +90,7 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
 
 @contextlib.contextmanager
 def _only_data_on_stdout() -> Iterator[None]:
-    """Let whatever libraries print go to stderr."""
+    """Let whatever libraries print go to stderr, and keep their advice to programmers from a person."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -78,6 +78,10 @@ def test_the_same_status_is_told_once(plain: Plain) -> None:
     assert len(plain.feed(*[RunEvent(status="running", member=m) for m in range(3)])) == 1
 
 
+def test_a_member_that_left_is_told_once(plain: Plain) -> None:
+    assert len(plain.feed(*[MemberEvent(member=0, status="left", name="a")] * 2)) == 1
+
+
 def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert len(plain.feed(*[WarningEvent(message=str(n)) for n in range(500)])) == PLAIN_BURST
     plain.now = 11.0

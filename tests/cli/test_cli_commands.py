@@ -189,7 +189,7 @@ def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
     assert main(["runs", "show", "demo"]) == 0
     out = capsys.readouterr().out
     assert "steps     6/6" in out
-    assert "WER     test         98.0 % -> 3.0 %" in out
+    assert "WER     test  98.0 % -> 3.0 %" in out
 
 
 def test_runs_are_compared(capsys: Capture) -> None:

@@ -36,7 +36,7 @@ def test_a_completed_run_says_what_it_reached_and_what_to_type_next(capsys: Capt
     out = capsys.readouterr().out
     run = only_run()
     assert "Done: 6 steps in 1:23, 32.0 samples/s" in out
-    assert "WER     test         98.0 % -> 3.0 %" in out
+    assert "WER     test  98.0 % -> 3.0 %" in out
     assert f"model   {run / 'model'}" in out
     assert f"transcribe {run.name[:20]} FILE.wav" in out
 
@@ -150,7 +150,7 @@ def test_resume_goes_on_in_the_same_folder_as_planned(capsys: Capture) -> None:
     assert run.plan.run_id == first.name[:20]
     assert run.plan.hash() == RunFolder.open(first).plan().hash()
     assert RunFolder.open(only_run()).metadata.attempt == 2
-    assert "WER     test         98.0 % -> 3.0 %" in capsys.readouterr().out
+    assert "WER     test  98.0 % -> 3.0 %" in capsys.readouterr().out
 
 
 def test_a_failed_resume_keeps_the_folder() -> None:

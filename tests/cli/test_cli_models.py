@@ -1,0 +1,102 @@
+"""``transcribe`` and ``evaluate`` with a real, random model of two layers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from training.run_folder import RunFolder
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_speech import tiny_whisper  # imports transformers
+
+    return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def speech() -> Path:
+    from tiny_speech import write_clips, write_csv
+
+    folder = Path("speech")
+    write_csv(folder / "test.csv", write_clips(folder, 3))
+    return folder
+
+
+def test_an_unknown_model_is_bad_input_before_anything_is_loaded(capsys: Capture) -> None:
+    assert main(["transcribe", "nothing", "x.wav"]) == 2
+    assert capsys.readouterr().err.startswith("error: no run 'nothing'")
+
+
+def test_a_run_without_a_model_says_how_to_go_on(capsys: Capture) -> None:
+    from fake_run import FakeRun, training
+
+    from app.cli.train import TrainRequest, distributed_train
+    from profiles.errors import ExitCode
+
+    distributed_train(TrainRequest("demo"), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
+    capsys.readouterr()
+    assert main(["transcribe", "demo", "x.wav", "--json"]) == 2
+    assert "--resume" in json.loads(capsys.readouterr().out)["error"]["hint"]
+
+
+@pytest.mark.slow
+def test_files_are_transcribed_and_a_broken_one_is_named(model: Path, speech: Path, capsys: Capture) -> None:
+    broken = Path("broken.wav")
+    broken.write_bytes(b"RIFF")
+    files = [str(speech / "audio" / "clip0.wav"), str(broken), str(speech / "audio" / "clip1.wav")]
+    assert main(["transcribe", str(model), *files]) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(":")[0] for line in out.splitlines()] == [files[0], files[2]]
+    assert "error: " in err
+    assert "broken.wav" in err
+
+
+@pytest.mark.slow
+def test_transcripts_as_json(model: Path, speech: Path, capsys: Capture) -> None:
+    clip = str(speech / "audio" / "clip0.wav")
+    assert main(["transcribe", str(model), clip, "--json"]) == 0
+    (transcript,) = json.loads(capsys.readouterr().out)["transcripts"]
+    assert transcript["file"] == clip
+    assert transcript["seconds"] == pytest.approx(0.6, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_model_of_a_run_is_found_by_its_profile(model: Path, speech: Path, capsys: Capture) -> None:
+    from fake_run import FakeRun, training
+
+    from app.cli.train import TrainRequest, distributed_train
+
+    distributed_train(TrainRequest("demo"), FakeRun(training()))
+    (run,) = Path("output").iterdir()
+    (run / "model" / "config.json").unlink()
+    (run / "model").rmdir()
+    (run / "model").symlink_to(model)
+    capsys.readouterr()
+    assert main(["transcribe", "demo", str(speech / "audio" / "clip0.wav"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(RunFolder.open(run).model)
+
+
+@pytest.mark.slow
+def test_a_model_is_evaluated_on_a_split(model: Path, speech: Path, capsys: Capture) -> None:
+    assert main(["evaluate", str(model), str(speech), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["metrics"]["samples"] == 3
+    assert document["metrics"]["wer"] > 0
+    assert main(["evaluate", str(model), str(speech)]) == 0
+    assert "on 3 recordings of test" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_split_that_is_not_there_is_named(model: Path, speech: Path, capsys: Capture) -> None:
+    assert main(["evaluate", str(model), str(speech), "--split", "validation"]) == 2
+    assert "has no split 'validation'" in capsys.readouterr().err
