@@ -6,6 +6,7 @@ are shown and never obeyed; markup is never parsed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -44,8 +45,9 @@ def interactive() -> bool:
 
 
 def say(text: str) -> None:
-    """Write one plain line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Write one plain line to stderr; that nobody reads there any more is no reason to end a run."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def say_error(message: str, hint: str = "") -> None:

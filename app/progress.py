@@ -191,7 +191,8 @@ def change_line(before: RunState, event: Event) -> str:
     match event:
         case RunEvent():
             changed = event.status != before.status or before.started is None
-            return f"run {event.status}" + (f": {event.message}" if event.message else "") if changed else ""
+            why = f": {event.message}" if event.message and event.status != "failed" else ""  # the error said it
+            return f"run {event.status}{why}" if changed else ""
         case MemberEvent() if _is_news(before, event):
             where = f" on {event.device}" if event.device else ""
             why = f": {event.message}" if event.message and event.status in ("lost", "failed", "joined") else ""

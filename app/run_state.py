@@ -171,8 +171,7 @@ def _notice(event: WarningEvent | ErrorEvent) -> Notice:
 
 
 def _newest(notices: tuple[Notice, ...], new: Notice) -> tuple[Notice, ...]:
-    key = lambda notice: (notice.time, notice.member, notice.message, notice.hint)  # noqa: E731
-    return tuple(sorted((*notices, new), key=key)[-KEPT_WARNINGS:])
+    return tuple(sorted((*notices, new), key=dataclasses.astuple)[-KEPT_WARNINGS:])
 
 
 def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:

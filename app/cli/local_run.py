@@ -58,8 +58,7 @@ class _Stop:
         if self._asked > 1:
             run.kill()
             return
-        with contextlib.suppress(OSError):  # after SIGHUP there is no terminal to say it to
-            say("stopping: writing a snapshot (once more to stop at once)")
+        say("stopping: writing a snapshot (once more to stop at once)")
         run.request_stop("stopped by the user")
 
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.events import EvaluationEvent, StepEvent, SyncEvent
+from hypothesis import strategies as st
+
+from training.events import (
+    ErrorEvent,
+    EvaluationEvent,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    UnknownEvent,
+    WarningEvent,
+)
 
 
 def step(number: int, *, member: int = 0, time: float | None = None, **fields: Any) -> StepEvent:
@@ -39,3 +53,25 @@ def evaluation(at: int, wer: float, split: str = "validation") -> EvaluationEven
     return EvaluationEvent(
         member=0, time=float(at), step=at, split=split, loss=1.0, metrics={"wer": wer}, samples=5, seconds=1.0
     )
+
+
+number = st.floats(0, 1e6)
+whole = st.integers(0, 1000)
+rank = st.integers(0, 3)
+text = st.text(max_size=5)
+STATUSES = ("started", "ready", "joined", "left", "lost", "done", "failed")
+MEMBER_EVENTS = st.one_of(
+    st.builds(MemberEvent, time=number, status=st.sampled_from(STATUSES), name=text, message=text),
+    st.builds(ProgressEvent, time=number, phase=text, done=whole, total=st.none() | whole),
+    st.builds(step, whole, time=number, loss=st.floats(), compute=number, wait=number, samples=whole),
+    st.builds(sync, whole, weight_hash=text),
+    st.builds(evaluation, whole, st.floats(0, 2), split=st.sampled_from(["validation", "test"])),
+    st.builds(SnapshotEvent, time=number, step=whole, path=text, bytes=whole, seconds=number),
+    st.builds(MachineEvent, time=number, cpu_percent=number, memory_used=whole, memory_total=whole),
+    st.builds(WarningEvent, time=number, message=text),
+    st.builds(ErrorEvent, time=number, message=text, hint=text),
+)
+RUN_EVENTS = st.one_of(
+    st.builds(RunEvent, time=number, status=st.sampled_from(["starting", "running", "failed"]), total_steps=whole),
+    st.builds(UnknownEvent, time=number, kind=text),
+)

@@ -4,7 +4,9 @@ import io
 import time
 
 import pytest
-from app_events import evaluation, step
+from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from app.progress import PLAIN_BURST, LiveProgress, PlainProgress, progress_for
@@ -169,3 +171,14 @@ def test_without_a_terminal_the_display_is_plain(capsys: pytest.CaptureFixture[s
     with progress_for("title") as display:
         display(WarningEvent(message="x"))
     assert capsys.readouterr().err == "[0:00] title\n[0:00] warning: x\n"
+
+
+@given(st.lists(st.one_of(MEMBER_EVENTS, RUN_EVENTS), max_size=12), st.integers(20, 200))
+def test_any_events_can_be_shown(events: list[Event], width: int) -> None:
+    numbered = [event.model_copy(update={"member": index % 3}) for index, event in enumerate(events)]
+    picture(numbered, width=width)
+    lines: list[str] = []
+    display = PlainProgress("title", RunState(), lines.append)
+    for event in numbered:
+        display(event)
+    assert all(line.isprintable() for line in lines)

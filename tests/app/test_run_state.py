@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from app_events import evaluation, step, sync
+from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.run_state import KEPT_WARNINGS, RunState, reduce_events
 from training.events import (
-    ErrorEvent,
     Event,
     MachineEvent,
     MemberEvent,
-    ProgressEvent,
     RunEvent,
-    SnapshotEvent,
-    UnknownEvent,
     WarningEvent,
 )
 
@@ -87,28 +83,6 @@ def test_peak_memory_does_not_fall() -> None:
     loads = [MachineEvent(member=0, cpu_percent=1, memory_used=used, memory_total=9) for used in (3, 7, 2)]
     member = reduce_events(loads).members[0]
     assert (member.memory_used, member.memory_peak) == (2, 7)
-
-
-number = st.floats(0, 1e6)
-whole = st.integers(0, 1000)
-rank = st.integers(0, 3)
-text = st.text(max_size=5)
-STATUSES = ("started", "ready", "joined", "left", "lost", "done", "failed")
-MEMBER_EVENTS = st.one_of(
-    st.builds(MemberEvent, time=number, status=st.sampled_from(STATUSES), name=text, message=text),
-    st.builds(ProgressEvent, time=number, phase=text, done=whole, total=st.none() | whole),
-    st.builds(step, whole, time=number, loss=st.floats(), compute=number, wait=number, samples=whole),
-    st.builds(sync, whole, weight_hash=text),
-    st.builds(evaluation, whole, st.floats(0, 2), split=st.sampled_from(["validation", "test"])),
-    st.builds(SnapshotEvent, time=number, step=whole, path=text, bytes=whole, seconds=number),
-    st.builds(MachineEvent, time=number, cpu_percent=number, memory_used=whole, memory_total=whole),
-    st.builds(WarningEvent, time=number, message=text),
-    st.builds(ErrorEvent, time=number, message=text, hint=text),
-)
-RUN_EVENTS = st.one_of(
-    st.builds(RunEvent, time=number, status=st.sampled_from(["starting", "running", "failed"]), total_steps=whole),
-    st.builds(UnknownEvent, time=number, kind=text),
-)
 
 
 def look_at_everything(state: RunState) -> None:
