@@ -45,8 +45,8 @@ def bare(steps: int) -> float:
     """The loop as anyone would write it; return seconds a step."""
     import torch
 
-    from training.optimizer import build_optimizer
     from profiles.schema import TrainingSettings
+    from training.optimizer import build_optimizer
 
     data, model = _data(), _model()
     model.train()
@@ -75,7 +75,7 @@ def core(steps: int) -> float:
     from training.control import Control
     from training.events import EventSink, StepEvent
     from training.exchange.solo import SoloExchange
-    from training.local_run import plan_local_run
+    from training.local_plan import plan_local_run
     from training.trainer import Trainer
 
     task = _task()

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from profiles.resolve import load_profile
 from training.events import EvaluationEvent, Event, StepEvent, SyncEvent
-from training.local_run import LocalRun, plan_local_run
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
 from training.run_folder import RunFolder
 
 

@@ -6,9 +6,7 @@ Nothing here imports torch: the process that watches a run stays small and start
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
 import queue
 import shutil
 import signal
@@ -19,11 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-import psutil
-
-from profiles.errors import BadInput, ExitCode, RunFailed
-from profiles.schema import Profile
-from training.data import shares_to_batch_sizes
+from profiles.errors import ExitCode
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -34,59 +28,15 @@ from training.events import (
     WarningEvent,
     from_line,
 )
-from training.plan import MemberPlan, RunPlan
-from training.processes import HubProcess, SubprocessWorker, Worker
-from training.run_folder import RunFolder, new_run_id
-from training.strategies.registry import check_strategy
+from training.local_engine import LocalEngine
+from training.plan import RunPlan
+from training.processes import SubprocessWorker, Worker
+from training.run_folder import RunFolder
 
 STOP_GRACE = 4.0
 """Seconds a worker has to reach the agreed step and write its snapshot before it is killed."""
 _STOP_MARGIN = 0.5
 """Seconds of training to look ahead for the step at which all stop: our view of the members is that old at most."""
-
-
-def plan_local_run(profile: Profile, workers: int, resume: bool = False) -> RunPlan:
-    """Return the plan of a run with ``workers`` workers on this machine.
-
-    Raises:
-        BadInput: zero workers, shares that do not fit, an unknown strategy.
-    """
-    if workers < 1:
-        raise BadInput(f"{workers} workers cannot train", "give --local 1 or more")
-    shares = _shares(profile.run.shares, workers)
-    batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
-    threads = profile.training.threads or max(1, (os.cpu_count() or 1) // workers)
-    strategy = profile.strategy
-    name = "allreduce" if strategy.strategy == "auto" else check_strategy(strategy.strategy)
-    chosen = profile.model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
-    return RunPlan(
-        run_id=new_run_id(),
-        profile=chosen,
-        members=tuple(
-            MemberPlan(
-                rank=rank,
-                name=f"worker-{rank}",
-                device=profile.training.device,
-                batch_size=size,
-                threads=threads,
-            )
-            for rank, size in enumerate(batch_sizes)
-        ),
-        engine="torch" if strategy.engine == "torch" else "hub",
-        resume=resume,
-    )
-
-
-def _shares(text: str, workers: int) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")] if text.strip() else [1.0] * workers
-    except ValueError as error:
-        raise BadInput(f'shares = "{text}" is not a list of numbers', "write for example shares = 2,1") from error
-    if len(shares) != workers or any(not math.isfinite(s) or s <= 0 for s in shares):
-        raise BadInput(
-            f'shares = "{text}" does not fit {workers} workers', "give one positive number a worker, or leave it empty"
-        )
-    return shares
 
 
 @dataclass(frozen=True)
@@ -154,8 +104,7 @@ class LocalRun:
         self._start_worker = start_worker or self._start_subprocess
         self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
         self._workers: dict[int, _Watched] = {}
-        self._hub: HubProcess | None = None
-        self._store: Any = None
+        self._engine = LocalEngine(plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines))
         self._seen = _Observed()
         self._stopping = False
         self._killer: threading.Timer | None = None
@@ -173,9 +122,10 @@ class LocalRun:
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
             for member in self.plan.members:
-                self._workers[member.rank] = _Watched(self._start_worker(member.rank, self._log(member.name)))
-                self._read_in_thread(member.rank)
-            address = self._start_engine()
+                worker = self._start_worker(member.rank, self._log(member.name))
+                self._workers[member.rank] = _Watched(worker)
+                self._read_in_thread(member.rank, worker.lines())
+            address = self._engine.start()
         except BaseException:
             self.kill()
             raise
@@ -192,48 +142,6 @@ class LocalRun:
         flat = [str(part) for pair in arguments.items() for part in pair]
         return SubprocessWorker(flat, self.plan.members[rank].threads, log)
 
-    def _start_engine(self) -> str:
-        """Start what the workers meet at; return its address."""
-        if self.plan.world_size == 1:
-            return ""
-        if self.plan.engine == "torch":
-            from training.exchange.torch_group import serve_store  # imports torch
-
-            self._store, port = serve_store(self.plan.profile.strategy.hub_port)
-            return f"127.0.0.1:{port}"
-        log = self._log("hub")
-        self._hub = HubProcess(self._hub_config(), log)
-        lines = self._hub.lines()
-        first = next(lines, None)
-        if first is None:
-            said = Path(log.name).read_text().strip().splitlines()[-1:]
-            error = BadInput if self._hub.exit_code() == ExitCode.BAD_INPUT else RunFailed
-            raise error(said[0] if said else "the hub did not start", f"see {log.name}" if not said else "")
-        threading.Thread(target=self._read, args=(-1, lines), name="hub-events", daemon=True).start()
-        return f"127.0.0.1:{json.loads(first)['port']}"
-
-    def _hub_config(self) -> Path:
-        from training.exchange.certificates import issue_run_certificates
-
-        secrets = self.folder.secrets
-        ranks = [member.rank for member in self.plan.members]
-        issue_run_certificates(secrets, self.plan.run_id, ranks, ["127.0.0.1"])
-        strategy = self.plan.profile.strategy
-        # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
-        elements = psutil.virtual_memory().total // (4 * (len(ranks) + 1))
-        config = {
-            "run_id": self.plan.run_id,
-            "names": [member.name for member in self.plan.members],
-            "elements": elements,
-            "port": strategy.hub_port,
-            "certificates": str(secrets / "hub"),
-            "round_deadline": strategy.round_deadline,
-            "quorum": strategy.quorum,
-        }
-        path = secrets / "hub.json"
-        path.write_text(json.dumps(config))
-        return path
-
     def _log(self, name: str) -> BinaryIO:
         stream = self.folder.log_path(name).open("ab")
         self._logs.append(stream)
@@ -241,9 +149,8 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def _read_in_thread(self, rank: int) -> None:
-        lines = self._workers[rank].process.lines()
-        threading.Thread(target=self._read, args=(rank, lines), name=f"events-{rank}", daemon=True).start()
+    def _read_in_thread(self, source: int, lines: Iterator[bytes]) -> None:
+        threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
 
     def _read(self, source: int, lines: Iterator[bytes]) -> None:
         with contextlib.suppress(ValueError, OSError):  # the stream was closed under us: the process is gone
@@ -360,9 +267,7 @@ class LocalRun:
         if self._killer is not None:
             self._killer.cancel()
         self._kill_workers()
-        if self._hub is not None:
-            self._hub.stop()
-            self._hub = None
+        self._engine.stop()
         for stream in self._logs:
             stream.close()
         self._logs = []

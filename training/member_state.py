@@ -28,13 +28,13 @@ class MemberState:
 
     def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps; ``others`` go with it as they are named."""
-        tensors = self._tensors() | dict(others) | _prefixed("rng", rng_state(self._device))
+        tensors = self._tensors() | dict(others) | prefixed("rng", rng_state(self._device))
         return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take a snapshot back, random state included."""
         self._adopt(snapshot.tensors, snapshot.state)
-        restore_rng(self.part(snapshot.tensors, "rng"), self._device)
+        restore_rng(part("rng", snapshot.tensors), self._device)
 
     def anchor(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
         """Return what a newcomer needs; random state stays each member's own."""
@@ -44,33 +44,34 @@ class MemberState:
         """Take over the group's state as a newcomer."""
         self._adopt(anchor.tensors, anchor.state)
 
-    @staticmethod
-    def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-        """Return the tensors under ``prefix/`` without the prefix."""
-        return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
-
     def _tensors(self) -> dict[str, torch.Tensor]:
         trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
         return (
-            _prefixed("model", trained)
-            | _prefixed("buffers", _persistent_buffers(self._model))
-            | _prefixed("optimizer", optimizer_tensors(self._optimizer))
+            prefixed("model", trained)
+            | prefixed("buffers", _persistent_buffers(self._model))
+            | prefixed("optimizer", optimizer_tensors(self._optimizer))
         )
 
     @torch.no_grad()
     def _adopt(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         parameters = dict(self._model.named_parameters())
-        for name, value in self.part(tensors, "model").items():
+        for name, value in part("model", tensors).items():
             parameters[name].copy_(value)
         buffers = _persistent_buffers(self._model)
-        for name, value in self.part(tensors, "buffers").items():
+        for name, value in part("buffers", tensors).items():
             buffers[name].copy_(value)
-        load_optimizer(self._optimizer, self.part(tensors, "optimizer"), {})
+        load_optimizer(self._optimizer, part("optimizer", tensors), {})
         self._scaler.load_state_dict(dict(state["scaler"]))
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Put every name under ``prefix/``."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors under ``prefix/`` without the prefix."""
+    return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

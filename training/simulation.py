@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from profiles.errors import RunFailed
 from training.control import Control
 from training.events import Event, EventSink
-from training.local_run import LocalOutcome, LocalRun, plan_local_run
+from training.local_plan import plan_local_run
+from training.local_run import LocalOutcome, LocalRun
 from training.plan import RunPlan, read_plan
 from training.processes import SpawnedWorker, Worker
 from training.run_folder import RunFolder

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from profiles.errors import RunFailed
 from training.batches import BatchSource, StepBatches, move
 from training.checkpoint import Snapshot, SnapshotStore
 from training.control import Command, Control
-from training.data import Cursor, SampleSchedule
+from training.data import SampleSchedule
 from training.evaluation import EarlyStopping, Evaluator
 from training.events import (
     EvaluationEvent,
@@ -34,9 +33,17 @@ from training.events import (
     _Event,
 )
 from training.exchange.base import Anchor, Exchange, Traffic
-from training.member_state import MemberState, agree_on_snapshot, equalise_weights, synchronise_buffers
+from training.member_state import (
+    MemberState,
+    agree_on_snapshot,
+    equalise_weights,
+    part,
+    prefixed,
+    synchronise_buffers,
+)
 from training.optimizer import build_optimizer, set_learning_rate
 from training.plan import RunPlan
+from training.position import Position
 from training.precision import Precision, select_device, select_precision
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.strategies.base import Strategy, StrategyContext, SyncReport
@@ -52,18 +59,6 @@ class Ending(enum.Enum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-
-
-@dataclass
-class _Progress:
-    """Where the training stands; equal on all members."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    cursor: Cursor = Cursor(0, 0)
-    next_evaluation: int = 0
-    best: torch.Tensor | None = None
-    """Flat weights of the best evaluation, kept where early stopping is on."""
 
 
 class Trainer:
@@ -95,10 +90,9 @@ class Trainer:
         self.device = select_device(self.member.device, self.member.device_index)
         self.precision = Precision(select_precision(self.settings.mixed_precision, self.device), self.device)
         self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep)
-        self.progress = _Progress()
-        self.stopping = EarlyStopping(
-            self.profile.evaluation.early_stopping_patience, self.profile.evaluation.early_stopping_min_delta
-        )
+        evaluation = plan.profile.evaluation
+        self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
+        self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
 
     # ------------------------------------------------------------------------------------------------- life of a run
 
@@ -114,7 +108,7 @@ class Trainer:
         try:
             self._take_starting_state()
             self.emit(MemberEvent(status="ready", name=self.member.name, device=str(self.device)))
-            if self.progress.step == 0 and self.profile.evaluation.eval_before:
+            if self.position.step == 0 and self.profile.evaluation.eval_before:
                 self._evaluate(list(self.task.evaluation))
             ending = self._train()
             if ending is Ending.FINISHED:
@@ -129,9 +123,10 @@ class Trainer:
         self.model.train()
         self.parameters = trainable(self.model)
         self.optimizer = build_optimizer(self.model, self.settings)
-        self.batch_sizes = {member.rank: member.batch_size for member in self.plan.members}
         self.schedule = SampleSchedule(len(self.task.train), self.settings.seed, self.settings.gradient_accumulation)
-        self.total_steps = self.settings.max_steps or self.schedule.total_steps(self.batch_sizes, self.settings.epochs)
+        self.total_steps = self.settings.max_steps or self.schedule.total_steps(
+            self.position.batch_sizes, self.settings.epochs
+        )
         self.peak_rate = scaled_learning_rate(
             self.settings.learning_rate,
             self.settings.lr_scaling,
@@ -164,14 +159,14 @@ class Trainer:
         if step is None:
             equalise_weights(self.parameters, self.exchange, "start")
             self.strategy.attach(self.model, self.exchange)
-            self.progress.next_evaluation = self.profile.evaluation.eval_interval
+            self.position.next_evaluation = self.profile.evaluation.eval_interval
         else:
             self.strategy.attach(self.model, self.exchange)
             self._restore(self.store.load(step, self.plan.hash()))
-        self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.progress.step}))
+        self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step}))
 
     def _train(self) -> Ending:
-        while self.progress.step < self.total_steps and not self.stopping.should_stop:
+        while self.position.step < self.total_steps and not self.stopping.should_stop:
             if self._obey() is Ending.STOPPED:
                 return Ending.STOPPED
             report = self._step()
@@ -180,7 +175,7 @@ class Trainer:
             if self.strategy.synchronised or report is not None:
                 self._at_synchronisation_point()
             interval = self.profile.snapshot.snapshot_interval
-            if interval and self.progress.step % interval == 0 and self.progress.step < self.total_steps:
+            if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
                 self._snapshot()
         return Ending.FINISHED
 
@@ -189,8 +184,8 @@ class Trainer:
         if report is not None:
             self._after_synchronisation(report)
         synchronise_buffers(self.model, self.exchange, "finish")
-        if self.stopping.should_stop and self.progress.best is not None:
-            unflatten_into(self.parameters, self.progress.best.to(self.device))
+        if self.stopping.should_stop and self.position.best is not None:
+            unflatten_into(self.parameters, self.position.best.to(self.device))
         self._evaluate(list(self.task.evaluation))
         if self.rank == min(self.strategy.members):
             directory = self.run_dir / "model"
@@ -201,20 +196,20 @@ class Trainer:
 
     def _step(self) -> SyncReport | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
-        more = self.progress.step + 1 < self.total_steps
-        batches = self.source.take(self.progress.cursor, self.batch_sizes, more)
+        more = self.position.step + 1 < self.total_steps
+        batches = self.source.take(self.position.cursor, self.position.batch_sizes, more)
         rate = self.peak_rate * learning_rate_at(
-            self.progress.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
+            self.position.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
         )
         set_learning_rate(self.optimizer, rate)
-        self.strategy.begin_step(self.progress.step, batches.weight)
+        self.strategy.begin_step(self.position.step, batches.weight)
         loss = self._backward(batches)
         self.strategy.gradients()
         norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
         self.optimizer.zero_grad(set_to_none=True)
         report = self.strategy.end_step()
-        self.progress.step += 1
-        self.progress.cursor = batches.cursor
+        self.position.step += 1
+        self.position.cursor = batches.cursor
         self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
 
@@ -242,7 +237,7 @@ class Trainer:
         steps = self.store.steps()
         kept = f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
         return RunFailed(
-            f"the loss of {self.member.name} is {float(losses[bad])} in step {self.progress.step + 1}, micro-batch "
+            f"the loss of {self.member.name} is {float(losses[bad])} in step {self.position.step + 1}, micro-batch "
             f"{bad + 1} (training samples {indices}); {kept}",
             "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
         )
@@ -252,8 +247,8 @@ class Trainer:
     ) -> None:
         self.emit(
             StepEvent(
-                step=self.progress.step,
-                epoch=self.schedule.epoch_fraction(self.progress.cursor),
+                step=self.position.step,
+                epoch=self.schedule.epoch_fraction(self.position.cursor),
                 loss=loss,
                 learning_rate=rate,
                 samples=batches.samples,
@@ -274,7 +269,7 @@ class Trainer:
             self._warn(message)
         self.emit(
             SyncEvent(
-                step=self.progress.step,
+                step=self.position.step,
                 round=report.round,
                 bytes_sent=report.bytes_sent,
                 bytes_received=report.bytes_received,
@@ -289,44 +284,44 @@ class Trainer:
     def _at_synchronisation_point(self) -> None:
         """All members hold the same weights here: follow the membership, evaluate, let newcomers in."""
         live = {r: m.batch_size for r, m in enumerate(self.plan.members) if r in self.strategy.members}
-        if live and live != self.batch_sizes:
+        if live and live != self.position.batch_sizes:
             self._membership_changed(live)
         interval = self.profile.evaluation.eval_interval
-        last = self.progress.step >= self.total_steps
-        if interval and self.progress.step >= self.progress.next_evaluation and not last:
-            self.progress.next_evaluation = (self.progress.step // interval + 1) * interval
+        last = self.position.step >= self.total_steps
+        if interval and self.position.step >= self.position.next_evaluation and not last:
+            self.position.next_evaluation = (self.position.step // interval + 1) * interval
             with self.strategy.consensus():
-                synchronise_buffers(self.model, self.exchange, f"eval/{self.progress.step}")
+                synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
                 self._evaluate([split for split in self.task.evaluation if split == "validation"])
         if self.exchange.anchor_wanted:
             with self.strategy.consensus():
                 self.exchange.publish_anchor(self._anchor())
 
     def _membership_changed(self, live: dict[int, int]) -> None:
-        for rank in sorted(set(self.batch_sizes) ^ set(live)):
+        for rank in sorted(set(self.position.batch_sizes) ^ set(live)):
             if self.rank == min(live):
                 self.emit(
                     MemberEvent(
                         member=rank,
                         status="joined" if rank in live else "lost",
                         name=self.plan.members[rank].name,
-                        message=f"at step {self.progress.step}",
+                        message=f"at step {self.position.step}",
                     )
                 )
-        self.batch_sizes = live
+        self.position.batch_sizes = live
 
     def _evaluate(self, splits: list[str]) -> None:
         for split in splits:
-            event = self.evaluator.evaluate(split, self.progress.step, self.strategy.members)
+            event = self.evaluator.evaluate(split, self.position.step, self.strategy.members)
             if self.rank == min(self.strategy.members):
                 self.emit(event)
-            if split == "validation" and self.progress.step:
+            if split == "validation" and self.position.step:
                 self._note_result(event)
 
     def _note_result(self, event: EvaluationEvent) -> None:
         value = event.metrics.get(self.task.monitor)
         if value is not None and self.stopping.update(value, event.step) and self.stopping.patience:
-            self.progress.best = flatten(self.parameters, torch.device("cpu"))
+            self.position.best = flatten(self.parameters, torch.device("cpu"))
         if self.stopping.should_stop and self.rank == min(self.strategy.members):
             self._warn(
                 f"early stop at step {event.step}: {self.task.monitor} was best at step {self.stopping.best_step} "
@@ -335,7 +330,7 @@ class Trainer:
 
     def _obey(self) -> Ending | None:
         """Carry out the commands whose step has come."""
-        for command in self.control.due(self.progress.step):
+        for command in self.control.due(self.position.step):
             if command.command == "pause":
                 self.emit(RunEvent(status="paused", message=command.reason))
                 command = self.control.wait_for(lambda c: c.command in ("resume", "stop"))
@@ -352,63 +347,39 @@ class Trainer:
         return Ending.STOPPED
 
     def _warn(self, message: str) -> None:
-        self.emit(WarningEvent(message=message, step=self.progress.step))
+        self.emit(WarningEvent(message=message, step=self.position.step))
 
     # ------------------------------------------------------------------------------------------- snapshots, newcomers
 
-    def _position(self) -> dict[str, Any]:
-        return {
-            "step": self.progress.step,
-            "cursor": self.progress.cursor.to_dict(),
-            "next_evaluation": self.progress.next_evaluation,
-            "stopping": self.stopping.to_state(),
-        }
-
-    def _take_position(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        self.progress = _Progress(
-            int(state["step"]), Cursor.from_dict(state["cursor"]), int(state["next_evaluation"]), tensors.get("best")
-        )
-        self.stopping.load(state["stopping"])
-
     def _snapshot(self) -> None:
         """Write everything this member needs to go on as if it had never stopped."""
-        if self.progress.step in self.store.steps():
+        if self.position.step in self.store.steps():
             return
         start = time.monotonic()
-        snapshot = self.state.snapshot(
-            self.progress.step,
-            {f"strategy/{name}": value for name, value in self.strategy.tensors().items()} | self._best(),
-            {**self._position(), "strategy": self.strategy.state(), "batch_sizes": list(self.batch_sizes)},
-        )
+        tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
+        state = {**self.position.state(), "strategy": self.strategy.state()}
+        snapshot = self.state.snapshot(self.position.step, tensors, state)
         path, size = self.store.save(snapshot, self.plan.hash())
         relative = str(path.relative_to(self.run_dir))
         seconds = time.monotonic() - start
-        self.emit(SnapshotEvent(step=self.progress.step, path=relative, bytes=size, seconds=seconds))
+        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds))
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state.restore(snapshot)
-        self._take_position(snapshot.state, snapshot.tensors)
-        live = set(snapshot.state["batch_sizes"])
-        self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
-        self.strategy.load(self.state.part(snapshot.tensors, "strategy"), snapshot.state["strategy"])
+        self.position.load(snapshot.state, snapshot.tensors)
+        self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
 
     def _anchor(self) -> Anchor:
-        state = {**self._position(), "strategy": self.strategy.newcomer_state(), "batch_sizes": list(self.batch_sizes)}
-        own = {f"strategy/{name}": value for name, value in self.strategy.newcomer_tensors().items()}
-        return self.state.anchor(own | self._best(), state)
-
-    def _best(self) -> dict[str, torch.Tensor]:
-        return {} if self.progress.best is None else {"best": self.progress.best}
+        tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
+        return self.state.anchor(tensors, {**self.position.state(), "strategy": self.strategy.newcomer_state()})
 
     def _join(self) -> None:
         anchor = self.exchange.fetch_anchor()
-        self.state.adopt(anchor)
         state: dict[str, Any] = dict(anchor.state)
-        self._take_position(state, anchor.tensors)
-        live = set(state["batch_sizes"])
-        self.batch_sizes = {m.rank: m.batch_size for m in self.plan.members if m.rank in live}
+        self.state.adopt(anchor)
+        self.position.load(state, anchor.tensors)
         self.strategy.attach(self.model, self.exchange)
-        tensors = self.state.part(anchor.tensors, "strategy")
+        tensors = part("strategy", anchor.tensors)
         if tensors:
             self.strategy.load(tensors, state["strategy"])
-        self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.progress.step}"))
+        self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

@@ -13,7 +13,8 @@ from app.run_state import reduce_events
 from distributed.runs import find_run
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile
-from training.local_run import LocalRun, plan_local_run
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 

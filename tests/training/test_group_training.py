@@ -214,7 +214,7 @@ def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Ser
     assert str(members[2].error) == "this member breaks"
     assert [members[rank].ending for rank in (0, 1)] == [Ending.FINISHED] * 2
     assert torch.equal(weights(members[0]), weights(members[1]))
-    assert sorted(members[0].trainer.batch_sizes) == [0, 1]
+    assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
@@ -262,5 +262,5 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
     assert members[1].ending is Ending.STOPPED
     assert back[1].ending is Ending.FINISHED
     assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 300
-    assert sorted(members[0].trainer.batch_sizes) == [0, 1]
+    assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
     assert torch.equal(weights(members[0]), weights(back[1]))

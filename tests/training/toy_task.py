@@ -18,9 +18,10 @@ from profiles.schema import (
     StrategySettings,
     TrainingSettings,
 )
-from training.local_run import plan_local_run
+from training.local_plan import plan_local_run
 from training.plan import RunPlan
 from training.tasks.base import Batch, Progress, Task
+
 
 class ToyTask(Task):
     name = "toy"

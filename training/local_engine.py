@@ -1,0 +1,94 @@
+"""What the workers of a local run meet at: the hub, or the rendezvous store of ``torch.distributed``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from profiles.errors import BadInput, ExitCode, RunFailed
+from training.exchange.certificates import issue_run_certificates
+from training.plan import RunPlan
+from training.processes import HubProcess
+from training.run_folder import RunFolder
+
+
+class LocalEngine:
+    """Started before the workers can meet, stopped after them.
+
+    Args:
+        plan: names engine and members.
+        folder: its ``secrets`` hold the run's certificates.
+        open_log: opens the log of a process by name.
+        watch: takes the event lines of the hub.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: RunFolder,
+        open_log: Callable[[str], BinaryIO],
+        watch: Callable[[Iterator[bytes]], None],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._open_log = open_log
+        self._watch = watch
+        self._hub: HubProcess | None = None
+        self._store: Any = None
+
+    def start(self) -> str:
+        """Start it and return its address; a single worker needs none.
+
+        Raises:
+            BadInput: the port that was asked for is taken.
+            RunFailed: the hub did not start.
+        """
+        if self._plan.world_size == 1:
+            return ""
+        if self._plan.engine == "torch":
+            from training.exchange.torch_group import serve_store  # imports torch
+
+            self._store, port = serve_store(self._plan.profile.strategy.hub_port)
+        else:
+            port = self._start_hub()
+        return f"127.0.0.1:{port}"
+
+    def _start_hub(self) -> int:
+        log = self._open_log("hub")
+        self._hub = HubProcess(self._hub_config(), log)
+        lines = self._hub.lines()
+        first = next(lines, None)
+        if first is None:
+            said = Path(log.name).read_text().strip().splitlines()[-1:]
+            error = BadInput if self._hub.exit_code() == ExitCode.BAD_INPUT else RunFailed
+            raise error(said[0] if said else "the hub did not start", "" if said else f"see {log.name}")
+        self._watch(lines)
+        return int(json.loads(first)["port"])
+
+    def _hub_config(self) -> Path:
+        secrets, strategy = self._folder.secrets, self._plan.profile.strategy
+        issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), ["127.0.0.1"])
+        config = {
+            "run_id": self._plan.run_id,
+            "names": [member.name for member in self._plan.members],
+            # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
+            "elements": psutil.virtual_memory().total // (4 * (self._plan.world_size + 1)),
+            "port": strategy.hub_port,
+            "certificates": str(secrets / "hub"),
+            "round_deadline": strategy.round_deadline,
+            "quorum": strategy.quorum,
+        }
+        path = secrets / "hub.json"
+        path.write_text(json.dumps(config))
+        return path
+
+    def stop(self) -> None:
+        """End what was started. Idempotent."""
+        if self._hub is not None:
+            self._hub.stop()
+            self._hub = None
+        self._store = None

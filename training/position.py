@@ -1,0 +1,52 @@
+"""Where a run stands: the same on every member, part of every snapshot and of every newcomer's anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from training.data import Cursor
+from training.evaluation import EarlyStopping
+
+_BEST = "best"
+
+
+@dataclass
+class Position:
+    """Steps done, place in the data, and what the evaluations said so far."""
+
+    stopping: EarlyStopping
+    step: int = 0
+    """Optimizer steps done."""
+    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    next_evaluation: int = 0
+    batch_sizes: dict[int, int] = field(default_factory=dict)
+    """Micro-batch of every live member by rank."""
+    best: torch.Tensor | None = None
+    """Flat weights of the best evaluation, kept where early stopping is on."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able part for a snapshot."""
+        return {
+            "step": self.step,
+            "cursor": self.cursor.to_dict(),
+            "next_evaluation": self.next_evaluation,
+            "stopping": self.stopping.to_state(),
+            "live": list(self.batch_sizes),
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Tensor part for a snapshot."""
+        return {} if self.best is None else {_BEST: self.best}
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all planned members."""
+        self.step = int(state["step"])
+        self.cursor = Cursor.from_dict(state["cursor"])
+        self.next_evaluation = int(state["next_evaluation"])
+        self.stopping.load(state["stopping"])
+        self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"]}
+        self.best = tensors.get(_BEST)
