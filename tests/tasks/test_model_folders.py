@@ -15,7 +15,8 @@ from profiles.errors import BadInput
 from training.tasks import hub
 from training.tasks.registry import task_from_profile
 from training.tasks.whisper import WhisperTask
-from training.tasks.whisper_model import WhisperModelWrapper, language_code
+from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper_prompt import language_code
 
 
 def wrapper_of(make_profile: ProfileMaker, folder: Path | str) -> WhisperModelWrapper:

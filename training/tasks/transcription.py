@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Pro
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
 from training.tasks.speech_dataset import read_speech
-from training.tasks.whisper import WhisperTask
-from training.tasks.whisper_model import WhisperModelWrapper, language_code
+from training.tasks.whisper import SpeechData, WhisperTask
+from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper_prompt import language_code
 
 _SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
 _FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
@@ -70,7 +70,7 @@ def evaluate_model(
     max_new_tokens: int = 440,
     progress: Progress = lambda phase, done, total: None,
 ) -> dict[str, float]:
-    """Return ``wer`` and ``cer`` (shares), ``loss``, ``samples`` and audio ``hours`` of a model on one split.
+    """Return what a model reaches on one split: ``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``.
 
     Raises:
         BadInput: the model or the data set cannot be used, or has no such split.
@@ -89,14 +89,28 @@ def evaluate_model(
     data = task.prepare_split(split, clips, progress)
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
-    model.to(pick_device(device))
+    sums = _sum_over(
+        task, model.to(pick_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
+    )
+    return {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+
+
+@torch.no_grad()
+def _sum_over(
+    task: WhisperTask, model: nn.Module, data: SpeechData, batch_size: int, report: Callable[[int], None]
+) -> dict[str, float]:
+    device = next(model.parameters()).device
     sums: dict[str, float] = {}
     for start in range(0, len(data), batch_size):
         samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
-        for name, value in _evaluate_batch(task, model, samples).items():
+        batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in task.collate(samples, None).items()
+        }
+        for name, value in task.evaluate(model, batch, generate=True).items():
             sums[name] = sums.get(name, 0.0) + value
-        progress(f"evaluation ({split})", start + len(samples), len(data))
-    return {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+        report(start + len(samples))
+    return sums
 
 
 def pick_device(name: str) -> torch.device:
@@ -166,10 +180,11 @@ class _Listener:
         log_mel = self.wrapper.log_mel
         features = np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])
         batch = torch.from_numpy(features).to(self.device)
+        heard = self.wrapper.hear(self.model, batch)
         languages = [self.wrapper.default_language] * len(pieces)
         if not all(languages):
-            languages = self.wrapper.detect_languages(self.model, batch)
-        return self.wrapper.generate(self.model, batch, languages, self.max_new_tokens)
+            languages = self.wrapper.detect_languages(self.model, heard)
+        return self.wrapper.generate(self.model, heard, languages, self.max_new_tokens)
 
 
 def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int) -> Iterator[Transcript]:
@@ -179,7 +194,7 @@ def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int)
         try:
             pieces, seconds = listener.windows_of(file)
         except AudioError as error:
-            queue.append(_Heard(Transcript(file, "", 0.0, str(error)), [], []))
+            queue.append(_Heard(Transcript(file, "", 0.0, f"{file}: {error}"), [], []))
         else:
             queue.append(_Heard(Transcript(file, "", seconds), pieces, []))
         while sum(len(heard.waiting) for heard in queue) >= batch_size:
@@ -209,13 +224,3 @@ def _finished(queue: list[_Heard]) -> Iterator[Transcript]:
         heard = queue.pop(0)
         found = heard.transcript
         yield Transcript(found.file, " ".join(filter(None, heard.texts)), found.seconds, found.error)
-
-
-@torch.no_grad()
-def _evaluate_batch(task: WhisperTask, model: nn.Module, samples: Sequence[Any]) -> dict[str, float]:
-    device = next(model.parameters()).device
-    batch = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in task.collate(samples, None).items()
-    }
-    return task.evaluate(model, batch, generate=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.features import Features, FeatureStore, open_features
 from training.tasks.speech_dataset import Clip, hold_out, read_speech
-from training.tasks.whisper_model import IGNORED, WhisperModelWrapper, language_code
+from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
+from training.tasks.whisper_prompt import language_code
 from training.tasks.word_errors import Normalizer, count_errors, normalizer_for
 
 __all__ = ["SpeechData", "SpeechSample", "WhisperModelWrapper", "WhisperTask"]
@@ -179,10 +181,11 @@ class WhisperTask(Task):
         assert isinstance(data, SpeechData)
         if self.default_language or all(data.languages):
             return
-        heard = torch.stack([torch.from_numpy(data[i].features) for i in range(min(_DETECT_ON, len(data)))])
+        clips = torch.stack([torch.from_numpy(data[i].features) for i in range(min(_DETECT_ON, len(data)))])
         training = model.training
         model.eval()
-        votes = Counter(self.wrapper.detect_languages(model, heard))
+        with torch.no_grad():
+            votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
         model.train(training)
         self.default_language = votes.most_common(1)[0][0]
         logger.warning("language is not set: the model hears %r; set language if it errs", self.default_language)
@@ -225,16 +228,22 @@ class WhisperTask(Task):
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        names = ("input_features", "decoder_input_ids", "labels")
-        loss: torch.Tensor = model(**{name: batch[name] for name in names}, use_cache=False).loss
+        return self._loss(model, batch, input_features=batch["input_features"])
+
+    @staticmethod
+    def _loss(model: nn.Module, batch: Batch, **sound: Any) -> torch.Tensor:
+        text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
+        loss: torch.Tensor = model(**sound, **text, use_cache=False).loss
         return loss
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
-        sums = super().evaluate(model, batch, generate)
+        heard = self.wrapper.hear(model, batch["input_features"])
+        weight = self.weight(batch)
+        sums = {"loss_sum": float(self._loss(model, batch, encoder_outputs=heard)) * weight, "weight": weight}
         if generate:
             bound = self.profile.evaluation.eval_max_new_tokens
-            heard = self.wrapper.generate(model, batch["input_features"], batch["languages"], bound)
-            sums.update(self._count(batch["texts"], heard, batch["languages"]))
+            said = self.wrapper.generate(model, heard, batch["languages"], bound)
+            sums.update(self._count(batch["texts"], said, batch["languages"]))
         return sums
 
     def _count(self, texts: Sequence[str], heard: Sequence[str], languages: Sequence[str]) -> dict[str, float]:

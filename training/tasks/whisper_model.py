@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import difflib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,6 @@ from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
-from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
@@ -27,28 +27,13 @@ from training.tasks.features import LogMel
 from training.tasks.hub import check_model_path, load
 from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
 from training.tasks.recompute import recompute_activations
+from training.tasks.whisper_prompt import complete_generation, language_code
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
 
 IGNORED = -100
 """Label of a position that does not count in the loss."""
-
-
-def language_code(name: str, where: str = "language") -> str:
-    """Return Whisper's code of a language given by name or code (``German``, ``de``).
-
-    Raises:
-        BadInput: Whisper does not know it.
-    """
-    lowered = name.strip().lower()
-    if lowered in LANGUAGES:
-        return lowered
-    if lowered in TO_LANGUAGE_CODE:
-        return str(TO_LANGUAGE_CODE[lowered])
-    near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "give a name like 'german' or a code like 'de'"
-    raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
 
 
 class WhisperModelWrapper:
@@ -94,32 +79,13 @@ class WhisperModelWrapper:
         return WhisperFeatureExtractor.from_pretrained(self._text_path, local_files_only=local)
 
     def _read_generation(self) -> Any:
-        """Read the generation settings and complete what old or hand-made folders lack."""
-
         def read(local: bool) -> Any:
             try:
                 return GenerationConfig.from_pretrained(self.path, local_files_only=local)
             except OSError:  # not every folder has generation_config.json
                 return GenerationConfig.from_model_config(self.config)
 
-        generation = load(self.path, "generation settings", read)
-        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
-        named = (f"<|{code}|>" for code in LANGUAGES)
-        languages = {token: vocabulary[token] for token in named if token in vocabulary}
-        tasks = {name: vocabulary[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in vocabulary}
-        is_multilingual = len(languages) > 1 and bool(tasks) and self.config.vocab_size != _ENGLISH_ONLY_VOCABULARY
-        defaults: dict[str, Any] = {
-            "is_multilingual": is_multilingual,
-            "no_timestamps_token_id": vocabulary.get("<|notimestamps|>"),
-            "max_length": self.max_positions,
-        }
-        if getattr(generation, "is_multilingual", is_multilingual):
-            defaults |= {"lang_to_id": languages, "task_to_id": tasks}
-        for name, value in defaults.items():
-            if getattr(generation, name, None) is None:
-                setattr(generation, name, value)
-        generation.forced_decoder_ids = None  # the old way to give language and task
-        return generation
+        return complete_generation(load(self.path, "generation settings", read), self.config, self.tokenizer)
 
     def _check_shapes(self) -> None:
         frames = 2 * self.config.max_source_positions  # the second convolution halves the frames
@@ -227,25 +193,26 @@ class WhisperModelWrapper:
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
         return model
 
-    def detect_languages(self, model: nn.Module, features: torch.Tensor) -> list[str]:
-        """Codes of the languages the model hears in ``features`` [batch, mels, frames]."""
-        with torch.no_grad():
-            found = unwrap(model).detect_language(features, generation_config=self.generation).tolist()
+    def detect_languages(self, model: nn.Module, heard: Any) -> list[str]:
+        """Codes of the languages in what :meth:`hear` gave."""
+        found = unwrap(model).detect_language(encoder_outputs=heard, generation_config=self.generation).tolist()
         codes = {token_id: token.strip("<|>") for token, token_id in self.generation.lang_to_id.items()}
         return [codes[token_id] for token_id in found]
 
-    def generate(
-        self, model: nn.Module, features: torch.Tensor, languages: Sequence[str], max_new_tokens: int
-    ) -> list[str]:
-        """Greedy transcripts of ``features`` [batch, mels, frames], each at most ``max_new_tokens`` long."""
+    def hear(self, model: nn.Module, features: torch.Tensor) -> Any:
+        """The encoder's output for ``features`` [batch, mels, frames], to be used by loss and generation alike."""
+        return unwrap(model).get_encoder()(features)
+
+    def generate(self, model: nn.Module, heard: Any, languages: Sequence[str], max_new_tokens: int) -> list[str]:
+        """Greedy transcripts of what :meth:`hear` gave, each at most ``max_new_tokens`` long."""
         generation = copy.deepcopy(self.generation)
-        generation.max_length = None
-        generation.update(
-            max_new_tokens=min(max_new_tokens, self.max_positions - self.prompt_length), num_beams=1, do_sample=False
-        )
+        # Whisper adds the prompt to max_length and keeps within the positions; max_new_tokens it would refuse
+        generation.max_length = max_new_tokens
+        generation.num_beams, generation.do_sample = 1, False
         if self.is_multilingual:
             generation.language, generation.task = list(languages), self.settings.speech_task
-        ids = unwrap(model).generate(input_features=features, generation_config=generation)
+        with _quiet():
+            ids = unwrap(model).generate(encoder_outputs=heard, generation_config=generation)
         texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
@@ -272,13 +239,21 @@ class WhisperModelWrapper:
         return generation
 
 
-_TASKS = ("transcribe", "translate")
-_ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
-
-
 def unwrap(model: nn.Module) -> Any:
     """The ``WhisperForConditionalGeneration`` inside a peft model; adapters stay active."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back remarks of transformers on arguments that its own Whisper code passes, at every batch."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _adapter_folder(path: str) -> Path | None:

@@ -1,0 +1,51 @@
+"""Whisper's languages and special tokens."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from transformers import WhisperConfig
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+from profiles.errors import BadInput
+
+_TASKS = ("transcribe", "translate")
+_ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
+
+
+def language_code(name: str, where: str = "language") -> str:
+    """Return Whisper's code of a language given by name or code (``German``, ``de``).
+
+    Raises:
+        BadInput: Whisper does not know it.
+    """
+    lowered = name.strip().lower()
+    if lowered in LANGUAGES:
+        return lowered
+    if lowered in TO_LANGUAGE_CODE:
+        return str(TO_LANGUAGE_CODE[lowered])
+    near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "give a name like 'german' or a code like 'de'"
+    raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
+
+
+def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:
+    """Add to a ``GenerationConfig`` what folders that are old or made by hand lack, and return it."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    named = (f"<|{code}|>" for code in LANGUAGES)
+    languages = {token: vocabulary[token] for token in named if token in vocabulary}
+    tasks = {name: vocabulary[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in vocabulary}
+    is_multilingual = len(languages) > 1 and bool(tasks) and config.vocab_size != _ENGLISH_ONLY_VOCABULARY
+    defaults: dict[str, Any] = {
+        "is_multilingual": is_multilingual,
+        "no_timestamps_token_id": vocabulary.get("<|notimestamps|>"),
+        "max_length": config.max_target_positions,
+    }
+    if getattr(generation, "is_multilingual", is_multilingual):
+        defaults |= {"lang_to_id": languages, "task_to_id": tasks}
+    for name, value in defaults.items():
+        if getattr(generation, name, None) is None:
+            setattr(generation, name, value)
+    generation.forced_decoder_ids = None  # the old way to give language and task
+    return generation
