@@ -23,6 +23,8 @@ from distributed.hosts_schema import Hosts, Line, Machine, nearest, short
 from profiles.errors import BadInput
 from training.run_files import explain, write_whole
 
+__all__ = ["Hosts", "Machine", "dump_hosts", "load_hosts", "parse_hosts", "save_hosts", "split_address"]
+
 _EXPECTED = {
     "name": "a name without slashes and control characters, at most 64 characters",
     "address": "a host name, an alias of ~/.ssh/config, or an IP address",

@@ -16,12 +16,14 @@ from distributed.ssh_process import Completed, RemoteProcess
 OUTPUT_LIMIT = 1024 * 1024
 _END_PATIENCE = 10.0
 
-_PUT = """umask 077
+PUT = """umask 077; trap '' PIPE HUP
 if [ -d "$1" ]; then echo "$1: is a folder" >&2; exit 1; fi
 mkdir -p -- "$(dirname -- "$1")" && cat > "$2" &&
 if [ "$(wc -c < "$2")" -ne "$3" ]; then echo "the transfer was cut short" >&2; false; fi &&
 chmod "$4" "$2" && mv -f -- "$2" "$1" || { rm -f -- "$2"; exit 1; }"""
-"""A dropped connection looks like the end of the input to ``cat``: the size decides before the file takes its name."""
+"""A dropped connection looks like the end of the input to ``cat``, so the size decides before the file takes its name.
+Complaining about it must not kill the shell before it has cleaned up: nobody reads its stderr then.
+"""
 
 
 class Runner(Protocol):
@@ -41,7 +43,7 @@ def put(there: Runner, source: bytes | Path, remote: str, mode: int, timeout: fl
     with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as stream:
         size = os.fstat(stream.fileno()).st_size if isinstance(source, Path) else len(source)
         path = _remote_path(remote)
-        words = ["sh", "-c", _PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
+        words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
         result = there.run(words, input=stream, timeout=timeout, limit=OUTPUT_LIMIT)
     if not result.ok:
         raise _failure(there.machine, "write", remote, result.stderr)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tests.lab import network, reaper
+from tests.lab import network, processes, reaper
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec, LabUnavailable
 
@@ -82,7 +82,7 @@ def act(command: str, slot: int, name: str, rest: Sequence[str]) -> int:
         network.ip("link", "set", cable, "down" if command == "cut" else "up")
     elif command == "kill":
         network.ip("link", "set", cable, "down")
-        reaper.processes.kill_now(pid)
+        processes.kill_now(pid)
     elif command == "rate":
         network.shape(cable, pid, float(rest[0]) if rest and rest[0] != "off" else None)
     else:

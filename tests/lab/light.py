@@ -1,7 +1,8 @@
-"""Hosts without root: one sshd per host on a loopback port of this user. The face is that of :class:`tests.lab.lab.Lab`.
+"""Hosts without root: one sshd per host on a loopback port of this user, with the face of :class:`tests.lab.lab.Lab`.
 
-Each host has its own port, host key and HOME; user, processes and the rest of the file system are shared. A cut is made
-by stopping the host's sshd processes, so the far side falls silent as with a pulled cable. No rates, quotas or counters.
+Each host has its own port, host key and HOME; user, processes and the rest of the file system are shared. A cut is
+made by stopping the host's sshd processes, so the far side falls silent as with a pulled cable. No rates, quotas or
+counters.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ from tests.lab.spec import HostSpec, LabUnavailable
 
 _START_PATIENCE = 10.0
 _MARK = "MUSTER_LAB_HOST"
+_ENTER = """#!/bin/sh
+cd "$HOME"
+command=$SSH_ORIGINAL_COMMAND
+unset SSH_ORIGINAL_COMMAND
+exec "$SHELL" -c "$command"
+"""
+"""sshd starts every command in the account's real home folder; the host's own is elsewhere."""
 
 
 class LightHost:
@@ -57,7 +65,7 @@ class LightHost:
         keys = self.folder / "authorized_keys"
         keys.write_text(ssh_setup.public_key(lab.key) + "\n" if self.spec.key else "")
         enter = self.folder / "enter"
-        enter.write_text('#!/bin/sh\ncd "$HOME" && exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"\n')
+        enter.write_text(_ENTER)
         enter.chmod(0o755)
         environment = {"HOME": str(self.files), _MARK: self._mark, **ssh_setup.session_environment(self.spec)}
         more = (*self.spec.sshd_options, f"AuthorizedKeysFile {keys}", f"ForceCommand {enter}")

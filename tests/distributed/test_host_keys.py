@@ -1,0 +1,117 @@
+"""known_hosts: read as OpenSSH reads it, written so that OpenSSH reads it."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.host_keys import HostKeyInfo, KnownHosts, Verdict, known_name, parse_line, remember
+
+needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+
+
+def key(name: str = "studio", blob: bytes = b"\0\0\0\x0bssh-ed25519AAAA") -> HostKeyInfo:
+    return HostKeyInfo("studio", name, "ssh-ed25519", blob)
+
+
+def judge(text: str, info: HostKeyInfo) -> Verdict:
+    return KnownHosts(entry for line in text.splitlines() if (entry := parse_line(line))).judge(info)
+
+
+def line(hosts: str, info: HostKeyInfo, marker: str = "") -> str:
+    return f"{marker} {hosts} {info.key_type} {base64.b64encode(info.blob).decode()} comment"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "name", "verdict"),
+    [
+        ("studio", "studio", Verdict.KNOWN),
+        ("a,studio,b", "studio", Verdict.KNOWN),
+        ("STUDIO", "studio", Verdict.KNOWN),
+        ("*.local", "studio.local", Verdict.KNOWN),
+        ("*.local,!studio.local", "studio.local", Verdict.UNKNOWN),
+        ("stud?o", "studio", Verdict.KNOWN),
+        ("[studio]:2222", "[studio]:2222", Verdict.KNOWN),
+        ("[studio]:2222", "studio", Verdict.UNKNOWN),
+        ("[s]tudio", "studio", Verdict.UNKNOWN),
+        ("other", "studio", Verdict.UNKNOWN),
+    ],
+)
+def test_patterns_cover_what_openssh_says(hosts: str, name: str, verdict: Verdict) -> None:
+    assert judge(line(hosts, key(name)), key(name)) is verdict
+
+
+def test_another_key_is_a_change_and_a_second_known_key_is_not() -> None:
+    old, new = key(), key(blob=b"other")
+    assert judge(line("studio", old), new) is Verdict.CHANGED
+    assert judge(line("studio", old) + "\n" + line("studio", new), new) is Verdict.KNOWN
+
+
+def test_a_revoked_key_is_refused_even_if_known() -> None:
+    assert judge(line("studio", key()) + "\n" + line("*", key(), "@revoked"), key()) is Verdict.REVOKED
+
+
+def test_a_certificate_authority_is_no_host_key() -> None:
+    assert judge(line("*", key(blob=b"ca"), "@cert-authority"), key()) is Verdict.UNKNOWN
+
+
+@given(st.text(max_size=80))
+def test_any_line_is_read_or_passed_over(text: str) -> None:
+    entry = parse_line(text)
+    assert entry is None or entry.covers("studio") in (True, False)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("name", ["studio", "[fe80::1]:2222"])
+def test_what_is_remembered_is_known(tmp_path: Path, name: str, hashed: bool) -> None:
+    path = tmp_path / "new" / "known_hosts"
+    remember(key(name), path, hashed)
+    assert KnownHosts.read([path]).judge(key(name)) is Verdict.KNOWN
+    assert ("studio" in path.read_text()) is (name == "studio" and not hashed)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_torn_last_line_does_not_swallow_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    path.write_text("other ssh-ed25519 AAAA")
+    remember(key(), path)
+    assert KnownHosts.read([path]).judge(key()) is Verdict.KNOWN
+
+
+def test_many_may_remember_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "known_hosts"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: remember(key(f"host{number}"), path), range(40)))
+    known = KnownHosts.read([path])
+    assert all(known.judge(key(f"host{number}")) is Verdict.KNOWN for number in range(40))
+
+
+@needs_keygen
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_fingerprint_and_command_are_those_of_ssh_keygen(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "k"
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(file)], check=True)
+    key_type, blob = Path(f"{file}.pub").read_text().split()[:2]
+    info = HostKeyInfo("m", "m", key_type, base64.b64decode(blob))
+    printed = subprocess.run(["ssh-keygen", "-lf", f"{file}.pub"], capture_output=True, text=True, check=True).stdout
+    assert info.fingerprint in printed.split()
+    assert info.compare_command == f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
+
+
+@needs_keygen
+@pytest.mark.parametrize("hashed", [False, True])
+def test_ssh_keygen_finds_what_we_wrote(tmp_path: Path, hashed: bool) -> None:
+    file, path = tmp_path / "k", tmp_path / "known_hosts"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
+    blob = base64.b64decode(Path(f"{file}.pub").read_text().split()[1])
+    remember(HostKeyInfo("m", known_name("studio", 2222), "ssh-ed25519", blob), path, hashed)
+    assert subprocess.run(["ssh-keygen", "-F", "[studio]:2222", "-f", str(path)], capture_output=True).returncode == 0
+    subprocess.run(["ssh-keygen", "-R", "[studio]:2222", "-f", str(path)], capture_output=True, check=True)
+    assert path.read_text() == ""

@@ -1,0 +1,109 @@
+"""Targets are resolved by OpenSSH itself."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.hosts import Machine
+from distributed.ssh_config import ResolvedHost, SshTarget, parse_jumps, resolve
+from profiles.errors import BadInput
+
+needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
+Resolve = Callable[..., ResolvedHost]
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> Resolve:
+    """Resolve a target against a configuration text."""
+
+    def run(text: str, host: str = "studio", **fields: object) -> ResolvedHost:
+        config = tmp_path / "config"
+        config.write_text(text)
+        return resolve(SshTarget(host, host, config_file=str(config), **fields))  # type: ignore[arg-type]
+
+    return run
+
+
+@needs_ssh
+def test_include_match_and_aliases_hold(resolved: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "more").write_text("Host studio\n  HostName 10.1.2.3\n  Port 2222\n  IdentityFile ~/.ssh/%h_%r\n")
+    host = resolved(f"Include {tmp_path / 'more'}\nMatch host 10.1.2.3\n  User ada\n  IdentitiesOnly yes\n")
+    assert (host.hostname, host.port, host.user, host.identities_only) == ("10.1.2.3", 2222, "ada", True)
+    assert Path("~/.ssh/10.1.2.3_ada").expanduser() in host.key_files
+    assert host.where == "10.1.2.3:2222"
+
+
+@needs_ssh
+def test_the_hosts_file_wins_over_the_configuration(resolved: Resolve) -> None:
+    host = resolved("Host studio\n  User ada\n  Port 2222\n", port=23, user="bob", key="~/k")
+    assert (host.port, host.user, host.key_files[0]) == (23, "bob", Path("~/k").expanduser())
+
+
+@needs_ssh
+def test_a_user_nobody_named_is_marked_as_a_guess(resolved: Resolve) -> None:
+    assert resolved("").user_is_guess
+    assert resolved("").user == getpass.getuser()
+    assert not resolved("", user=getpass.getuser()).user_is_guess
+
+
+@needs_ssh
+def test_agent_socket_is_the_configured_one(resolved: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    monkeypatch.setenv("OTHER", "/run/other")
+    assert resolved("").agent_socket == "/run/agent"
+    assert resolved("IdentityAgent none").agent_socket == ""
+    assert resolved("IdentityAgent $OTHER").agent_socket == "/run/other"
+    assert resolved("IdentityAgent ~/agent").agent_socket == str(Path("~/agent").expanduser())
+
+
+@needs_ssh
+def test_jumps_and_proxy_commands_are_taken_over(resolved: Resolve) -> None:
+    jumps = resolved("ProxyJump ada@gate:2222,inner").jumps
+    assert [(jump.user, jump.host, jump.port) for jump in jumps] == [("ada", "gate", 2222), ("", "inner", None)]
+    assert resolved("ProxyJump none").jumps == ()
+    assert resolved("ProxyCommand nc %h %p # %%", port=23).proxy_command.startswith("nc studio 23")
+
+
+@needs_ssh
+def test_an_error_in_the_configuration_is_told_in_one_line(resolved: Resolve) -> None:
+    with pytest.raises(BadInput, match=r"studio: .*config: line 1: Bad configuration option: nonsense") as caught:
+        resolved("Nonsense yes\n")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=touch /tmp/x"])
+def test_an_option_is_no_host_name(host: str) -> None:
+    with pytest.raises(BadInput, match="is not a host name"):
+        resolve(SshTarget("m", host))
+
+
+def test_without_ssh_the_usual_defaults_are_taken(resolved: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    host = resolved("Host studio\n  HostName 10.1.2.3\n", port=2222)
+    assert (host.hostname, host.port) == ("studio", 2222)
+    assert Path("~/.ssh/known_hosts").expanduser() in host.user_known_hosts
+    assert "the ssh command is missing" in host.note
+    assert "config was not read" in host.note
+
+
+def test_a_target_is_made_of_a_machine() -> None:
+    machine = Machine(name="studio", address="10.0.0.2", port=23, user="ada", key="~/k")
+    assert SshTarget.of(machine) == SshTarget("studio", "10.0.0.2", 23, "ada", "~/k")
+
+
+names = st.text("abcdefghij.-0123456789", min_size=1, max_size=10)
+
+
+@given(st.none() | names, names, st.none() | st.integers(1, 65535), st.booleans())
+def test_jump_lists_are_parsed(user: str | None, host: str, port: int | None, url: bool) -> None:
+    text = ("ssh://" if url else "") + (f"{user}@" if user else "") + host + (f":{port}" if port else "")
+    first, second = parse_jumps(f"{text},[fe80::1]:23", SshTarget("m", "m"))
+    assert (first.user, first.host, first.port) == (user or "", host, port)
+    assert (second.host, second.port) == ("fe80::1", 23)

@@ -1,0 +1,491 @@
+"""Connections to real sshd servers on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed.host_keys import HostKeyInfo
+from distributed.ssh import SshConnection, SshTarget
+from distributed.ssh_errors import (
+    CommandTimeout,
+    Dropped,
+    ForwardRefused,
+    HostKeyChanged,
+    NoKeyAccepted,
+    NoShell,
+    RemoteFileError,
+    UnknownHostKey,
+)
+from distributed.ssh_files import PUT
+from tests.lab import ssh_setup
+from tests.lab.light import LightLab
+from tests.lab.spec import HostSpec, LabUnavailable
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LightLab]:
+    try:
+        with LightLab(
+            "a", "b", HostSpec("locked", key=False), HostSpec("keyless", key=False), HostSpec("off", sshd=False)
+        ) as built:
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def a(lab: LightLab) -> Iterator[SshConnection]:
+    with SshConnection.connect(lab.target("a")) as connection:
+        yield connection
+
+
+def configured(lab: LightLab, folder: Path, text: str) -> str:
+    """Put settings before those of the lab's configuration."""
+    path = folder / "config"
+    path.write_text(f"{text}\nMatch all\nInclude {lab.ssh_config}\n")
+    return str(path)
+
+
+# --- commands ---
+
+
+def test_a_command_runs_in_the_home_folder(lab: LightLab, a: SshConnection) -> None:
+    done = a.run(["pwd"])
+    assert done.ok and done.stdout.decode().strip() == str(lab["a"].files)
+    assert a.system.split()[0] in ("Linux", "Darwin")
+
+
+def test_exit_code_output_and_errors_come_back(a: SshConnection) -> None:
+    done = a.run(["sh", "-c", "cat; echo bad >&2; exit 7"], input=b"\0\xff\n")
+    assert (done.returncode, done.stdout, done.stderr, done.problem) == (7, b"\0\xff\n", b"bad\n", "bad")
+
+
+def test_a_killed_command_shows_its_signal(a: SshConnection) -> None:
+    assert a.run(["sh", "-c", "kill -9 $$"]).returncode == 137
+
+
+def test_a_missing_program_is_an_exit_code(a: SshConnection) -> None:
+    done = a.run(["no-such-program"])
+    assert done.returncode == 127 and "no-such-program" in done.problem
+
+
+def test_megabytes_pass_both_ways_at_once(a: SshConnection) -> None:
+    data = os.urandom(3_000_000)
+    assert a.run(["cat"], input=data).stdout == data
+
+
+def test_a_command_that_does_not_end_is_left_in_time(a: SshConnection) -> None:
+    begin = time.monotonic()
+    with pytest.raises(CommandTimeout, match=r"^a: a command did not end within 0 s"):
+        a.run(["sleep", "30"], timeout=0.3)
+    assert time.monotonic() - begin < 2
+
+
+def test_endless_output_is_bounded(a: SshConnection) -> None:
+    with pytest.raises(CommandTimeout, match="more than 1000000 bytes"):
+        a.run(["yes"], limit=1_000_000)
+
+
+def test_noise_of_start_files_is_dropped(lab: LightLab, a: SshConnection) -> None:
+    rc = lab["b"].files / ".bashrc"
+    rc.write_text("echo Welcome to this machine\n")
+    try:
+        with SshConnection.connect(lab.target("b")) as b:
+            noisy = subprocess.run(["ssh", "-F", lab.ssh_config, "b", "echo hi"], capture_output=True).stdout
+            assert b.run(["echo", "hi"]).stdout == b"hi\n"
+    finally:
+        rc.unlink()
+    assert noisy.endswith(b"hi\n")
+    assert noisy.startswith(b"Welcome") or "bash" not in os.environ.get("SHELL", "bash")
+
+
+def test_many_threads_share_a_connection(a: SshConnection) -> None:
+    results: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda n=number: results.append(a.run(["echo", str(n)]).stdout)) for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [f"{number}\n".encode() for number in range(8)]
+
+
+# --- streams ---
+
+
+def test_lines_flow_while_the_command_runs(a: SshConnection) -> None:
+    with a.stream(["cat"]) as cat:
+        for word in (b"one\n", b"two\n"):
+            cat.write(word)
+            assert cat.read_line(5) == word
+        cat.write(b"end")
+        cat.end_input()
+        assert list(cat) == [b"end"]
+        assert cat.wait(5) == 0
+
+
+def test_a_wait_for_a_line_ends_in_time_and_loses_nothing(a: SshConnection) -> None:
+    with a.stream(["sh", "-c", "printf half; read x; echo $x"]) as process:
+        with pytest.raises(TimeoutError):
+            process.read_line(0.3)
+        process.write(b" line\n")
+        assert process.read_line(5) == b"halfline\n"
+
+
+def test_writing_to_a_command_that_has_ended_says_so(a: SshConnection) -> None:
+    with a.stream(["sh", "-c", "echo gone >&2; exit 3"]) as process:
+        assert process.wait(5) == 3
+        with pytest.raises(Dropped, match=r"exit code 3.*gone"):
+            process.write(b"x" * 10_000_000)
+
+
+def test_a_background_process_outlives_its_stream(lab: LightLab, a: SshConnection) -> None:
+    script = "nohup sleep 61.5 >/dev/null 2>&1 & echo $!"
+    pid = int(a.run(["sh", "-c", script]).stdout)
+    assert pid in lab["a"].pids("sleep 61.5")
+    assert a.run(["kill", str(pid)]).ok
+
+
+# --- files ---
+
+
+def test_files_travel_whole_and_with_their_mode(lab: LightLab, a: SshConnection, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(500_000))
+    a.put(source, "~/new folder/it's", mode=0o640)
+    there = lab["a"].files / "new folder" / "it's"
+    assert there.read_bytes() == source.read_bytes() and there.stat().st_mode & 0o777 == 0o640
+    a.get("new folder/it's", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    assert [path.name for path in there.parent.iterdir()] == ["it's"]
+
+
+def test_an_empty_file_and_a_dash_are_no_trouble(lab: LightLab, a: SshConnection) -> None:
+    a.put(b"", "-n")
+    assert (lab["a"].files / "-n").read_bytes() == b""
+
+
+def test_a_failed_put_leaves_the_old_file_and_no_part(lab: LightLab, a: SshConnection) -> None:
+    a.put(b"old", "kept/file")
+    with pytest.raises(RemoteFileError, match=r"a: cannot write kept: .*is a folder"):
+        a.put(b"new", "kept")
+    assert [path.name for path in (lab["a"].files / "kept").iterdir()] == ["file"]
+
+
+def test_a_cut_off_put_does_not_take_the_files_name(lab: LightLab) -> None:
+    whole, part = lab["a"].files / "whole", lab["a"].files / "whole.part"
+    with SshConnection.connect(lab.target("a")) as connection:
+        process = connection.stream(["sh", "-c", PUT, "sh", "whole", "whole.part", "8", "600"])
+        process.write(b"half")
+        _until(lambda: part.exists() and part.stat().st_size == 4)
+    _until(lambda: not part.exists())
+    assert not whole.exists()
+
+
+def _until(done: Callable[[], bool], patience: float = 5.0) -> None:
+    end = time.monotonic() + patience
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_missing_file_is_named(a: SshConnection, tmp_path: Path) -> None:
+    with pytest.raises(RemoteFileError, match="a: cannot read no/such: .*No such file"):
+        a.get("no/such", tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- ports ---
+
+
+def echo_server() -> tuple[socket.socket, int]:
+    """Answer every connection with what it sends until its end, then with ``bye``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(peer: socket.socket) -> None:
+        with peer:
+            while data := peer.recv(65536):
+                peer.sendall(data)
+            peer.sendall(b"bye")
+
+    def accept() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(peer,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return listener, listener.getsockname()[1]
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    listener, port = echo_server()
+    yield port
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    """Send while receiving, and return what came back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as stream:
+        sender = threading.Thread(target=_send_all, args=(stream, data))
+        sender.start()
+        received = b""
+        while chunk := stream.recv(65536):
+            received += chunk
+        sender.join()
+        return received
+
+
+def _send_all(stream: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the other side may have gone
+        stream.sendall(data)
+        stream.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("way", ["local", "remote"])
+def test_ports_are_carried_both_ways(a: SshConnection, echo: int, way: str) -> None:
+    data = os.urandom(1_000_000)
+    with a.forward_local(echo) if way == "local" else a.forward_remote(("127.0.0.1", echo)) as forward:
+        assert exchange(forward.port, data) == data + b"bye"
+        assert exchange(forward.port, b"again") == b"againbye"
+
+
+def test_two_remote_ports_lead_to_their_own_places_and_close_alone(a: SshConnection, echo: int) -> None:
+    first = a.forward_remote(("127.0.0.1", echo))
+    with a.forward_remote(("127.0.0.1", 9)) as second:
+        assert exchange(second.port, b"x") == b""
+    assert exchange(first.port, b"x") == b"xbye"
+    first.close()
+    with pytest.raises(OSError):
+        exchange(first.port, b"x")
+
+
+def test_a_used_remote_port_is_refused(a: SshConnection, echo: int) -> None:
+    with pytest.raises(ForwardRefused, match=f"a: its SSH server does not forward port {echo}"):
+        a.forward_remote(("127.0.0.1", 9), echo)
+    assert a.run(["true"]).ok
+
+
+# --- identity ---
+
+
+def test_a_stranger_is_shown_and_refused(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
+    with pytest.raises(UnknownHostKey, match="a: first meeting") as caught:
+        SshConnection.connect(lab.target("a", config_file=config))
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", lab["a"].folder / "host_key.pub"], capture_output=True, text=True, check=True
+    ).stdout
+    assert caught.value.fingerprint in shown
+    assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in caught.value.hint
+    assert not (tmp_path / "known").exists()
+
+
+def test_a_trusted_stranger_is_known_from_then_on(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}\nHashKnownHosts yes")
+    asked: list[HostKeyInfo] = []
+    for _ in range(2):
+        SshConnection.connect(lab.target("a", config_file=config), trust=lambda key: not asked.append(key)).close()
+    assert [key.machine for key in asked] == ["a"]
+    assert subprocess.run(["ssh", "-F", config, "a", "true"]).returncode == 0
+
+
+def test_a_changed_key_is_refused_whatever_is_trusted(lab: LightLab, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.1]:{lab['a'].port} {lab['b'].host_key}\n")
+    config = configured(lab, tmp_path, f"UserKnownHostsFile {known}")
+    with pytest.raises(HostKeyChanged, match=f"a: another machine answers.*{known}:1") as caught:
+        SshConnection.connect(lab.target("a", config_file=config), trust=lambda _: True)
+    assert f"ssh-keygen -R '[127.0.0.1]:{lab['a'].port}' -f {known}" in caught.value.hint
+    assert known.read_text().count("\n") == 1
+
+
+def test_another_known_type_is_no_stranger(lab: LightLab, tmp_path: Path) -> None:
+    """A host known by a key it does not have any more is changed, though the new key has another type."""
+    ssh_setup.make_key(tmp_path / "rsa", "rsa")
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.1]:{lab['a'].port} {ssh_setup.public_key(tmp_path / 'rsa')}\n")
+    with pytest.raises(HostKeyChanged):
+        SshConnection.connect(lab.target("a", config_file=configured(lab, tmp_path, f"UserKnownHostsFile {known}")))
+
+
+# --- log-in ---
+
+
+def allow(lab: LightLab, host: str, key: Path) -> None:
+    with open(lab[host].folder / "authorized_keys", "a") as file:
+        file.write(ssh_setup.public_key(key) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_other_kinds_of_keys_log_in(lab: LightLab, tmp_path: Path, kind: str) -> None:
+    key = tmp_path / "key"
+    ssh_setup.make_key(key, kind)
+    allow(lab, "a", key)
+    with SshConnection.connect(lab.target("a", key=str(key))) as connection:
+        assert connection.authenticated_by == str(key)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[str]:
+    path = str(tmp_path / "agent")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL) as process:
+        _until(lambda: os.path.exists(path))
+        yield path
+        process.terminate()
+
+
+def test_the_agents_keys_log_in(lab: LightLab, tmp_path: Path, agent: str) -> None:
+    key = tmp_path / "key"
+    ssh_setup.make_key(key)
+    allow(lab, "keyless", key)
+    subprocess.run(["ssh-add", "-q", str(key)], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True)
+    key.unlink()
+    config = configured(lab, tmp_path, f"IdentityAgent {agent}\nIdentitiesOnly no")
+    with SshConnection.connect(lab.target("keyless", config_file=config)) as connection:
+        assert connection.authenticated_by == "agent key lab"
+
+
+def test_a_dead_agent_is_no_obstacle(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, f"IdentityAgent {tmp_path / 'none'}")
+    SshConnection.connect(lab.target("a", config_file=config)).close()
+
+
+def test_no_accepted_key_lists_what_was_tried(lab: LightLab) -> None:
+    with pytest.raises(NoKeyAccepted, match=f"locked: no key was accepted for user .*tried: {lab.key}") as caught:
+        SshConnection.connect(lab.target("locked"))
+    assert "ssh-copy-id -p" in caught.value.hint
+    assert not caught.value.password_possible
+
+
+def test_a_locked_key_file_says_how_to_unlock_it(lab: LightLab, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True)
+    with pytest.raises(NoKeyAccepted, match="locked by a passphrase") as caught:
+        SshConnection.connect(lab.target("locked", key=str(key)))
+    assert caught.value.hint == f"unlock the key first: ssh-add {key}"
+
+
+def test_a_wrong_user_is_named(lab: LightLab) -> None:
+    with pytest.raises(NoKeyAccepted, match="a: no key was accepted for user 'ghost'") as caught:
+        SshConnection.connect(lab.target("a", user="ghost"))
+    assert "does the user 'ghost' exist there" in caught.value.hint
+
+
+def test_a_server_that_has_seen_too_many_keys_is_understood(lab: LightLab, tmp_path: Path) -> None:
+    files = []
+    for number in range(8):
+        ssh_setup.make_key(tmp_path / f"k{number}")
+        files.append(f"IdentityFile {tmp_path / f'k{number}'}")
+    config = configured(lab, tmp_path, "\n".join(files))
+    with pytest.raises(NoKeyAccepted, match=r"gave up after \d keys") as caught:
+        SshConnection.connect(lab.target("locked", config_file=config))
+    assert "'key' in the hosts file" in caught.value.hint
+
+
+# --- ways ---
+
+
+def test_a_jump_goes_through_several_machines(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, "Host far\n  ProxyJump a,b\n" + _entry(lab, "b"))
+    with SshConnection.connect(SshTarget("far", "far", config_file=config)) as far:
+        assert far.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
+        assert len(far._gateways) == 1 and len(far._gateways[0]._gateways) == 1
+
+
+def _entry(lab: LightLab, name: str) -> str:
+    """Return the settings of a host under another name."""
+    block = lab.ssh_config.read_text().split(f"Host {name}\n")[1].split("Host ")[0]
+    return "  HostName 127.0.0.1\n" + block
+
+
+def test_a_jump_that_fails_is_named(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, "Host b\n  ProxyJump locked")
+    with pytest.raises(NoKeyAccepted, match=r"^b \(through locked\): no key was accepted"):
+        SshConnection.connect(lab.target("b", config_file=config))
+
+
+def test_a_jump_that_cannot_reach_on_is_named(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, "Host off\n  ProxyJump a")
+    with pytest.raises(
+        ForwardRefused, match=f"off: 127.0.0.1:{lab['a'].port} cannot reach 127.0.0.1:{lab['off'].port}"
+    ):
+        SshConnection.connect(lab.target("off", config_file=config))
+
+
+def test_a_proxy_command_of_the_users_is_used(lab: LightLab, tmp_path: Path) -> None:
+    command = f"ProxyCommand ssh -F {lab.ssh_config} -W %h:%p a"
+    config = configured(lab, tmp_path, f"Host b\n  {command}")
+    with SshConnection.connect(lab.target("b", config_file=config)) as b:
+        assert b.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
+
+
+def test_no_session_is_left_on_the_far_side(lab: LightLab) -> None:
+    before = len(lab["b"].pids())
+    for _ in range(2):
+        with SshConnection.connect(lab.target("b")) as b:
+            b.run(["true"])
+    _until(lambda: len(lab["b"].pids()) == before)
+
+
+# --- life ---
+
+
+def test_a_silent_machine_is_noticed_and_wakes_who_waits(lab: LightLab) -> None:
+    with SshConnection.connect(lab.target("b"), heartbeat=0.1) as b, b.stream(["sleep", "30"]) as process:
+        _until(lambda: b.silence < 0.1)
+        assert b.alive()
+        lab["b"].cut()
+        begin = time.monotonic()
+        try:
+            with pytest.raises(Dropped, match=r"^b: the connection was lost"):
+                process.read(10)
+        finally:
+            lab["b"].mend()
+        assert time.monotonic() - begin < 2
+        assert not b.alive()
+        with pytest.raises(Dropped):
+            b.run(["true"])
+
+
+def test_a_quiet_connection_stays_alive(lab: LightLab) -> None:
+    with SshConnection.connect(lab.target("b"), heartbeat=0.05) as b:
+        time.sleep(0.5)  # ten heartbeats: the wait is what is tested
+        assert b.alive() and b.run(["true"]).ok
+
+
+def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
+    with SshConnection.connect(lab.target("b")) as b, b.stream(["sh", "-c", "echo $PPID; sleep 30"]) as process:
+        process.read_line(5)
+        for pid in lab["b"].pids("sshd"):
+            if pid != lab["b"]._process.pid:  # type: ignore[union-attr]
+                os.kill(pid, 9)
+        with pytest.raises(Dropped, match="b: the connection was lost"):
+            process.read(5)
+
+
+def test_a_user_without_shell_is_told() -> None:
+    spec = HostSpec("m", sshd_options=("ForceCommand echo This account is closed; exit 1",))
+    try:
+        with (
+            LightLab(spec) as lab,
+            pytest.raises(NoShell, match="commands do not run there .This account is closed") as caught,
+        ):
+            SshConnection.connect(lab.target("m"))
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    assert "chsh" in caught.value.hint

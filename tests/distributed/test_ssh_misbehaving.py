@@ -1,0 +1,148 @@
+"""What listens is not what it should be: every case ends in time, in bounded memory, with its cause named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed.ssh import SshConnection, SshTarget
+from distributed.ssh_errors import Dropped, NameUnknown, NotSsh, PortClosed, SshError, Stalled
+
+BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
+TIMEOUT = 0.6
+
+
+def nothing(peer: socket.socket) -> None:
+    """Accept and stay silent until the client leaves."""
+    while peer.recv(65536):
+        pass
+
+
+def endless(peer: socket.socket) -> None:
+    while True:
+        peer.sendall(b"\0" * 65536)
+
+
+def says(data: bytes, then: Callable[[socket.socket], None] = nothing) -> Callable[[socket.socket], None]:
+    def play(peer: socket.socket) -> None:
+        peer.sendall(data)
+        then(peer)
+
+    return play
+
+
+def drips(peer: socket.socket) -> None:
+    """One byte at a time, so that no single wait is too long."""
+    while True:
+        peer.sendall(b"x")
+        time.sleep(0.02)
+
+
+def leaves(peer: socket.socket) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            peer, _ = listener.accept()
+            with peer:
+                play(peer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def meet(tmp_path: Path, port: int, host: str = "127.0.0.1") -> SshError:
+    config = tmp_path / "config"
+    config.write_text("")
+    begin = time.monotonic()
+    with pytest.raises(SshError) as caught:
+        SshConnection.connect(SshTarget("box", host, port, config_file=str(config)), timeout=TIMEOUT)
+    assert time.monotonic() - begin < TIMEOUT + 1.0
+    message = str(caught.value)
+    assert message.startswith("box: ") and message.isprintable()
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("play", "kind", "said"),
+    [
+        (nothing, Stalled, "did not introduce itself"),
+        (drips, Stalled, "did not introduce itself"),
+        (leaves, Dropped, "closed the connection at once"),
+        (says(b"HTTP/1.1 400 Bad Request\r\n\r\n", leaves), NotSsh, "HTTP/1.1 400"),
+        (says(b"220 mail.example ESMTP\r\n"), Stalled, "did not introduce itself"),
+        (says(b"\x1b[2J\x07\n" * 2000), NotSsh, "is not an SSH server"),
+        (endless, NotSsh, "is not an SSH server"),
+        (says(b"SSH-1.5-old\r\n"), NotSsh, "SSH-1.5-old"),
+        (says(BANNER), Stalled, "key exchange did not end"),
+        (says(BANNER, leaves), Dropped, "closed the connection during the key exchange"),
+        (says(BANNER, endless), NotSsh, "breaks the SSH protocol"),
+        (says(BANNER + b"\xff" * 4096), NotSsh, "breaks the SSH protocol"),
+        (says(BANNER + b"\x00\x00\x00\x1c\x0a" + b"\x14" + b"\xff" * 26), NotSsh, "no common encryption"),
+    ],
+)  # fmt: skip
+def test_a_strange_server_is_named(
+    tmp_path: Path, play: Callable[[socket.socket], None], kind: type[SshError], said: str
+) -> None:
+    with server(play) as port:
+        error = meet(tmp_path, port)
+    assert type(error) is kind
+    assert said in error.message
+
+
+def test_an_endless_server_costs_no_memory(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with server(says(BANNER, lambda peer: peer.sendall(b"\x7f" * 200_000_000))) as port:
+        meet(tmp_path, port)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 230_000  # kB; the sender itself needs 200 MB
+
+
+def test_a_closed_port_tells_how_to_switch_remote_login_on(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    error = meet(tmp_path, port)
+    assert type(error) is PortClosed
+    assert "Sharing > Remote Login" in error.hint and "openssh-server" in error.hint
+
+
+def test_an_unknown_name_is_named(tmp_path: Path) -> None:
+    error = meet(tmp_path, 22, "no-such-machine.invalid")
+    assert type(error) is NameUnknown
+    assert "no-such-machine.invalid" in error.message
+
+
+def test_a_name_service_that_does_not_answer_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10))
+    error = meet(tmp_path, 22, "slow.example")
+    release.set()
+    assert type(error) is NameUnknown
+    assert "took more than" in error.message
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_bytes_after_the_greeting_end_in_an_error(tmp_path: Path, seed: int) -> None:
+    data = os.urandom(1 + seed * 37)
+    with server(says(BANNER + data, leaves)) as port:
+        assert type(meet(tmp_path, port)) in (NotSsh, Dropped, Stalled), data
