@@ -1,7 +1,7 @@
 """Commands to a running worker: stop, snapshot, pause, resume.
 
 The commanding side (the local run or a machine's agent) writes one JSON object a line to the worker's standard input:
-``{"command": "stop", "at_step": 120, "snapshot": true}``. ``at_step`` lets all members act after the same step. When
+``{"command": "stop", "at_step": 120}``. ``at_step`` lets all members act after the same step. When
 that channel closes, nobody watches the worker any more, and it stops with a snapshot.
 """
 
@@ -24,6 +24,8 @@ class Command(BaseModel):
     at_step: int = 0
     """Act when this many steps are done, or at once if that is past."""
     reason: str = ""
+    snapshot: bool = True
+    """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
 
 
 class Control:

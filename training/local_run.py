@@ -209,7 +209,7 @@ class LocalRun:
         self._workers[rank].error = event
         if self._seen.first_error is None and not self._stopping:
             self._seen.first_error = event
-            self._end_all("another member failed")
+            self._end_all("another member failed", snapshot=False)
 
     def _ended(self, rank: int) -> None:
         watched = self._workers[rank]
@@ -238,12 +238,12 @@ class LocalRun:
         step = max((w.step for w in self._workers.values()), default=0) + ahead
         self._end_all(message, step)
 
-    def _end_all(self, message: str, at_step: int = 0) -> None:
+    def _end_all(self, message: str, at_step: int = 0, snapshot: bool = True) -> None:
         if self._stopping:
             return
         self._stopping = True
         for watched in self._workers.values():
-            watched.process.send({"command": "stop", "at_step": at_step, "reason": message})
+            watched.process.send({"command": "stop", "at_step": at_step, "reason": message, "snapshot": snapshot})
             if not self._seen.begun:
                 watched.process.signal(signal.SIGKILL)  # nothing to keep before the first step
         self._killer = threading.Timer(STOP_GRACE, self._kill_workers)

@@ -234,13 +234,15 @@ class Trainer:
     def _not_finite(self, losses: list[torch.Tensor], batches: StepBatches) -> RunFailed:
         bad = next(i for i, loss in enumerate(losses) if not torch.isfinite(loss))
         indices = ", ".join(map(str, batches.indices[bad][:8]))
-        steps = self.store.steps()
-        kept = f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
         return RunFailed(
             f"the loss of {self.member.name} is {float(losses[bad])} in step {self.position.step + 1}, micro-batch "
-            f"{bad + 1} (training samples {indices}); {kept}",
+            f"{bad + 1} (training samples {indices}); {self._kept()}",
             "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
         )
+
+    def _kept(self) -> str:
+        steps = self.store.steps()
+        return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
 
     def _emit_step(
         self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
@@ -342,7 +344,8 @@ class Trainer:
         return None
 
     def _stop(self, command: Command) -> Ending:
-        self._snapshot()
+        if command.snapshot:
+            self._snapshot()
         self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
         return Ending.STOPPED
 
@@ -355,6 +358,11 @@ class Trainer:
         """Write everything this member needs to go on as if it had never stopped."""
         if self.position.step in self.store.steps():
             return
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+            raise RunFailed(
+                f"the weights of {self.member.name} are not finite after step {self.position.step}; {self._kept()}",
+                "lower learning_rate, or set mixed_precision = off",
+            )
         start = time.monotonic()
         tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.state()}

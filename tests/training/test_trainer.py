@@ -106,6 +106,21 @@ def test_a_loss_that_is_not_finite_stops_and_names_step_and_samples(tmp_path: Pa
     assert "snapshot" in str(caught.value)
 
 
+def test_weights_that_are_not_finite_never_become_a_snapshot(tmp_path: Path) -> None:
+    plan = toy_plan(training={"learning_rate": 10.0, "max_grad_norm": 0}, snapshot={"snapshot_interval": 1})
+
+    class Breaking(ToyTask):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            if len(self.seen) > 20:
+                with torch.no_grad():
+                    next(model.parameters()).fill_(torch.inf)
+                return sum(p.sum() * 0.0 for p in list(model.parameters())[1:])  # type: ignore[return-value]
+            return super().loss(model, batch)
+
+    with pytest.raises(RunFailed, match=r"weights of worker-0 are not finite after step \d+; the snapshot of step \d+"):
+        train(plan, tmp_path, Breaking())
+
+
 def test_evaluations_come_at_their_interval_and_at_the_end(tmp_path: Path) -> None:
     _, events = train(toy_plan(evaluation={"eval_interval": 5, "eval_before": True}), tmp_path)
     assert [event.step for event in events if isinstance(event, EvaluationEvent)] == [0, 5, 10, 12]
