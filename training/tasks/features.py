@@ -90,7 +90,8 @@ class LogMel:
         samples = samples[: self.n_samples]
         half = self.n_fft // 2
         used = min(self.frames, -(-(len(samples) + half) // self.hop))
-        padded = np.pad(np.pad(samples, (0, self.n_samples - len(samples))), half, mode="reflect")
+        needed = min(self.n_samples, used * self.hop + self.n_fft)
+        padded = np.pad(np.pad(samples, (0, needed - len(samples))), half, mode="reflect")
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop][:used]
         spectrum = np.fft.rfft(windows * np.hanning(self.n_fft + 1)[:-1].astype(np.float32))
         power = spectrum.real**2 + spectrum.imag**2
