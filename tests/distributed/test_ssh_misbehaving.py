@@ -17,7 +17,7 @@ from distributed.ssh import SshConnection, SshTarget
 from distributed.ssh_errors import Dropped, NameUnknown, NotSsh, PortClosed, SshError, Stalled
 
 BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
-TIMEOUT = 0.6
+TIMEOUT = 0.4
 
 
 def nothing(peer: socket.socket) -> None:
@@ -141,8 +141,8 @@ def test_a_name_service_that_does_not_answer_is_left_in_time(tmp_path: Path, mon
     assert "took more than" in error.message
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_bytes_after_the_greeting_end_in_an_error(tmp_path: Path, seed: int) -> None:
-    data = os.urandom(1 + seed * 37)
+    data = os.urandom(1 + seed * 97)
     with server(says(BANNER + data, leaves)) as port:
         assert type(meet(tmp_path, port)) in (NotSsh, Dropped, Stalled), data

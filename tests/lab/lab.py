@@ -94,13 +94,16 @@ class LabHost:
         command = ["unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
         command += [sys.executable, "-I", "-S", str(Path(__file__).with_name("init.py")), str(self._plan())]
         if self.spec.cores is not None:
-            quota = network.make_quota(self._quota_name)
-            network.set_quota(quota, self.spec.cores)
-            command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(quota / "tasks"), *command]
+            network.set_quota(network.make_quota(self._quota_name), self.spec.cores)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+            network.within_quota(self._quota, command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def finish_start(self) -> None:
         """Plug in the cable and wait until sshd listens."""
@@ -142,19 +145,27 @@ class LabHost:
         self.start()
         self.finish_start()
 
-    def command(self, argv: Sequence[str]) -> list[str]:
+    def command(self, argv: Sequence[str], cwd: str | Path = "/root") -> list[str]:
         """Return the command line, for this machine, that runs ``argv`` inside the host as root."""
         variables = {"HOME": "/root", "USER": "root", **self._environment}
         words = [f"{key}={value}" for key, value in variables.items()]
-        return ["nsenter", "-t", str(self.pid), "-a", "--", "env", "-u", "TMPDIR", *words, *argv]
+        words = ["nsenter", "-t", str(self.pid), "-a", "--", "env", "-u", "TMPDIR", "-C", str(cwd), *words, *argv]
+        return network.within_quota(self._quota, words)
 
-    def run(self, argv: Sequence[str], timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    @property
+    def _quota(self) -> Path | None:
+        return network.CPU_CGROUP / self._quota_name if self.spec.cores is not None else None
+
+    def run(
+        self, argv: Sequence[str], timeout: float = 60.0, cwd: str | Path = "/root", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command inside and wait for it; not over SSH."""
-        return subprocess.run(self.command(argv), capture_output=True, text=True, timeout=timeout, **options)
+        words = self.command(argv, cwd)
+        return subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a command inside; it dies with the host."""
-        return subprocess.Popen(self.command(argv), **options)
+    def popen(self, argv: Sequence[str], cwd: str | Path = "/root", **options: Any) -> subprocess.Popen[Any]:
+        """Start a command inside. It ends with the host; to end it earlier signal its :meth:`pids`, not the handle."""
+        return subprocess.Popen(self.command(argv, cwd), **options)
 
     def cut(self) -> None:
         """Pull its network cable."""
@@ -171,7 +182,9 @@ class LabHost:
 
     def set_cores(self, cores: float) -> None:
         """Change the CPU quota of a host that was built with one."""
-        network.set_quota(network.CPU_CGROUP / self._quota_name, cores)
+        if self._quota is None:
+            raise LabUnavailable(f"host {self.name} was built without a quota: give cores")
+        network.set_quota(self._quota, cores)
 
     def traffic(self) -> Traffic:
         """Return what went through its interface so far."""

@@ -133,13 +133,10 @@ class LightHost:
 
     def _sshd(self) -> list[psutil.Process]:
         """Return its sshd and the children that hold its connections."""
-        if self._process is None:
+        if self._process is None or not self.running:
             return []
-        try:
-            parent = psutil.Process(self._process.pid)
-            return [parent, *(p for p in parent.children(recursive=True) if "sshd" in p.name())]
-        except psutil.NoSuchProcess:
-            return []
+        parent = psutil.Process(self._process.pid)
+        return [parent, *(child for child in parent.children(recursive=True) if _says(child, "sshd"))]
 
     def cut(self) -> None:
         """Make it fall silent without closing anything."""

@@ -14,7 +14,9 @@ CPU_CGROUP = Path("/sys/fs/cgroup/cpu")
 _PERIOD = 100_000
 """Microseconds over which a CPU quota is counted."""
 _BURST = 64 * 1024
-"""Bytes a shaped link may send at once; less would stall segmentation offload."""
+"""Bytes a shaped link may send at once, at least; less would stall segmentation offload."""
+_BURST_SECONDS = 0.004
+"""What a fast link may catch up after the kernel was late to wake it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def shape(port: str, pid: int, mbit: float | None) -> None:
             _call([*tc, "qdisc", "del", "dev", device, "root"], check=False)
         else:
             rate = f"{round(mbit * 1e6)}bit"
-            words = ["root", "tbf", "rate", rate, "burst", str(_BURST), "latency", "50ms"]
+            burst = max(_BURST, round(mbit * 1e6 / 8 * _BURST_SECONDS))
+            words = ["root", "tbf", "rate", rate, "burst", str(burst), "latency", "50ms"]
             _call([*tc, "qdisc", "replace", "dev", device, *words], check=True)
 
 
@@ -96,6 +99,11 @@ def make_quota(name: str) -> Path:
 def set_quota(folder: Path, cores: float | None) -> None:
     quota = -1 if cores is None else max(round(cores * _PERIOD), 1000)
     (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def within_quota(folder: Path | None, command: list[str]) -> list[str]:
+    """Return the command line that runs a command under a quota."""
+    return command if folder is None else ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(folder / "tasks"), *command]
 
 
 def remove_quota(folder: Path, patience: float = 2.0) -> None:

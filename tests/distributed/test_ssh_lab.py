@@ -1,0 +1,181 @@
+"""Causes that need a real network: no route, cut cables, passwords, shells, full disks, slow links."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from distributed.ssh import SshConnection
+from distributed.ssh_errors import (
+    ConnectTimeout,
+    Dropped,
+    HostKeyChanged,
+    NoKeyAccepted,
+    NoRoute,
+    NoShell,
+    PasswordOnly,
+    PasswordRefused,
+    PortClosed,
+    RemoteFileError,
+    SshError,
+    UserRefused,
+)
+from tests.lab.lab import Lab
+from tests.lab.spec import HostSpec, LabUnavailable
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    specs = (
+        HostSpec("plain"),
+        HostSpec("password", password="s3cret", sshd_options=("PubkeyAuthentication no",)),
+        HostSpec("both", password="s3cret", key=False),
+        HostSpec("shellless", shell="/usr/sbin/nologin"),
+        HostSpec("closed", sshd=False),
+        HostSpec("small", home_mb=2),
+        HostSpec("ended", sshd_options=("MaxSessions 0",)),
+    )
+    try:
+        with Lab(*specs) as built:
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+def refused(lab: Lab, name: str, timeout: float = 5.0, **given: object) -> SshError:
+    with pytest.raises(SshError) as caught:
+        SshConnection.connect(lab.target(name), timeout=timeout, **given)  # type: ignore[arg-type]
+    assert caught.value.machine == name and caught.value.message.startswith(f"{name}: ")
+    assert caught.value.hint
+    return caught.value
+
+
+def until(done: Callable[[], bool], patience: float = 5.0) -> None:
+    end = time.monotonic() + patience
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_address_nobody_has_is_no_route(lab: Lab) -> None:
+    target = lab.target("plain", host=f"198.18.{lab.slot}.250")
+    with pytest.raises(NoRoute, match=r"no route to 198\.18\.\d+\.250:22"):
+        SshConnection.connect(target, timeout=8)
+
+
+def test_a_pulled_cable_is_a_timeout(lab: Lab) -> None:
+    lab["plain"].run(["true"])
+    lab["plain"].cut()
+    try:
+        error = refused(lab, "plain", timeout=0.5)
+    finally:
+        lab["plain"].mend()
+    assert type(error) in (ConnectTimeout, NoRoute)
+
+
+def test_remote_login_off_is_a_closed_port(lab: Lab) -> None:
+    error = refused(lab, "closed")
+    assert type(error) is PortClosed and "Remote Login" in error.hint
+
+
+def test_a_server_that_takes_only_passwords_says_so_and_takes_one(lab: Lab) -> None:
+    assert type(refused(lab, "password")) is PasswordOnly
+    with SshConnection.connect(lab.target("password"), password="s3cret") as connection:
+        assert connection.authenticated_by == "password"
+
+
+def test_a_wrong_password_is_refused_and_not_repeated(lab: Lab) -> None:
+    error = refused(lab, "both", password="wr0ng")
+    assert type(error) is PasswordRefused
+    assert "wr0ng" not in str(error)
+
+
+def test_no_key_where_a_password_would_do_says_so(lab: Lab) -> None:
+    error = refused(lab, "both")
+    assert isinstance(error, NoKeyAccepted) and error.password_possible
+
+
+def test_an_account_without_shell_is_told(lab: Lab) -> None:
+    error = refused(lab, "shellless")
+    assert type(error) is NoShell
+    assert "not available" in error.message and error.hint.endswith("chsh -s /bin/sh root")
+
+
+def test_a_user_who_may_log_in_but_do_nothing_is_told(lab: Lab) -> None:
+    assert type(refused(lab, "ended")) in (UserRefused, SshError)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(lab: Lab) -> None:
+    with SshConnection.connect(lab.target("small")) as small:
+        with pytest.raises(RemoteFileError, match=r"small: cannot write data/big: .*No space left") as caught:
+            small.put(b"x" * 4_000_000, "data/big")
+        assert caught.value.hint == "free some space there"
+        assert small.run(["ls", "-A", "data"]).stdout == b""
+
+
+def test_a_machine_that_was_set_up_anew_is_refused(lab: Lab) -> None:
+    old = (lab["plain"].folder / "host_key").read_bytes(), (lab["plain"].folder / "host_key.pub").read_bytes()
+    lab["plain"].new_host_key()
+    try:
+        with pytest.raises(HostKeyChanged):
+            SshConnection.connect(lab.target("plain"), trust=lambda _: True)
+    finally:
+        for name, content in zip(("host_key", "host_key.pub"), old):
+            (lab["plain"].folder / name).write_bytes(content)
+        lab["plain"].stop_sshd()
+        lab["plain"].start_sshd()
+
+
+def test_a_cable_pulled_in_the_middle_is_noticed_and_the_command_goes_on(lab: Lab) -> None:
+    host = lab["plain"]
+    with SshConnection.connect(lab.target("plain"), heartbeat=0.25) as connection:
+        process = connection.stream(["sleep", "71.5"])
+        until(lambda: bool(host.pids("sleep 71.5")))
+        host.cut()
+        begin = time.monotonic()
+        try:
+            with pytest.raises(Dropped, match="plain: the connection was lost"):
+                process.read(10)
+            assert 0.5 < time.monotonic() - begin < 3
+            assert not connection.alive()
+            assert host.pids("sleep 71.5")
+        finally:
+            host.mend()
+    for pid in host.pids("sleep 71.5"):
+        host.run(["pkill", "-f", "sleep 71.5"])
+        until(lambda p=pid: p not in host.pids("sleep 71.5"))  # type: ignore[misc]
+
+
+def test_a_short_break_is_survived(lab: Lab) -> None:
+    with SshConnection.connect(lab.target("plain"), heartbeat=1.0) as connection:
+        lab["plain"].cut()
+        thread = threading.Timer(0.5, lab["plain"].mend)
+        thread.start()
+        assert connection.run(["echo", "still"]).stdout == b"still\n"
+        thread.join()
+        assert connection.alive()
+
+
+def test_a_slow_busy_link_is_not_taken_for_a_dead_one(lab: Lab) -> None:
+    lab["plain"].set_rate(8)
+    try:
+        with SshConnection.connect(lab.target("plain"), heartbeat=0.25) as connection:
+            done = connection.run(["wc", "-c"], input=b"\0" * 2_000_000)
+            assert done.stdout.strip() == b"2000000"
+            assert connection.alive()
+    finally:
+        lab["plain"].set_rate(None)
+
+
+def test_a_switched_off_machine_drops_the_connection(make_lab: Callable[..., Lab]) -> None:
+    own = make_lab("gone")
+    with SshConnection.connect(own.target("gone"), heartbeat=0.25) as connection:
+        process = connection.stream(["sleep", "30"])
+        own["gone"].kill()
+        with pytest.raises(Dropped):
+            process.read(5)
