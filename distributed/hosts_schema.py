@@ -81,7 +81,7 @@ class Hosts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    machines: tuple[Machine, ...]
+    machines: Annotated[tuple[Machine, ...], Field(min_length=1)]
     ssh_config: Line = ""
     """OpenSSH client configuration to use instead of ~/.ssh/config."""
 

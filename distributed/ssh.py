@@ -37,6 +37,8 @@ __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget"
 CONNECT_TIMEOUT = 10.0
 OUTPUT_LIMIT = 64 * 1024 * 1024
 _MAX_JUMPS = 8
+_LOGIN_PATIENCE = 3.0
+"""Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
 _LOST_HINT = "is the machine still on and in this network?"
 
 
@@ -57,6 +59,7 @@ class SshConnection:
         self._marker = "muster" + secrets.token_hex(8)
         self._forwards: list[Forward] = []
         self._remote: dict[int, tuple[Forward, tuple[str, int]]] = {}
+        self._closing = False
         self._heartbeat = Heartbeat(transport, wire, beat)
 
     @classmethod
@@ -120,8 +123,7 @@ class SshConnection:
         wire = Wire(gateways[0]._channel_to(host, deadline)) if gateways else dial(host, deadline)
         transport, last_words = open_transport(host, wire, trust, deadline)
         try:
-            transport.auth_timeout = max(deadline.remaining, 5.0)
-            how = Login(host, transport, last_words).run(password)
+            how = Login(host, transport, last_words, max(deadline.remaining, _LOGIN_PATIENCE)).run(password)
         except BaseException:
             transport.close()
             raise
@@ -262,6 +264,8 @@ class SshConnection:
     def _stop_remote(self, port: int) -> None:
         """Give the port back; paramiko's own way would forget the handler of all the others."""
         self._remote.pop(port, None)
+        if self._closing:
+            return
         quiet = contextlib.suppress(paramiko.SSHException, EOFError, OSError)
         with quiet, self._heartbeat.exclusive(CONNECT_TIMEOUT):
             self._transport.global_request("cancel-tcpip-forward", (LOOPBACK, port), wait=True)
@@ -280,6 +284,7 @@ class SshConnection:
 
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. May be called twice."""
+        self._closing = True
         for forward in self._forwards:
             forward.close()
         self._forwards.clear()

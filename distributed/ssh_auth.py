@@ -22,6 +22,7 @@ from distributed.ssh_errors import (
     SshError,
     UserRefused,
 )
+from distributed.ssh_wire import stalled
 
 _SHOWN = 6
 _AGENT_PATIENCE = 30.0
@@ -35,6 +36,8 @@ class _Candidate:
     label: str
     key: Any = None
     problem: str = ""
+    patience: float = 0.0
+    """Seconds the key's holder may take to sign, beyond the usual."""
 
 
 class KeyAgent:
@@ -74,10 +77,12 @@ class Login:
         host: who and where.
         transport: a paramiko transport after the key exchange.
         disconnect: list to which the transport's owner adds the server's last words.
+        patience: seconds the server may take for each answer.
     """
 
-    def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str]) -> None:
+    def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str], patience: float) -> None:
         self._host = host
+        self._patience = patience
         self._transport = transport
         self._disconnect = disconnect
         self._tried: list[str] = []
@@ -103,12 +108,13 @@ class Login:
 
     def _methods(self) -> set[str]:
         """Ask which ways the server offers to this user; nothing left to prove is an empty set."""
+        self._transport.auth_timeout = self._patience
         try:
             return set(self._transport.auth_none(self._host.user))
         except paramiko.BadAuthenticationType as error:
             return set(error.allowed_types)
-        except (paramiko.SSHException, OSError, EOFError):
-            raise self._lost() from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._lost(error) from None
 
     def _try_keys(self) -> str:
         with KeyAgent(self._host.agent_socket) as agent:
@@ -121,18 +127,15 @@ class Login:
 
     def _try_key(self, candidate: _Candidate) -> bool:
         self._tried.append(candidate.label)
+        self._transport.auth_timeout = self._patience + candidate.patience
         try:
             missing = self._transport.auth_publickey(self._host.user, candidate.key)
         except paramiko.BadAuthenticationType:
             return False
-        except paramiko.AuthenticationException:
-            if not self._transport.is_active():
-                raise self._lost() from None
-            return False
-        except (paramiko.SSHException, OSError, EOFError):
-            if not self._transport.is_active():
-                raise self._lost() from None
-            return False  # the agent would not sign
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if not self._transport.is_active() or _timed_out(error):
+                raise self._lost(error) from None
+            return False  # refused, or the agent would not sign
         if missing:
             problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
             raise UserRefused(self._host.machine, problem, "allow a log-in by key alone for this user")
@@ -164,13 +167,12 @@ class Login:
     def _try_password(self, password: str) -> str:
         try:
             missing = self._transport.auth_password(self._host.user, password)
-        except paramiko.AuthenticationException:
-            if not self._transport.is_active():
-                raise self._lost() from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            refused = isinstance(error, paramiko.AuthenticationException) and self._transport.is_active()
+            if not refused or _timed_out(error):
+                raise self._lost(error) from None
             problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
-        except (paramiko.SSHException, OSError, EOFError):
-            raise self._lost() from None
         if missing:
             problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
             raise UserRefused(self._host.machine, problem, "install a key there and allow a log-in by it alone")
@@ -201,8 +203,10 @@ class Login:
             return f"'{self._host.user}' is your name on this machine; if it is another one there, set 'user'."
         return f"does the user '{self._host.user}' exist there, and may it log in by SSH?"
 
-    def _lost(self) -> SshError:
+    def _lost(self, error: Exception) -> SshError:
         host, words = self._host, " ".join(self._disconnect)
+        if _timed_out(error):
+            return stalled(host, "did not answer during the log-in", self._patience)
         if "too many authentication failures" in words.lower():
             problem = f"{host.where} gave up after {len(self._tried)} keys ({', '.join(self._tried[:_SHOWN])})"
             return NoKeyAccepted(host.machine, problem, "name the right one as 'key' in the hosts file")
@@ -213,7 +217,12 @@ class Login:
 
 def _agent_candidate(key: Any) -> _Candidate:
     name = getattr(key, "comment", "") or fingerprint(key.asbytes())
-    return _Candidate(f"agent key {name}", key)
+    return _Candidate(f"agent key {name}", key, patience=_AGENT_PATIENCE)
+
+
+def _timed_out(error: Exception) -> bool:
+    """paramiko has no type of its own for it."""
+    return isinstance(error, TimeoutError) or "timeout" in str(error).lower()
 
 
 def _public_blob(path: Path) -> bytes:

@@ -85,13 +85,13 @@ def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         raise _explain_handshake(host, error, deadline) from None
     if not transport.is_active() or not transport.initial_kex_done:
-        raise stalled(host, "the key exchange did not end", deadline)
+        raise stalled(host, "the key exchange did not end", deadline.seconds)
 
 
 def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline) -> SshError:
     text = str(error)
     if deadline.passed:
-        return stalled(host, "the key exchange did not end", deadline)
+        return stalled(host, "the key exchange did not end", deadline.seconds)
     if isinstance(error, paramiko.IncompatiblePeer):
         return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "update its SSH server")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:

@@ -237,7 +237,7 @@ def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:
     try:
         line = wire.read_greeting(deadline)
     except TimeoutError:
-        raise stalled(host, "did not introduce itself as an SSH server", deadline) from None
+        raise stalled(host, "did not introduce itself as an SSH server", deadline.seconds) from None
     except ValueError as error:
         raise not_ssh(host, error.args[0]) from None
     except (OSError, EOFError) as error:
@@ -252,9 +252,9 @@ def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:
         raise not_ssh(host, line)
 
 
-def stalled(host: ResolvedHost, what: str, deadline: Deadline) -> Stalled:
+def stalled(host: ResolvedHost, what: str, seconds: float) -> Stalled:
     """Return the error for a server that went silent."""
-    problem = f"{host.where} accepted the connection but {what} within {deadline.seconds:.0f} s"
+    problem = f"{host.where} accepted the connection but {what} within {seconds:.0f} s"
     return Stalled(host.machine, problem, "is this the port of its SSH server? Else the machine is overloaded or hung")
 
 

@@ -23,6 +23,7 @@ from distributed.ssh_errors import (
     NoKeyAccepted,
     NoShell,
     RemoteFileError,
+    Stalled,
     UnknownHostKey,
 )
 from distributed.ssh_files import PUT
@@ -395,6 +396,22 @@ def test_a_server_that_has_seen_too_many_keys_is_understood(lab: LightLab, tmp_p
     with pytest.raises(NoKeyAccepted, match=r"gave up after \d keys") as caught:
         SshConnection.connect(lab.target("locked", config_file=config))
     assert "'key' in the hosts file" in caught.value.hint
+
+
+def test_a_server_that_stops_during_the_log_in_is_left_in_time(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
+
+    def freeze(_: HostKeyInfo) -> bool:
+        lab["b"].cut()
+        return True
+
+    begin = time.monotonic()
+    try:
+        with pytest.raises(Stalled, match="did not answer during the log-in"):
+            SshConnection.connect(lab.target("b", config_file=config), trust=freeze, timeout=0.5)
+    finally:
+        lab["b"].mend()
+    assert time.monotonic() - begin < 5
 
 
 # --- ways ---

@@ -38,7 +38,8 @@ def lab() -> Iterator[Lab]:
         HostSpec("shellless", shell="/usr/sbin/nologin"),
         HostSpec("closed", sshd=False),
         HostSpec("small", home_mb=2),
-        HostSpec("ended", sshd_options=("MaxSessions 0",)),
+        HostSpec("full", sshd_options=("MaxSessions 0",)),
+        HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
     )
     try:
         with Lab(*specs) as built:
@@ -106,8 +107,13 @@ def test_an_account_without_shell_is_told(lab: Lab) -> None:
     assert "not available" in error.message and error.hint.endswith("chsh -s /bin/sh root")
 
 
-def test_a_user_who_may_log_in_but_do_nothing_is_told(lab: Lab) -> None:
-    assert type(refused(lab, "ended")) in (UserRefused, SshError)
+def test_a_user_who_is_thrown_out_after_the_log_in_is_told(lab: Lab) -> None:
+    error = refused(lab, "thrown")
+    assert type(error) is UserRefused and "Allow access for" in error.hint
+
+
+def test_a_server_without_sessions_is_told(lab: Lab) -> None:
+    assert "opens no more sessions" in refused(lab, "full").message
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(lab: Lab) -> None:

@@ -8,8 +8,8 @@ counters.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,11 +26,11 @@ import psutil
 
 from distributed.hosts import Hosts, Machine, save_hosts
 from distributed.ssh import SshTarget
-from tests.lab import ssh_setup
+from tests.lab import keeper, ssh_setup
+from tests.lab.keeper import MARK
 from tests.lab.spec import HostSpec, LabUnavailable
 
 _START_PATIENCE = 10.0
-_MARK = "MUSTER_LAB_HOST"
 _ENTER = """#!/bin/sh
 cd "$HOME"
 command=$SSH_ORIGINAL_COMMAND
@@ -55,7 +55,7 @@ class LightHost:
         self.files = self.folder / "home"
         """Its home folder."""
         self.port = _free_port()
-        self._mark = f"{lab.folder.name}-{spec.name}"
+        self._mark = f"{lab.folder.name}-{spec.name}."
         self._process: subprocess.Popen[bytes] | None = None
         self._prepare(lab)
 
@@ -67,7 +67,7 @@ class LightHost:
         enter = self.folder / "enter"
         enter.write_text(_ENTER)
         enter.chmod(0o755)
-        environment = {"HOME": str(self.files), _MARK: self._mark, **ssh_setup.session_environment(self.spec)}
+        environment = {"HOME": str(self.files), MARK: self._mark, **ssh_setup.session_environment(self.spec)}
         more = (*self.spec.sshd_options, f"AuthorizedKeysFile {keys}", f"ForceCommand {enter}")
         spec = replace(self.spec, sshd_options=more)
         self._config = ssh_setup.server_config(self.folder, spec, self.address, self.port, environment)
@@ -113,30 +113,15 @@ class LightHost:
 
     def run(self, argv: Sequence[str], timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command as if inside: in its home folder, marked as one of its processes."""
-        environment = {**os.environ, "HOME": str(self.files), _MARK: self._mark}
+        environment = {**os.environ, "HOME": str(self.files), MARK: self._mark}
         return subprocess.run(
             argv, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.files, **options
         )
 
     def pids(self, text: str = "") -> list[int]:
         """Return the processes that were started on it, and its sshd's, whose command line holds ``text``."""
-        started = [process for process in psutil.process_iter() if self._is_ours(process)]
-        return sorted(
-            {p.pid for p in (*started, *self._sshd())} & {p.pid for p in psutil.process_iter() if _says(p, text)}
-        )
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return bool(process.environ().get(_MARK) == self._mark)
-        except (psutil.Error, OSError):
-            return False
-
-    def _sshd(self) -> list[psutil.Process]:
-        """Return its sshd and the children that hold its connections."""
-        if self._process is None or not self.running:
-            return []
-        parent = psutil.Process(self._process.pid)
-        return [parent, *(child for child in parent.children(recursive=True) if _says(child, "sshd"))]
+        found = (*keeper.marked(self._mark), *keeper.servers(str(self._config)))
+        return sorted({process.pid for process in found if text in keeper.command_line(process)})
 
     def cut(self) -> None:
         """Make it fall silent without closing anything."""
@@ -146,19 +131,13 @@ class LightHost:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for process in self._sshd():
-            try:
+        for process in keeper.servers(str(self._config)):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
 
     def kill(self) -> None:
         """End everything that runs on it."""
-        for pid in self.pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        keeper.end(str(self._config), self._mark)
         self.stop_sshd()
 
 
@@ -178,6 +157,8 @@ class LightLab:
         self.hosts_file = self.folder / "hosts.json"
         self._hosts: dict[str, LightHost] = {}
         self._owner = os.getpid()
+        command = [sys.executable, str(Path(keeper.__file__)), str(self.folder)]
+        self._keeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         atexit.register(self.close)
         try:
             self._build([HostSpec(host) if isinstance(host, str) else host for host in hosts])
@@ -214,10 +195,9 @@ class LightLab:
         """End everything and remove all files. May be called twice."""
         if os.getpid() != self._owner or not self.folder.exists():
             return
+        self._keeper.communicate()
         for host in self:
-            host.mend()
-            host.kill()
-        shutil.rmtree(self.folder)
+            host.stop_sshd()
         atexit.unregister(self.close)
 
     def __enter__(self) -> LightLab:
@@ -225,13 +205,6 @@ class LightLab:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _says(process: psutil.Process, text: str) -> bool:
-    try:
-        return text in " ".join(process.cmdline())
-    except (psutil.Error, OSError):
-        return False
 
 
 def _free_port() -> int:

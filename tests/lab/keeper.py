@@ -1,0 +1,68 @@
+"""Ends a light lab when its owner goes away, however it goes: ``python keeper.py FOLDER``, the owner holds its stdin.
+
+Processes are found by two marks: sshd servers have the lab's folder on their command line, and whatever a session has
+started carries the lab's name in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+
+MARK = "MUSTER_LAB_HOST"
+_PATIENCE = 5.0
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Yield the processes whose environment says that they run on a host whose mark begins so."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK, "").startswith(mark):
+                yield process
+
+
+def servers(config: str) -> Iterator[psutil.Process]:
+    """Yield the sshd servers with such a configuration, and the sshd processes that hold their connections."""
+    for process in psutil.process_iter():
+        if config in command_line(process) and "sshd" in command_line(process):
+            yield process
+            with contextlib.suppress(psutil.Error):
+                yield from (child for child in process.children(recursive=True) if "sshd" in command_line(child))
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.Error, OSError):
+        return ""
+
+
+def end(config: str, mark: str) -> None:
+    """Kill servers first, so that no new session begins, then everything that sessions have started."""
+    limit = time.monotonic() + _PATIENCE
+    while found := [process for process in (*servers(config), *marked(mark)) if _alive(process)]:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=0.2)
+        if time.monotonic() > limit:
+            raise TimeoutError(f"processes {[process.pid for process in found]} do not end")
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    sys.stdin.read()
+    end(f"{folder}/", folder.rsplit("/", 1)[-1] + "-")
+    shutil.rmtree(folder, ignore_errors=True)
