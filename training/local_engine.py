@@ -24,6 +24,7 @@ class LocalEngine:
         folder: its ``secrets`` hold the run's certificates.
         open_log: opens the log of a process by name.
         watch: takes the event lines of the hub.
+        listen: literal address of the hub; the rendezvous store is always on loopback.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class LocalEngine:
         folder: RunFolder,
         open_log: Callable[[str], BinaryIO],
         watch: Callable[[Iterator[bytes]], None],
+        listen: str = "127.0.0.1",
     ) -> None:
         self._plan = plan
         self._folder = folder
         self._open_log = open_log
         self._watch = watch
+        self._listen = listen
         self._hub: HubProcess | None = None
         self._store: Any = None
 
@@ -53,9 +56,9 @@ class LocalEngine:
             from training.exchange.torch_group import serve_store  # imports torch
 
             self._store, port = serve_store(self._plan.profile.strategy.hub_port)
-        else:
-            port = self._start_hub()
-        return f"127.0.0.1:{port}"
+            return f"127.0.0.1:{port}"
+        host = f"[{self._listen}]" if ":" in self._listen else self._listen
+        return f"{host}:{self._start_hub()}"
 
     def _start_hub(self) -> int:
         log = self._open_log("hub")
@@ -63,20 +66,21 @@ class LocalEngine:
         lines = self._hub.lines()
         first = next(lines, None)
         if first is None:
-            said = Path(log.name).read_text().strip().splitlines()[-1:]
-            error = BadInput if self._hub.exit_code() == ExitCode.BAD_INPUT else RunFailed
-            raise error(said[0] if said else "the hub did not start", "" if said else f"see {log.name}")
+            if self._hub.exit_code() == ExitCode.BAD_INPUT:
+                raise BadInput(*_last_words(Path(log.name)))
+            raise RunFailed("the hub did not start", f"see {log.name}")
         self._watch(lines)
         return int(json.loads(first)["port"])
 
     def _hub_config(self) -> Path:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
-        issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), ["127.0.0.1"])
+        issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), [self._listen])
         config = {
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
             # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
             "elements": psutil.virtual_memory().total // (4 * (self._plan.world_size + 1)),
+            "address": self._listen,
             "port": strategy.hub_port,
             "certificates": str(secrets / "hub"),
             "round_deadline": strategy.round_deadline,
@@ -92,3 +96,10 @@ class LocalEngine:
             self._hub.stop()
             self._hub = None
         self._store = None
+
+
+def _last_words(log: Path) -> tuple[str, str]:
+    """Return message and hint of the last line ``hub: message (hint)``."""
+    line = (log.read_text().strip().splitlines() or ["the hub did not start"])[-1].removeprefix("hub: ")
+    message, _, hint = line.removesuffix(")").rpartition(" (")
+    return (message, hint) if message else (line, "")

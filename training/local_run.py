@@ -89,6 +89,7 @@ class LocalRun:
         folder: where everything goes; held by this process.
         on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
         start_worker: starts the process of a rank; default: ``python -m training.worker``.
+        listen: literal address of the hub.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class LocalRun:
         folder: RunFolder,
         on_event: Callable[[Event], None],
         start_worker: StartWorker | None = None,
+        listen: str = "127.0.0.1",
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -104,7 +106,7 @@ class LocalRun:
         self._start_worker = start_worker or self._start_subprocess
         self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
         self._workers: dict[int, _Watched] = {}
-        self._engine = LocalEngine(plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines))
+        self._engine = LocalEngine(plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen)
         self._seen = _Observed()
         self._stopping = False
         self._killer: threading.Timer | None = None
@@ -119,6 +121,8 @@ class LocalRun:
             BadInput: the hub's port is taken.
         """
         self._seen.started = time.monotonic()
+        for event in self.folder.events():  # of an earlier attempt, where the run is resumed
+            self._note_evaluation(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
             for member in self.plan.members:
@@ -185,11 +189,9 @@ class LocalRun:
         self._record(event)
         if isinstance(event, StepEvent):
             self._note_step(source, event)
-        elif isinstance(event, EvaluationEvent):
-            known = self._seen.after if event.step else self._seen.before
-            known[event.split] = dict(event.metrics)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
+        self._note_evaluation(event)
 
     def _note_status(self, event: RunEvent) -> bool:
         """The members report the run's status each; return whether this is the first to say it."""
@@ -199,6 +201,11 @@ class LocalRun:
         self._seen.begun = True
         self.folder.update_metadata(status=event.status)
         return True
+
+    def _note_evaluation(self, event: Event) -> None:
+        if isinstance(event, EvaluationEvent):
+            known = self._seen.after if event.step else self._seen.before
+            known[event.split] = dict(event.metrics)
 
     def _note_step(self, rank: int, event: StepEvent) -> None:
         self._workers[rank].step = event.step
@@ -218,6 +225,7 @@ class LocalRun:
             return
         name = self.plan.members[rank].name
         cause = f"killed by signal {-watched.exit_code}" if watched.exit_code < 0 else f"exit code {watched.exit_code}"
+        cause = watched.process.end_reason or cause
         others = [w for r, w in self._workers.items() if r != rank and w.exit_code is None]
         if self._seen.begun and self.plan.engine == "hub" and others:
             self._seen.lost.append(rank)
