@@ -36,11 +36,15 @@ Job = Callable[..., Any]
 # ----------------------------------------------------------------------------------- worker processes and their jobs
 
 
+multiprocessing.set_forkserver_preload(["torch"])
+
+
 class Worker:
-    """A process that carries out one job after the other, so that torch is imported only once."""
+    """A process that carries out one job after the other."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        self.pipe: Connection
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there,), daemon=True)
         self.process.start()
@@ -378,8 +382,7 @@ def measure_in_a_namespace() -> None:
     seconds = time.monotonic() - began
     assert look_up.is_alive()
     before = bytes_on_loopback()
-    start_jobs(server, started, job_traffic, "fp32", 5_000_000)
-    counted = sum(worker.result()[1][0] for worker in started)
+    counted = sum(result[0] for result in run_jobs(serve_store()[0], started, job_traffic, "fp32", 5_000_000))
     seen = bytes_on_loopback() - before
     for worker in started:
         worker.stop()

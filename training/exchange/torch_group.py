@@ -83,7 +83,7 @@ class TorchGroup(Exchange):
             interface: network interface that reaches the others; empty for loopback.
             timeout: seconds to wait for the others, and that one exchange may take. Lost members are found out much
                 sooner by their missing signs of life.
-            run_id: keeps runs on one store apart.
+            run_id: keeps groups on one store apart; a second attempt needs another id or another store.
 
         Raises:
             ExchangeError: the store, the interface or a member is missing, or the members do not fit together.
@@ -118,7 +118,7 @@ class TorchGroup(Exchange):
             task.run()
             if ready is not None:
                 torch.cuda.current_stream(copy.device).synchronize()
-            return MeanResult(task.mean, task.total_weight, self._members, included=True)
+            return MeanResult(copy, task.total_weight, self._members, included=True)
 
         return self._start(operation, self._to_device)
 

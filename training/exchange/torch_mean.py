@@ -14,19 +14,19 @@ import math
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from training.exchange.base import ExchangeError, weighted_mean
-from training.exchange.codecs import Codec
+from training.exchange.codecs import CastCodec, Codec
 from training.exchange.torch_wire import Wire
 
 SMALL = 16_384
 """Payloads up to this many bytes take one round instead of two: there a round trip costs more than the bytes."""
 _DEPTH = 3
 """Pieces under way at the same time."""
-_TRAILER = struct.Struct("<dQ")
+_HEAD = struct.Struct("<dQ")
 _LENGTH = struct.Struct("<IQ")
 _INLINE = 500
 """Bytes of a gathered payload that travel with its length."""
@@ -66,7 +66,7 @@ class WeightedMean:
     Args:
         wire: way to the other members.
         name: equal on all members; a member that is elsewhere is found out.
-        values: flat fp32 on the wire's device.
+        values: flat fp32 on the wire's device; replaced by the mean.
         weight: of this member's contribution.
         codec: of the contributions.
     """
@@ -74,82 +74,88 @@ class WeightedMean:
     def __init__(self, wire: Wire, name: str, values: torch.Tensor, weight: float, codec: Codec) -> None:
         self._wire = wire
         self._name = name
-        self._tag = zlib.crc32(name.encode())
         self._values = values
-        self._weight = weight
         self._codec = codec
-        self._trailer = _bytes(_TRAILER.pack(weight, self._tag), wire)
-        self.mean = torch.empty_like(values)
-        self.total_weight = 0.0
+        self._head = _HEAD.pack(weight, zlib.crc32(name.encode()))
+        self._weights = {wire.rank: weight}
+
+    @property
+    def total_weight(self) -> float:
+        return sum(self._weights[rank] for rank in sorted(self._weights))
 
     def run(self) -> None:
-        """Exchange; then :attr:`mean` and :attr:`total_weight` are there."""
+        """Exchange, and put the mean into ``values``."""
         run_stages(self._pieces())
 
     def _pieces(self) -> Iterator[Stages]:
         n, elements = self._wire.world_size, self._values.numel()
-        # Two members send the same bytes either way. A sparse reply is the union of all contributions: as large as
-        # they are together, so that there is nothing to gain from a second round.
-        one_round = n == 2 or self._codec.reply is not self._codec or self._size(elements) <= SMALL
-        step = self._wire.piece_elements * (1 if one_round else n)
-        stages = self._one_round if one_round else self._two_rounds
+        step = self._wire.piece_elements * (1 if self._takes_one_round() else n)
+        stages = self._one_round if self._takes_one_round() else self._two_rounds
         for start in range(0, max(elements, 1), step):
             yield stages(start, min(start + step, elements))
 
+    def _takes_one_round(self) -> bool:
+        """Whether everybody sends all to all. Two members send the same bytes either way, and two rounds only pay off
+        if they share out the work of a block codec. A sparse reply is the union of all contributions, as large as
+        they are together: there is nothing to gain from a second round."""
+        if self._codec.reply is not self._codec or self._wire.size(self._codec, self._values.numel()) <= SMALL:
+            return True
+        return self._wire.world_size == 2 and isinstance(self._codec, CastCodec)
+
     def _one_round(self, start: int, stop: int) -> Stages:
-        """Everybody sends all to all and averages for itself."""
-        frame = self._frame(start, stop)
-        peers = len(self._wire.peers)
-        transfer = self._wire.exchange([frame] * peers, [frame.numel()] * peers)
+        """Everybody averages for itself."""
+        wire, reply = self._wire, self._codec.reply
+        own = wire.encode(self._codec, self._values[start:stop])
+        contributions = self._exchange([own] * len(wire.peers), own.numel(), first=start == 0)
         yield
-        mean = self._average(frame, transfer.wait(), stop - start)
-        reply = self._codec.reply
-        self.mean[start:stop] = self._wire.decode(reply, self._encode(reply, mean), stop - start)
+        mean = self._average(own, contributions(), stop - start)
+        self._values[start:stop] = wire.decode(reply, wire.encode(reply, mean), stop - start)
 
     def _two_rounds(self, start: int, stop: int) -> Stages:
         """The owner of a slice averages it and sends the outcome to everybody."""
         wire, codec = self._wire, self._codec
         offsets = slice_bounds(stop - start, wire.world_size, codec.block)
         slices = [(start + a, start + b) for a, b in itertools.pairwise(offsets)]
-        own = slices[wire.rank]
-        frame = self._frame(*own)
-        transfer = wire.exchange([self._frame(*slices[peer]) for peer in wire.peers], [frame.numel()] * len(wire.peers))
+        frames = [wire.encode(codec, self._values[a:b]) for a, b in slices]
+        own, elements = frames.pop(wire.rank), slices[wire.rank][1] - slices[wire.rank][0]
+        contributions = self._exchange(frames, own.numel(), first=start == 0)
         yield
-        outcome = self._encode(codec, self._average(frame, transfer.wait(), own[1] - own[0]))
-        sizes = [self._size(b - a) for a, b in slices]
+        outcome = wire.encode(codec, self._average(own, contributions(), elements))
+        sizes = [wire.size(codec, b - a) for a, b in slices]
         transfer = wire.exchange([outcome] * len(wire.peers), [sizes[peer] for peer in wire.peers])
         yield
         received = transfer.wait()
         received.insert(wire.rank, outcome)
         for (a, b), data in zip(slices, received):
-            self.mean[a:b] = wire.decode(codec, data, b - a)
+            self._values[a:b] = wire.decode(codec, data, b - a)
 
-    def _size(self, elements: int) -> int:
-        return self._codec.max_encoded_bytes(elements) if elements else 0
+    def _exchange(self, frames: list[torch.Tensor], receive: int, first: bool) -> Callable[[], list[torch.Tensor]]:
+        """Start to exchange contributions of ``receive`` bytes; the first ones go with weight and name behind them,
+        where they move no number off its alignment."""
+        wire = self._wire
+        if not first:
+            return wire.exchange(frames, [receive] * len(frames)).wait
+        head = _bytes(self._head, wire)
+        transfer = wire.exchange([torch.cat([frame, head]) for frame in frames], [receive + _HEAD.size] * len(frames))
+        return lambda: [self._open(peer, frame) for peer, frame in zip(wire.peers, transfer.wait())]
 
-    def _encode(self, codec: Codec, values: torch.Tensor) -> torch.Tensor:
-        if values.numel() == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._wire.device)
-        return self._wire.encode(codec, values)
-
-    def _frame(self, start: int, stop: int) -> torch.Tensor:
-        return torch.cat([self._encode(self._codec, self._values[start:stop]), self._trailer])
+    def _open(self, peer: int, frame: torch.Tensor) -> torch.Tensor:
+        """Note the sender's weight and return the contribution."""
+        payload, head = frame[: -_HEAD.size], frame[-_HEAD.size :]
+        self._weights[peer], tag = _HEAD.unpack(_raw(head))
+        if tag != zlib.crc32(self._name.encode()):
+            raise ExchangeError(f"rank {peer} is at another exchange than '{self._name}' of rank {self._wire.rank}")
+        return payload
 
     def _average(self, own: torch.Tensor, others: Sequence[torch.Tensor], elements: int) -> torch.Tensor:
-        frames = dict(zip(self._wire.peers, others))
-        frames[self._wire.rank] = own
-        contributions = [self._open(rank, frames[rank], elements) for rank in sorted(frames)]
-        self.total_weight = sum(weight for weight, _ in contributions)
-        return weighted_mean(contributions)
-
-    def _open(self, rank: int, frame: torch.Tensor, elements: int) -> tuple[float, torch.Tensor]:
-        payload, trailer = frame[: -_TRAILER.size], frame[-_TRAILER.size :]
-        weight, tag = _TRAILER.unpack(trailer.cpu().numpy().tobytes())
-        if tag != self._tag:
-            raise ExchangeError(f"rank {rank} is at another exchange than '{self._name}' of rank {self._wire.rank}")
-        if not elements:
-            return weight, torch.empty(0, device=self._wire.device)
-        return weight, self._wire.decode(self._codec, payload, elements)
+        frames = list(others)
+        frames.insert(self._wire.rank, own)
+        return weighted_mean(
+            [
+                (self._weights[rank], self._wire.decode(self._codec, frame, elements))
+                for rank, frame in enumerate(frames)
+            ]
+        )
 
 
 def gather(wire: Wire, name: str, payload: bytes) -> dict[int, bytes]:
@@ -161,7 +167,7 @@ def gather(wire: Wire, name: str, payload: bytes) -> dict[int, bytes]:
     lengths: dict[int, int] = {wire.rank: len(payload)}
     gathered = {wire.rank: payload}
     for peer, data in zip(wire.peers, heads):
-        raw = data.cpu().numpy().tobytes()
+        raw = _raw(data)
         lengths[peer], other = _LENGTH.unpack_from(raw)
         if other != tag:
             raise ExchangeError(f"rank {peer} is at another exchange than '{name}' of rank {wire.rank}")
@@ -170,7 +176,7 @@ def gather(wire: Wire, name: str, payload: bytes) -> dict[int, bytes]:
     if any(rest.values()):
         tails = wire.exchange([_bytes(payload[_INLINE:], wire)] * peers, [rest[peer] for peer in wire.peers]).wait()
         for peer, data in zip(wire.peers, tails):
-            gathered[peer] += data.cpu().numpy().tobytes()
+            gathered[peer] += _raw(data)
     return dict(sorted(gathered.items()))
 
 
@@ -178,3 +184,7 @@ def _bytes(data: bytes, wire: Wire) -> torch.Tensor:
     if not data:
         return torch.empty(0, dtype=torch.uint8, device=wire.device)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(wire.device)
+
+
+def _raw(data: torch.Tensor) -> bytes:
+    return data.cpu().numpy().tobytes()

@@ -64,20 +64,24 @@ class Wire:
         return Transfer(work, received, list(receive))
 
     def encode(self, codec: Codec, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` of this wire's device as bytes on it; number formats are cast on the device."""
-        if self.device.type == "cpu":
-            return codec.encode(values)
+        """Return ``values`` of this wire's device as bytes on it; fp32 shares memory with ``values``."""
+        if values.numel() == 0:
+            return torch.empty(0, dtype=torch.uint8, device=self.device)
         if isinstance(codec, CastCodec):
             return values.to(codec.dtype).view(torch.uint8)
         return codec.encode(values).to(self.device)
 
     def decode(self, codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
-        """Return the fp32 values of :meth:`encode`."""
-        if self.device.type == "cpu":
-            return codec.decode(data, elements)
-        if isinstance(codec, CastCodec):
+        """Return the fp32 values of :meth:`encode`; may share memory with ``data``."""
+        if elements == 0:
+            return torch.empty(0, device=self.device)
+        if isinstance(codec, CastCodec) and data.is_cuda:
             return data.clone().view(codec.dtype).to(torch.float32)
         return codec.decode(data.to("cpu"), elements).to(self.device)
+
+    def size(self, codec: Codec, elements: int) -> int:
+        """Return the bytes of :meth:`encode`."""
+        return codec.max_encoded_bytes(elements) if elements else 0
 
     def _splits(self, sizes: Sequence[int]) -> list[int]:
         return [*sizes[: self.rank], 0, *sizes[self.rank :]]
