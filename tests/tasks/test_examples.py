@@ -6,6 +6,7 @@ import json
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_speech import ProfileMaker, silent
 from transformers import AutoTokenizer
@@ -53,6 +54,15 @@ def test_nanogpt(make_profile: ProfileMaker) -> None:
     before, after = losses_of(task, steps=12, batch_size=8, learning_rate=3e-3)
     assert before > 5.0  # ln 257 = 5.5
     assert after < before - 0.8
+
+
+@pytest.mark.skipif(not (EXAMPLES / "spoken_commands").is_dir(), reason="examples/spoken_commands is not made yet")
+def test_spoken_commands(make_profile: ProfileMaker) -> None:
+    model, data = str(EXAMPLES / "tiny_whisper"), str(EXAMPLES / "spoken_commands")
+    options = {"from_scratch": True, "max_train_samples": 64, "max_eval_samples": 8}
+    task = task_from_profile(make_profile(model_path=model, dataset_path=data, **options))
+    before, after = losses_of(task, steps=20, batch_size=8, learning_rate=2e-3)
+    assert after < before / 2
 
 
 def test_nanogpt_text_is_what_its_script_makes() -> None:

@@ -40,7 +40,7 @@ def test_broken_file_does_not_stop_the_others(trained_whisper: Path, tmp_path: P
     first, second, third = transcribe(trained_whisper / "model", files, device="cpu")
     assert "not a readable sound file" in first.error
     assert (second.text, second.error) == ("two", "")
-    assert third.error == f"{files[2]}: No such file or directory"
+    assert (third.file, third.error) == (files[2], "No such file or directory")
 
 
 def test_evaluation_of_a_saved_model(trained_whisper: Path, tmp_path: Path) -> None:

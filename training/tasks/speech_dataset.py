@@ -135,9 +135,8 @@ def _read_folder(folder: Path, text_column: str) -> SpeechSplits:
     inner = {split: path for split in SPLITS if (path := _split_metadata(folder, split)) is not None}
     if inner:
         return {split: _clips(read_table(path), text_column) for split, path in inner.items()}
-    raise BadInput(
-        f"data set {folder}: neither train.csv nor metadata.csv is there", "see 'Your own data' in the README"
-    )
+    hint = "write train.csv with the columns id, audio_path, text"
+    raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
 
 
 def _first_file(folder: Path, split: str) -> Path | None:

@@ -194,7 +194,7 @@ def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int)
         try:
             pieces, seconds = listener.windows_of(file)
         except AudioError as error:
-            queue.append(_Heard(Transcript(file, "", 0.0, f"{file}: {error}"), [], []))
+            queue.append(_Heard(Transcript(file, "", 0.0, str(error)), [], []))
         else:
             queue.append(_Heard(Transcript(file, "", seconds), pieces, []))
         while sum(len(heard.waiting) for heard in queue) >= batch_size:
