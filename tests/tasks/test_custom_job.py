@@ -153,6 +153,13 @@ def test_factories(make_profile: ProfileMaker, job_file: Path, name: str) -> Non
     assert len(task.train) == 4
 
 
+def test_limits_on_samples(make_profile: ProfileMaker, job_file: Path) -> None:
+    task = CustomTask(make_profile(task="custom", model_path=f"{job_file}:job", max_train_samples=3))
+    task.prepare(silent)
+    assert len(task.train) == 3
+    assert torch.equal(task.train[2][0], torch.ones(2))
+
+
 def test_factory_of_a_module(make_profile: ProfileMaker, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(job_file.parent)
     assert len(task_of(make_profile, "my_job:job").train) == 4

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import Profile
@@ -117,7 +117,10 @@ class CustomTask(ObjectTask):
         self._built = False
 
     def prepare(self, progress: Progress) -> None:
-        self.use(self._make())
+        job, data = self._make(), self.profile.data
+        train = _first(job.train, data.max_train_samples)
+        validation = None if job.validation is None else _first(job.validation, data.max_eval_samples)
+        self.use(dataclasses.replace(job, train=train, validation=validation))
         super().prepare(progress)
 
     def _make(self) -> CustomJob:
@@ -129,6 +132,11 @@ class CustomTask(ObjectTask):
             self.job = dataclasses.replace(self.job, model=self._make().model)
         self._built = True
         return self.job.model
+
+
+def _first(data: SizedDataset, count: int) -> SizedDataset:
+    """The first ``count`` samples; 0 is all."""
+    return cast(SizedDataset, Subset(cast(Any, data), range(count))) if 0 < count < len(data) else data
 
 
 def split_target(data: Any) -> tuple[Any, Any]:

@@ -167,7 +167,7 @@ def _clips(table: Table, text_column: str) -> list[Clip]:
     text = find_text_column(table.columns, text_column, table, str(table.path))
     clips = [_clip(row, audio, text) for row in table.rows]
     _refuse_doubled(clips)
-    _refuse_missing(clips)
+    _refuse_missing(clips, audio)
     return clips
 
 
@@ -194,11 +194,11 @@ def _missing(clips: Sequence[Clip]) -> Iterator[Clip]:
     return (clip for clip in clips if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file())
 
 
-def _refuse_missing(clips: Sequence[Clip]) -> None:
+def _refuse_missing(clips: Sequence[Clip], column: str) -> None:
     missing = list(_missing(clips))
     if missing:
         first = missing[0]
         assert isinstance(first.audio, FileSource)
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         hint = "paths are relative to the table's folder"
-        raise BadInput(f"{first.where}, column audio_path: {first.audio.path} is not there{more}", hint)
+        raise BadInput(f"{first.where}, column {column}: {first.audio.path} is not there{more}", hint)

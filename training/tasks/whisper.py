@@ -101,15 +101,15 @@ class WhisperTask(Task):
         """
         languages = [self._language_of(clip) for clip in clips]
         self._refuse_declared_long(clips)
+        tokens = self.wrapper.encode([clip.text for clip in clips])
+        positions = self._fit_tokens(clips, tokens, list(range(len(clips))))
         data = self.profile.data
         root = cache_root(data.cache_dir)
         sources = [clip.audio for clip in clips]
         phase = f"features ({split})"
         store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, phase)
-        tokens = self.wrapper.encode([clip.text for clip in clips])
-        positions = self._without_broken(split, clips, store)
-        positions = self._fit_audio(clips, store, positions)
-        positions = self._fit_tokens(clips, tokens, positions)
+        self._check_broken(split, clips, store)
+        positions = self._fit_audio(clips, store, [i for i in positions if i not in store.errors])
         if not positions:
             raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line")
         limit = self.wrapper.max_positions - self.wrapper.prompt_length + 1
@@ -130,7 +130,7 @@ class WhisperTask(Task):
             long = [clip for clip in clips if clip.duration is not None and clip.duration > window]
             self._handle_long(long, f"longer than the model's window of {window:g} s")
 
-    def _without_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> list[int]:
+    def _check_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> None:
         share = len(store.errors) / max(1, len(clips))
         for position, error in list(store.errors.items())[:_NAMED]:
             logger.warning("%s: %s: %s; left out", clips[position].where, clips[position].id, error)
@@ -142,7 +142,6 @@ class WhisperTask(Task):
             raise BadInput(f"{message}; {named}", "repair or remove them, or raise max_broken_share")
         if store.errors:
             logger.warning("%s: %d of %d recordings are broken and left out", split, len(store.errors), len(clips))
-        return [position for position in range(len(clips)) if position not in store.errors]
 
     def _fit_audio(self, clips: Sequence[Clip], store: FeatureStore, positions: list[int]) -> list[int]:
         window = self.wrapper.log_mel.seconds
