@@ -37,7 +37,7 @@ def averaged(closing: Closing) -> Result:
         return Result(broken=broken)
     first: MeanChunk = closing.contributions[0][1].payload
     try:
-        payload = first.codec.reply.encode(weighted_mean(values))
+        payload = first.codec.reply.encode_view(weighted_mean(values))
     except ValueError as error:
         return Result(broken=broken, failure=f"has no mean: {error}")
     mean = replace(

@@ -35,6 +35,10 @@ class Codec(ABC):
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
         """
 
+    def encode_view(self, values: torch.Tensor) -> torch.Tensor:
+        """Like :meth:`encode`, but the result may share memory with ``values``."""
+        return self.encode(values)
+
     @abstractmethod
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         """Return flat uint8 CPU ``data`` as ``elements`` fp32 values on the CPU. May share memory with ``data``.
@@ -64,11 +68,11 @@ class CastCodec(Codec):
         self.dtype = dtype
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        cast = values.detach().to(self.dtype)
-        flat = cast.to("cpu") if cast.device.type != "cpu" else cast
-        if flat.data_ptr() == values.data_ptr():
-            flat = flat.clone()
-        return flat.contiguous().view(torch.uint8)
+        data = self.encode_view(values)
+        return data.clone() if data.data_ptr() == values.data_ptr() else data
+
+    def encode_view(self, values: torch.Tensor) -> torch.Tensor:
+        return values.detach().to(self.dtype).to("cpu").contiguous().view(torch.uint8)
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         check_length(self, data, self.max_encoded_bytes(elements))

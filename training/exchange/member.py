@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -56,11 +57,14 @@ class HubMember(Exchange):
         self._anchor: Anchor | None = None
         self._anchor_pieces: list[memoryview] = []
         self._operations: dict[str, MeanOperation | GatherOperation] = {}
-        self._uploads: queue.SimpleQueue[Callable[[], Iterator[bytes]] | None] = queue.SimpleQueue()
+        self._uploads: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
+        self._uploading_ended = threading.Event()
         self._words: queue.SimpleQueue[ControlUp | None] = queue.SimpleQueue()
         self._silent_beats = 0
         self._channels: list[Any] = []
-        self._control_reader: threading.Thread | None = None
+        self._readers: list[threading.Thread] = []
+        # A thread that is still inside C++ when the interpreter goes would abort the process.
+        atexit.register(self.close)
 
     @classmethod
     def connect(
@@ -119,7 +123,7 @@ class HubMember(Exchange):
     def publish_anchor(self, anchor: Anchor) -> None:
         data = anchor_to_bytes(anchor)
         self._publishing = True
-        self._uploads.put(lambda: wire.pack_payload(AnchorChunk("", 0, 0, wire.EMPTY), data))
+        self._uploads.put(wire.pack_payload(AnchorChunk("", 0, 0, wire.EMPTY), data))
 
     def fetch_anchor(self, timeout: float | None = None) -> Anchor:
         with self._changed:
@@ -133,13 +137,17 @@ class HubMember(Exchange):
         return anchor
 
     def close(self) -> None:
-        if not self._ended and self._control_reader is not None:
+        atexit.unregister(self.close)
+        if not self._ended and self._readers:
             self._words.put(ControlUp(goodbye=Goodbye()))
-            self._control_reader.join(_GOODBYE_WITHIN)
+            self._readers[0].join(_GOODBYE_WITHIN)
         self._end("this member has left the group")
         for channel in self._channels:
             channel.close()
-        self._channels.clear()
+        for reader in self._readers:
+            reader.join(_GOODBYE_WITHIN)
+        if len(self._readers) > 1:
+            self._uploading_ended.wait(_GOODBYE_WITHIN)
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class HubMember(Exchange):
             ExchangeError: the hub refused, or its certificate is not of this run.
             ExchangeTimeout: no hub answered before the deadline.
         """
-        self._control_reader = self._open(transport.CONTROL, self._control_messages(), self._take_status)
+        self._open(transport.CONTROL, self._control_messages(), self._take_status)
         with self._changed:
             self._changed.wait_for(lambda: self._status is not None or bool(self._ended), deadline - time.monotonic())
         if self._status is not None:
@@ -177,13 +185,13 @@ class HubMember(Exchange):
         self._newcomer = self._status.newcomer
         self._members = tuple(sorted({*self._status.members, self.rank}))
 
-    def _open(self, method: str, messages: Iterator[bytes], take: Callable[[bytes], None]) -> threading.Thread:
+    def _open(self, method: str, messages: Iterator[bytes], take: Callable[[bytes], None]) -> None:
         channel = transport.open_channel(self._address, self._certificates)
         self._channels.append(channel)
         call = channel.stream_stream(method)(messages)
         reader = threading.Thread(target=self._read, args=(call, take), name=f"member{method}", daemon=True)
+        self._readers.append(reader)
         reader.start()
-        return reader
 
     # -- the streams -------------------------------------------------------------------------------------------------
 
@@ -228,11 +236,18 @@ class HubMember(Exchange):
             self._end(f"lost the hub at {self._address}: silent for {LEASE:g} s")
 
     def _bulk_frames(self, session: int) -> Iterator[bytes]:
-        yield wire.pack_open(wire.Open(self.rank, session))
-        for upload in iter(self._uploads.get, None):
-            for frame in upload():
-                self._meter.sent(len(frame))
-                yield frame
+        try:
+            yield wire.pack_open(wire.Open(self.rank, session))
+            while True:
+                frames = self._uploads.get()
+                if frames is None:
+                    return
+                for frame in frames:
+                    self._meter.sent(len(frame))
+                    yield frame
+                del frames, frame  # they hold a vector, and the next may be long in coming
+        finally:
+            self._uploading_ended.set()
 
     def _take_status(self, message: bytes) -> None:
         status = wire.parse_status(message)
@@ -288,7 +303,7 @@ class HubMember(Exchange):
             raise ExchangeError(self._ended)
         operation = make()
         self._operations[name] = operation
-        self._uploads.put(lambda: self._guarded(operation))
+        self._uploads.put(self._guarded(operation))
         if self._ended:
             self._finish(operation, self._ended)
         return operation

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import torch
 
 from training.exchange import wire
 from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Traffic
-from training.exchange.codecs import Codec, chunk_bounds
+from training.exchange.codecs import CastCodec, Codec, chunk_bounds
 from training.exchange.wire import BytesChunk, MeanChunk, WireError
 
 R = TypeVar("R")
@@ -105,8 +105,9 @@ class Operation(ABC, Generic[R]):
 class MeanOperation(Operation[MeanResult]):
     """A weighted mean under way.
 
-    CPU vectors are copied at once and encoded chunk by chunk as they are sent; from other devices the encoded chunks
-    are fetched at once, because their streams belong to the calling thread.
+    Where encoding costs little more than a copy, all frames are made at once: with that the values are copied. So are
+    those of other devices, whose streams belong to the calling thread. Else the values are copied, and encoded chunk
+    by chunk while the network is busy with the one before.
     """
 
     def __init__(self, name: str, values: torch.Tensor, weight: float, codec: Codec, rank: int, meter: Meter) -> None:
@@ -116,20 +117,25 @@ class MeanOperation(Operation[MeanResult]):
         self._rank = rank
         self._device = values.device
         self._elements = values.numel()
-        self._encoded = _staged(values, codec)
-        self._mean = torch.empty(self._elements)
         self._chunks = len(list(chunk_bounds(self._elements)))
         self._open = set(range(self._chunks))
         self._included = True
         self._last: MeanChunk | None = None
+        at_once = isinstance(codec, CastCodec) or values.device.type != "cpu"
+        self._packed = iter(list(self._pack(values))) if at_once else self._pack(values.detach().clone())
+        self._mean = torch.empty(self._elements)
 
     def frames(self) -> Iterator[bytes]:
-        for chunk in range(self._chunks):
-            if chunk not in self._open:
-                continue  # closed without us
-            payload = self._encoded(chunk).numpy().data
-            yield wire.pack_mean(MeanChunk(self.name, self._codec, self._elements, chunk, self._weight, payload))
-        self._encoded = _nothing
+        packed, self._packed = self._packed, iter(())
+        for chunk, frame in packed:
+            if chunk in self._open:  # else it closed without this member
+                yield frame
+
+    def _pack(self, values: torch.Tensor) -> Iterator[tuple[int, bytes]]:
+        for chunk, (start, stop) in enumerate(chunk_bounds(self._elements)):
+            payload = self._codec.encode_view(values[start:stop]).numpy().data
+            frame = MeanChunk(self.name, self._codec, self._elements, chunk, self._weight, payload)
+            yield chunk, wire.pack_mean(frame)
 
     def receive(self, frame: MeanChunk) -> bool:
         """Take one chunk of the mean; return whether that was the last.
@@ -188,15 +194,3 @@ class GatherOperation(Operation[dict[int, bytes]]):
 
     def _result(self) -> dict[int, bytes]:
         return dict(sorted(self._whole.items()))
-
-
-def _staged(values: torch.Tensor, codec: Codec) -> Callable[[int], torch.Tensor]:
-    bounds = list(chunk_bounds(values.numel()))
-    if values.device.type != "cpu":
-        return [codec.encode(values[start:stop]) for start, stop in bounds].__getitem__
-    copy = values.detach().clone()
-    return lambda chunk: codec.encode(copy[bounds[chunk][0] : bounds[chunk][1]])
-
-
-def _nothing(chunk: int) -> torch.Tensor:
-    raise AssertionError("sent already")

@@ -23,6 +23,9 @@ _COMMON: list[tuple[str, int | str]] = [
     # One frame a chunk instead of 64, and a window that keeps a 10 Gbit/s link busy at 5 ms.
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
+    ("grpc.experimental.tcp_min_read_chunk_size", 1 << 16),
+    ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
     ("grpc.http2.bdp_probe", 1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
