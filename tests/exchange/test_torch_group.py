@@ -332,6 +332,7 @@ def test_one_members_fault_is_told_to_all(store: StoreServer, workers: list[Work
         assert kind == "ExchangeError"
         assert "rank 1 on" in text
         assert "NaN" in text
+        assert "without a member" not in text
 
 
 def test_members_at_different_exchanges_are_found_out(store: StoreServer, workers: list[Worker]) -> None:

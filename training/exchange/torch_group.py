@@ -32,7 +32,6 @@ _VERDICT_SECONDS = 5.0
 """How long a failed exchange waits to learn who is to blame."""
 _CLOSE_SECONDS = 10.0
 _NO_ANCHOR = "the torch engine takes no members in while it trains; use engine = hub for that"
-_GOES_ON = "the torch engine can not go on without a member: --resume from the last snapshot, or use engine = hub"
 
 V = TypeVar("V")
 
@@ -195,9 +194,9 @@ class TorchGroup(Exchange):
         if self._closed:
             return "the group was closed before the exchange was complete"
         if not self._failure:
-            lost = isinstance(error, RuntimeError)
-            text = self._liveness.verdict(_VERDICT_SECONDS) if lost else f"{self._names[self.rank]}: {error}"
-            self._fail(self._liveness.report(text or f"a member was lost ({first_line(error)})"))
+            # torch raises RuntimeError when a connection breaks, which is mostly somebody else's fault.
+            blame = self._liveness.verdict(_VERDICT_SECONDS) if isinstance(error, RuntimeError) else ""
+            self._fail(self._liveness.report(blame or f"{self._names[self.rank]}: {first_line(error)}"))
         return self._failure
 
     def _fail(self, text: str) -> None:
@@ -205,7 +204,7 @@ class TorchGroup(Exchange):
         with self._lock:
             if self._failure or self._closed:
                 return
-            self._failure = f"{text}; {_GOES_ON}"
+            self._failure = text
         self._break_off()
 
     def _break_off(self) -> None:

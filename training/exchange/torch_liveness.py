@@ -106,7 +106,10 @@ class Liveness:
         return [other for other in self._others if other in self._left or self._silence[other] >= beats]
 
     def _describe(self, ranks: Sequence[int]) -> str:
-        return " and ".join(
+        if not ranks:
+            return ""
+        who = " and ".join(
             f"{self._names[r]} has left the group" if r in self._left else f"{self._names[r]} gives no sign of life"
             for r in ranks
         )
+        return f"{who}; the torch engine can not go on without a member: --resume the run, or use engine = hub"
