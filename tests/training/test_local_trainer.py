@@ -1,0 +1,146 @@
+"""Runs of real processes: the Python face, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from profiles.errors import BadInput, ExitCode, RunFailed
+from profiles.resolve import profile_from_options
+from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
+from training.run_folder import RunFolder
+from training.simulation import LocalTrainer
+
+pytestmark = pytest.mark.slow
+
+SPIRALS = Path(__file__).parents[2] / "examples" / "custom" / "spirals.py"
+
+
+def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 4, generator=generator)
+    return list(zip(inputs, inputs.sum(1, keepdim=True), strict=True))
+
+
+def test_fit_returns_the_trained_model(tmp_path: Path) -> None:
+    trainer = LocalTrainer(nn.Linear(4, 1), pairs(), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
+    model = trainer.fit(strategy="diloco", max_steps=120, sync_interval=10, learning_rate=0.05, batch_size=8)
+    assert trainer.outcome is not None
+    assert trainer.outcome.metrics["after"]["validation"]["loss"] < 0.1
+    assert float(nn.functional.mse_loss(model(torch.ones(1, 4)), torch.tensor([[4.0]]))) < 1.0
+
+
+def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
+    with pytest.raises(BadInput, match="learning_rate"):
+        trainer.fit(learning_rat=0.1)
+
+
+class Run:
+    """A local run of the spirals example in a thread, with what it said so far."""
+
+    def __init__(self, folder: Path, workers: int = 2, **options: object) -> None:
+        chosen = {"task": "custom", "model_path": f"{SPIRALS}:build", "eval_before": False, "eval_interval": 0}
+        plan = plan_local_run(profile_from_options("spirals", {**chosen, **options}), workers)
+        self.events: list[Event] = []
+        self.pids: dict[int, int] = {}
+        self.folder = RunFolder.create(folder, plan, ["test"])
+        self.run = LocalRun(plan, self.folder, self._take)
+        self.run.start()
+        self.thread = threading.Thread(target=self._wait)
+        self.thread.start()
+
+    def _wait(self) -> None:
+        with self.folder:
+            self.outcome = self.run.wait()
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, MemberEvent) and event.message.startswith("pid ") and event.member is not None:
+            self.pids[event.member] = int(event.message.split()[1])
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to pass"
+            time.sleep(0.02)
+
+    def step(self) -> int:
+        return max((e.step for e in self.events if isinstance(e, StepEvent)), default=0)
+
+    def end(self) -> None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, workers=3, max_steps=400, strategy="allreduce")
+    run.until(lambda: run.step() > 10)
+    os.kill(run.pids[0], signal.SIGKILL)
+    run.end()
+    assert run.outcome.status == "completed"
+    assert run.outcome.metrics["lost_members"] == [0]
+    assert (run.outcome.run_dir / "model" / "model.safetensors").exists()
+    last = [e for e in run.events if isinstance(e, SyncEvent)][-1]
+    assert last.members == [1, 2]
+
+
+def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=4000, strategy="allreduce", engine="torch")
+    run.until(lambda: run.step() > 10)
+    os.kill(run.pids[1], signal.SIGKILL)
+    run.end()
+    assert run.outcome.status == "failed"
+    assert run.outcome.exit_code == ExitCode.RUN_FAILED
+    assert "worker-1" in run.outcome.message
+
+
+def test_a_stop_comes_after_the_same_step_with_snapshots_within_5_seconds(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=100_000, strategy="diloco", sync_interval=20)
+    run.until(lambda: run.step() > 30)
+    begin = time.monotonic()
+    run.run.request_stop("test")
+    run.end()
+    assert time.monotonic() - begin < 5
+    assert run.outcome.exit_code == ExitCode.STOPPED
+    newest = {e.member: e.step for e in run.events if isinstance(e, SnapshotEvent)}
+    assert set(newest) == {0, 1}
+    assert len(set(newest.values())) == 1
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, model_path="nowhere.nothing:build")
+    run.end()
+    assert run.outcome.exit_code == ExitCode.BAD_INPUT
+    assert "nowhere" in run.outcome.message
+    assert not run.outcome.run_dir.exists()
+
+
+def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:
+    hashes = []
+    for engine in ("hub", "torch"):
+        run = Run(tmp_path, max_steps=40, strategy="diloco", sync_interval=10, codec="mxfp4", engine=engine)
+        run.end()
+        hashes.append([e.weight_hash for e in run.events if isinstance(e, SyncEvent) and e.member == 0])
+    assert len(hashes[0]) == 4
+    assert hashes[0] == hashes[1]
+
+
+def test_a_failed_fit_says_why(tmp_path: Path) -> None:
+    poisoned = [(x, y * float("nan")) for x, y in pairs()]
+    trainer = LocalTrainer(nn.Linear(4, 1), poisoned, loss=nn.functional.mse_loss, output_dir=tmp_path, workers=1)
+    with pytest.raises(RunFailed, match="nan in step 1"):
+        trainer.fit(max_steps=5)
+    assert trainer.outcome is not None
+    errors = [e for e in RunFolder.open(trainer.outcome.run_dir).events() if isinstance(e, ErrorEvent)]
+    assert len(errors) == 1
