@@ -140,8 +140,10 @@ class HubMember(Exchange):
         atexit.unregister(self.close)
         if not self._ended and self._readers:
             self._words.put(ControlUp(goodbye=Goodbye()))
+            self._end("this member has left the group")
             self._readers[0].join(_GOODBYE_WITHIN)
         self._end("this member has left the group")
+        self._hang_up()
         for channel in self._channels:
             channel.close()
         for reader in self._readers:
@@ -207,6 +209,7 @@ class HubMember(Exchange):
             self._end(f"the hub at {self._address} sent nonsense: {error}")
         finally:
             self._end("the exchange broke down inside this member")
+            self._hang_up()
 
     def _explain(self, error: Any) -> str:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
@@ -219,7 +222,7 @@ class HubMember(Exchange):
 
     def _control_messages(self) -> Iterator[bytes]:
         yield ControlUp(hello=self._hello).SerializeToString()
-        while not self._ended:
+        while True:
             try:
                 word = self._words.get(timeout=HEARTBEAT)
             except queue.Empty:
@@ -234,6 +237,7 @@ class HubMember(Exchange):
         self._silent_beats += 1
         if self._silent_beats > LEASE / HEARTBEAT:
             self._end(f"lost the hub at {self._address}: silent for {LEASE:g} s")
+            self._hang_up()
 
     def _bulk_frames(self, session: int) -> Iterator[bytes]:
         try:
@@ -245,7 +249,7 @@ class HubMember(Exchange):
                 for frame in frames:
                     self._meter.sent(len(frame))
                     yield frame
-                del frames, frame  # they hold a vector, and the next may be long in coming
+                del frames  # they may hold a vector, and the next may be long in coming
         finally:
             self._uploading_ended.set()
 
@@ -326,10 +330,13 @@ class HubMember(Exchange):
                 return
             self._ended = reason
             self._changed.notify_all()
-        self._words.put(None)
-        self._uploads.put(None)
         for operation in list(self._operations.values()):
             self._finish(operation, reason)
+
+    def _hang_up(self) -> None:
+        """Let both sending threads end."""
+        self._words.put(None)
+        self._uploads.put(None)
 
 
 def _deliver(operation: Operation[Any], frame: MeanChunk | BytesChunk) -> bool:
