@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import paramiko
 
 from distributed import ssh_files
+from distributed.host_keys import fingerprint
 from distributed.ssh_auth import Login
 from distributed.ssh_config import ResolvedHost, SshTarget, resolve
 from distributed.ssh_errors import Dropped, ForwardRefused, NoShell, SshError, UserRefused
@@ -37,7 +38,7 @@ __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget"
 CONNECT_TIMEOUT = 10.0
 OUTPUT_LIMIT = 64 * 1024 * 1024
 _MAX_JUMPS = 8
-_LOGIN_PATIENCE = 3.0
+_LOGIN_PATIENCE = 2.0
 """Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
 _LOST_HINT = "is the machine still on and in this network?"
 
@@ -269,6 +270,11 @@ class SshConnection:
         quiet = contextlib.suppress(paramiko.SSHException, EOFError, OSError)
         with quiet, self._heartbeat.exclusive(CONNECT_TIMEOUT):
             self._transport.global_request("cancel-tcpip-forward", (LOOPBACK, port), wait=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the host key: two connections with the same one lead to one machine."""
+        return fingerprint(self._transport.get_remote_server_key().asbytes())
 
     def alive(self) -> bool:
         """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""

@@ -21,6 +21,8 @@ class Worker(Protocol):
     """What the run needs of a worker's process."""
 
     pid: int
+    end_reason: str
+    """Why it ended, where its exit code does not say it."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Write one message; a worker that is gone is not an error here."""
@@ -48,6 +50,8 @@ def environment(threads: int) -> dict[str, str]:
 
 class SubprocessWorker:
     """``python -m training.worker`` in a session of its own, so that Ctrl-C reaches only the starter."""
+
+    end_reason = ""
 
     def __init__(self, arguments: list[str], threads: int, log: BinaryIO) -> None:
         self._process = subprocess.Popen(
@@ -86,6 +90,8 @@ class SubprocessWorker:
 class SpawnedWorker:
     """A ``multiprocessing`` child (spawn) that gets in-memory objects of the caller; local by nature."""
 
+    end_reason = ""
+
     def __init__(self, target: Any, arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection: Connection[Any, Any]
@@ -107,6 +113,7 @@ class SpawnedWorker:
 
     def exit_code(self) -> int:
         self._process.join()
+        self._connection.close()
         assert self._process.exitcode is not None
         return self._process.exitcode
 
@@ -131,7 +138,8 @@ class HubProcess:
     def lines(self) -> Iterator[bytes]:
         """Lines of standard output: first ``{"port": N}``, then events."""
         assert self._process.stdout is not None
-        yield from self._process.stdout
+        with self._process.stdout as stream:
+            yield from stream
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close its input and wait; kill it if it does not end."""

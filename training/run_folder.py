@@ -43,7 +43,7 @@ def folder_name(plan: RunPlan) -> str:
 
 
 class RunFolder:
-    """One run's folder. :meth:`create` and :meth:`resume` hold it for this process; :meth:`open` only reads."""
+    """One run's folder. :meth:`open` only reads; the other ways to make one hold it for this process."""
 
     def __init__(self, path: Path, metadata: RunMetadata) -> None:
         self.path = path
@@ -113,6 +113,17 @@ class RunFolder:
         except RunFailed as error:
             folder.close()
             raise BadInput(error.message, error.hint) from error
+        return folder
+
+    @classmethod
+    def take_over(cls, path: Path) -> RunFolder:
+        """Hold a run that another process has prepared and let go.
+
+        Raises:
+            BadInput: no run, a damaged one, or one that is being worked on.
+        """
+        folder = cls.open(path)
+        folder._hold()
         return folder
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.boundary import run_app
-from profiles.errors import ExitCode
+from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
@@ -24,7 +24,9 @@ ModelReference = Annotated[
 ]
 Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
 OUTPUT = Path("output")
+HOSTS_FILE = Path("distributed_hosts.json")
 
 
 def _app(**settings: Any) -> typer.Typer:
@@ -81,19 +83,72 @@ def distributed_train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Really run a few steps, print what they cost, keep nothing.")
     ] = False,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Train on the machines of this hosts file.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background (with --hosts).")] = False,
+    trust_new: TrustNew = False,
     as_json: Json = False,
     help_all: Annotated[
         bool, typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options.")
     ] = False,
 ) -> ExitCode:
-    """Train a model with the workers of this machine, live progress, and a result to use."""
+    """Train a model with workers of this machine or of several, live progress, and a result to use."""
     from app.cli.option_flags import merged_overrides
-    from app.cli.train import TrainRequest
+    from app.cli.train import TrainRequest, resumes_on_hosts
     from app.cli.train import distributed_train as run
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
-    return run(TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv)))
+    request = TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv))
+    if hosts is not None or resumes_on_hosts(request):
+        from app.cli.distributed import train_on_hosts
+
+        return train_on_hosts(request, hosts, detach, trust_new)
+    if detach:
+        raise BadInput("--detach needs machines", "give a hosts file with --hosts FILE")
+    return run(request)
+
+
+def distributed_check(
+    hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="Hosts file.")] = HOSTS_FILE,
+    trust_new: TrustNew = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """Ask all machines whether they are ready to train."""
+    from app.cli.distributed import check_command
+
+    return check_command(hosts, trust_new, as_json)
+
+
+def attach(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+    """Watch a run that goes on in the background; any number of terminals may."""
+    from app.cli.distributed import attach_command
+
+    return attach_command(output, run, as_json)
+
+
+def logs(
+    run: RunReference,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    output: Output = OUTPUT,
+) -> ExitCode:
+    """Show what the processes of a run have logged."""
+    from app.cli.distributed import logs_command
+
+    return logs_command(output, run, follow)
+
+
+def stop(
+    run: RunReference,
+    kill: Annotated[bool, typer.Option("--kill", help="At once, without a snapshot.")] = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Stop a run in the background, and show for every machine that nothing of it is left."""
+    from app.cli.distributed import stop_command
+
+    return stop_command(output, run, kill, as_json)
 
 
 def transcribe(
@@ -230,7 +285,8 @@ def command_tree(with_options: bool) -> typer.Typer:
 
         train = with_option_flags(distributed_train)
     app.command("distributed-train", help=distributed_train.__doc__)(train)
-    for command in (transcribe, evaluate):
+    app.command("distributed-check")(distributed_check)
+    for command in (attach, logs, stop, transcribe, evaluate):
         app.command()(command)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)

@@ -46,7 +46,7 @@ def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> 
     plan, folder = _resumed(request) if request.resume else _new(request)
     earlier = reduce_events(folder.events())
     ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
-    _tell(ended, request.as_json)
+    tell(ended, request.as_json)
     return ended.exit_code
 
 
@@ -75,7 +75,17 @@ def _new(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
 
 
 def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
-    """Hold the run to resume; it goes on exactly as it was planned."""
+    """Hold the run to resume."""
+    path, plan = resumable(request)
+    return plan, RunFolder.resume(path, plan, list(request.command))
+
+
+def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
+    """Return folder and plan of the run to resume; it goes on exactly as it was planned.
+
+    Raises:
+        BadInput: no such run, a completed one, or options that would change it.
+    """
     changes = {name: value for name, value in request.overrides.items() if name != "output_dir"}
     path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
     earlier = RunFolder.open(path)
@@ -88,11 +98,19 @@ def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     if earlier.metadata.status == "completed":
         hint = f"{command_line('runs', 'show', plan.run_id)} shows its result"
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
-    plan = plan.model_copy(update={"resume": True, "hub_address": ""})
-    return plan, RunFolder.resume(path, plan, list(request.command))
+    return path, plan.model_copy(update={"resume": True, "hub_address": ""})
 
 
-def _tell(ended: Ended, as_json: bool) -> None:
+def resumes_on_hosts(request: TrainRequest) -> bool:
+    """Whether the run to resume ran on several machines: it goes on there, where its snapshots are."""
+    if not request.resume:
+        return False
+    path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
+    return (path / "hosts.json").is_file()
+
+
+def tell(ended: Ended, as_json: bool) -> None:
+    """Write how a run ended: the document on stdout, or lines for a person."""
     if as_json:
         show_json(document(ended))
     elif ended.status == "completed":

@@ -1,0 +1,308 @@
+"""Runs on several machines: start, attach, logs, stop, check."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from app.cli.train import TrainRequest, resumable, tell, title_of
+from app.console import command_line, say, say_error, show_json, show_line, visible
+from app.follow import Follower, follow_lines
+from app.progress import progress_for
+from app.report import Ended
+from app.run_state import RunState
+from distributed.host_keys import HostKeyInfo
+from distributed.hosts import Hosts, load_hosts, save_hosts
+from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
+from distributed.leftovers import leftovers
+from distributed.preflight import NotReady, Readiness, check, ready
+from distributed.requests import Action, leave_request
+from distributed.runs import find_run
+from distributed.ssh import Trust
+from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.resolve import load_profile
+from training.run_files import is_live
+from training.run_folder import RunFolder
+
+_STOP_PATIENCE = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def train_on_hosts(request: TrainRequest, hosts_file: Path | None, detach: bool, trust_new: bool) -> ExitCode:
+    """Start or resume a run on the machines of a hosts file, and show it unless ``detach``.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    if request.dry_run:
+        raise BadInput("--dry-run rehearses on this machine only", "leave --hosts out")
+    if request.resume:
+        path = _resume(request, hosts_file, trust_new)
+    else:
+        if not request.profile:
+            raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
+        assert hosts_file is not None
+        profile = load_profile(request.profile, request.overrides).profile
+        launcher = DistributedLauncher(load_hosts(hosts_file), profile, trust(trust_new))
+        path = launcher.start(launcher.plan(), request.command)
+    if detach:
+        return _detached(path, request.as_json)
+    return show_run(path, request.as_json)
+
+
+def _resume(request: TrainRequest, hosts_file: Path | None, trust_new: bool) -> Path:
+    """Continue a distributed run on the machines that hold its snapshots."""
+    path, plan = resumable(request)
+    hosts = load_hosts(hosts_file or path / HOSTS)
+    for link, _ in ready(check(hosts, plan.profile.model.task, trust(trust_new))):
+        link.close()
+    folder = RunFolder.resume(path, plan, list(request.command))
+    save_hosts(hosts, path / HOSTS)
+    folder.close()
+    start_supervisor(path)
+    return path
+
+
+def is_distributed(path: Path) -> bool:
+    """Whether a run folder is of a run on several machines."""
+    return (path / HOSTS).is_file()
+
+
+def _detached(path: Path, as_json: bool) -> ExitCode:
+    run_id = RunFolder.open(path).metadata.run_id
+    if as_json:
+        show_json({"run_id": run_id, "run_dir": str(path), "status": "starting", "exit_code": 0})
+    else:
+        show_line(run_id)
+        say(f"runs in the background; watch it with: {command_line('attach', run_id, *_location(path))}")
+    return ExitCode.DONE
+
+
+def _location(path: Path) -> list[str]:
+    return [] if path.parent.resolve() == Path("output").resolve() else ["--output", str(path.parent)]
+
+
+def trust(new: bool) -> Trust | None:
+    """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
+    lock = threading.Lock()
+
+    def accept(key: HostKeyInfo) -> bool:
+        say(f"{key.machine}: accepting its new {key.key_type} host key {key.fingerprint}")
+        return True
+
+    def ask(key: HostKeyInfo) -> bool:
+        with lock:
+            say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is {key.fingerprint}")
+            say(f"compare it on that machine with: {key.compare_command}")
+            say("Is it the right machine? [y/N] ")
+            return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    if new:
+        return accept
+    return ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+
+
+# --------------------------------------------------------------------------------------------------------------- attach
+
+
+def attach_command(output: Path, reference: str, as_json: bool) -> ExitCode:
+    """Show a run from its beginning until it ends.
+
+    Raises:
+        BadInput: no such run.
+    """
+    return show_run(find_run(output, reference), as_json)
+
+
+def show_run(path: Path, as_json: bool) -> ExitCode:
+    """Show a run until it ends or the person goes; the exit code is the run's."""
+    follower = Follower(path)
+    progress = progress_for(title_of(follower.plan))
+    events = follower.events()
+    with _goodbye_signals() as asked:
+        while True:
+            with progress:
+                for event in events:
+                    if event is not None:
+                        progress(event)
+                    if asked:
+                        break
+                else:
+                    break
+            number = asked.pop()
+            asked.clear()
+            if _leave(path, number):
+                return ExitCode.DONE
+            progress = progress_for(title_of(follower.plan), progress.state)
+    return _tell_end(follower, progress.state, as_json)
+
+
+def _tell_end(follower: Follower, state: RunState, as_json: bool) -> ExitCode:
+    ended: Ended = follower.ended(state)
+    tell(ended, as_json)
+    return ended.exit_code
+
+
+def _leave(path: Path, number: int) -> bool:
+    """Ask what Ctrl-C means; return whether to stop watching. Without a person to ask: watch no more, run on."""
+    choice = _ask() if number == signal.SIGINT and sys.stdin.isatty() else "d"
+    if choice in ("s", "k"):
+        leave_request(path, "stop" if choice == "s" else "kill")
+        return False
+    run_id = path.name[:20]
+    say(f"detached; the run goes on: {command_line('attach', run_id)}, {command_line('stop', run_id)}")
+    return True
+
+
+def _ask() -> str:
+    say("\nThe run goes on without this terminal. [d]etach (default), [s]top with a snapshot, [k]ill? ")
+    with contextlib.suppress(OSError, InterruptedError):
+        return sys.stdin.readline().strip().lower()[:1]
+    return "d"
+
+
+@contextlib.contextmanager
+def _goodbye_signals() -> Iterator[list[int]]:
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------------------------------------------- logs
+
+
+def logs_command(output: Path, reference: str, follow: bool) -> ExitCode:
+    """Write the logs of a run's processes to stdout, each line with its machine.
+
+    Raises:
+        BadInput: no such run.
+    """
+    path = find_run(output, reference)
+    readers: dict[Path, Iterator[bytes]] = {}
+
+    def goes_on() -> bool:
+        return follow and is_live(path)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            last_round = not goes_on()
+            for log in sorted((path / "logs").glob("*.log")):
+                readers.setdefault(log, follow_lines(log, goes_on))
+                _show_new(log.stem, readers[log], last_round)
+            if last_round:
+                return ExitCode.DONE
+            time.sleep(0.2)
+    return ExitCode.DONE
+
+
+def _show_new(machine: str, lines: Iterator[bytes], to_the_end: bool) -> None:
+    for line in lines:
+        if line:
+            show_line(f"{machine}: {visible(line.decode(errors='replace').rstrip())}")
+        elif not to_the_end:
+            return
+
+
+# ----------------------------------------------------------------------------------------------------------------- stop
+
+
+def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> ExitCode:
+    """Stop a run and show, machine by machine, that nothing of it is left.
+
+    Raises:
+        BadInput: no such run, or not one that runs in the background.
+        NotReady: machines that could not be asked.
+    """
+    path = find_run(output, reference)
+    if not is_distributed(path):
+        raise BadInput(f"{path.name} runs on this machine only", "stop it with Ctrl-C where it was started")
+    action: Action = "kill" if kill else "stop"
+    if is_live(path):
+        leave_request(path, action)
+        say("stopping" if kill else "stopping: writing a snapshot")
+        _wait_until_gone(path)
+    found = leftovers(load_hosts(path / HOSTS), RunFolder.open(path).metadata.run_id)
+    return _tell_leftovers(path, found, as_json)
+
+
+def _wait_until_gone(path: Path) -> None:
+    end = time.monotonic() + _STOP_PATIENCE
+    while is_live(path):
+        if time.monotonic() > end:
+            hint = f"end it with: {command_line('stop', '--kill', path.name[:20], *_location(path))}"
+            raise BadInput(f"the run did not stop within {_STOP_PATIENCE:.0f} s", hint)
+        time.sleep(0.05)
+
+
+def _tell_leftovers(path: Path, found: dict[str, list[str] | MusterError], as_json: bool) -> ExitCode:
+    problems = [answer for answer in found.values() if isinstance(answer, MusterError)]
+    left = {name: answer for name, answer in found.items() if not isinstance(answer, MusterError)}
+    if as_json:
+        unknown = {name: answer.message for name, answer in found.items() if isinstance(answer, MusterError)}
+        status = RunFolder.open(path).metadata.status
+        show_json({"run_dir": str(path), "status": status, "left": left, "unknown": unknown})
+    else:
+        for name, processes in left.items():
+            show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
+    if problems:
+        raise NotReady(problems)
+    return ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+def check_command(hosts_file: Path, trust_new: bool, as_json: bool) -> ExitCode:
+    """Ask all machines of a hosts file whether they are ready.
+
+    Raises:
+        BadInput: the hosts file cannot be used.
+    """
+    hosts: Hosts = load_hosts(hosts_file)
+    found = check(hosts, "whisper", trust(trust_new))
+    for one in found:
+        one.link.close()
+    code = ExitCode.NOT_READY if any(one.problem for one in found) else ExitCode.DONE
+    if as_json:
+        show_json({"machines": [_document(one) for one in found], "exit_code": int(code)})
+        return code
+    for one in found:
+        if one.problem is not None:
+            say_error(one.problem.message, one.problem.hint)
+        elif one.facts is not None:
+            show_line(_ready_line(one))
+    return code
+
+
+def _ready_line(one: Readiness) -> str:
+    facts = one.facts
+    assert facts is not None
+    python = ".".join(str(part) for part in facts.python)
+    gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
+    return (
+        f"{one.link.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, "
+        f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s)"
+    )
+
+
+def _document(one: Readiness) -> dict[str, object]:
+    if one.problem is not None:
+        return {"name": one.link.name, "ready": False, "problem": one.problem.message, "fix": one.problem.hint}
+    facts = one.facts
+    assert facts is not None
+    return {"name": one.link.name, "ready": True, "torch": facts.torch, "python": list(facts.python),
+            "free_bytes": facts.free, "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip

@@ -1,0 +1,93 @@
+"""A run as its folder tells it, followed while it goes on: readers come and go, the run does not notice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from app.report import Ended
+from app.run_state import RunState
+from profiles.errors import ExitCode, MusterError
+from training.events import ErrorEvent, Event, RunEvent, from_line
+from training.plan import RunPlan
+from training.run_files import is_live
+from training.run_folder import RunFolder
+from training.run_metadata import FINAL
+
+_POLL = 0.1
+_INTERRUPTED = "interrupted: its supervisor is gone"
+
+
+def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the whole lines of a growing file, and empty ones while there are none, until it grows no more.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    rest = b""
+    with path.open("rb") as stream:
+        while True:
+            ending = not goes_on()  # asked before reading, so that the last lines are not missed
+            while chunk := stream.read(1 << 16):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line for line in lines if line)
+            if ending:
+                return
+            yield b""
+            time.sleep(_POLL)
+
+
+class Follower:
+    """Reads the events of a run and remembers how it ended.
+
+    Args:
+        path: the run folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan: RunPlan = RunFolder.open(path).plan()
+        self._lines = follow_lines(path / "events.jsonl", lambda: is_live(path))
+        self._error: ErrorEvent | None = None
+        self._status = ""
+
+    def events(self) -> Iterator[Event | None]:
+        """Yield the events from the first one on, and ``None`` every now and then while nothing happens."""
+        for line in self._lines:
+            event = _parsed(line)
+            if isinstance(event, RunEvent):
+                self._error = None if event.status == "starting" else self._error  # a new attempt
+                self._status = event.status
+            elif isinstance(event, ErrorEvent) and self._error is None:
+                self._error = event
+            yield event
+
+    def ended(self, state: RunState) -> Ended:
+        """Return how the run ended; to be called after the last event."""
+        try:
+            metadata = RunFolder.open(self.path).metadata
+            status, message, metrics = metadata.status, metadata.error_message, metadata.metrics
+        except MusterError:  # its input could not be used, so nothing of it was kept
+            status, message, metrics = "failed", self._error.message if self._error else "", {}
+        if status not in FINAL:
+            message = _INTERRUPTED
+        hint = self._error.hint if self._error else ""
+        shown = status if status in FINAL else "failed"
+        return Ended(self.plan, self.path, shown, self._exit_code(shown, state), message, hint, metrics, state)
+
+    def _exit_code(self, status: str, state: RunState) -> ExitCode:
+        if status == "completed":
+            return ExitCode.DONE
+        if status == "cancelled":
+            return ExitCode.STOPPED
+        said = self._error.exit_code if self._error else ExitCode.RUN_FAILED
+        began = state.step > 0
+        return ExitCode(said) if said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not began else ExitCode.RUN_FAILED
+
+
+def _parsed(line: bytes) -> Event | None:
+    try:
+        return from_line(line) if line else None
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,385 @@
+"""A machine's agent: starts one worker, outlives the connection, and leaves nothing behind.
+
+Standard library only, Python >= 3.9: this file is copied to the machine and run there before anything else exists::
+
+    python agent.py ROOT start RUN RANK          < one JSON document (see :func:`start`)
+    python agent.py ROOT attach RUN RANK AFTER   JSON lines both ways until either side goes
+
+``start`` leaves a daemon in a session of its own. It numbers every line of the worker and keeps it on disk, and serves
+a socket in the run's folder (mode 0700). ``attach`` carries lines between that socket and an SSH session: whoever comes
+back says the last number it has and gets the rest, so that no event is lost or doubled. Its commands are numbered too.
+
+Every line that arrives renews the lease. When nobody has renewed it in time, the worker is told to stop with a snapshot
+and is killed after a grace time with all that it started; then the daemon ends. A guard process does the same if the
+daemon itself is killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+SOCKET = "agent.sock"
+BEAT = 1.0
+_OLD_AGENT_PATIENCE = 10.0
+_TICK = 0.1
+
+
+def run_folder(root: str, run: str, rank: str) -> Path:
+    """Return the folder of one worker of a run on this machine."""
+    return Path(root).expanduser().resolve() / "runs" / run / rank
+
+
+class Spool:
+    """Numbered records, the first is 1. On disk; in memory where the disk takes no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._places: list[tuple[int, int] | bytes] = []
+        self._size = 0
+        self._changed = threading.Condition()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Number a record and keep it."""
+        with self._changed:
+            line = json.dumps({"seq": len(self._places) + 1, **record}).encode() + b"\n"
+            self._places.append(self._write(line))
+            self._changed.notify_all()
+
+    def _write(self, line: bytes) -> tuple[int, int] | bytes:
+        try:
+            if os.pwrite(self._descriptor, line, self._size) < len(line):
+                return line
+        except OSError:
+            return line
+        place = (self._size, len(line))
+        self._size += len(line)
+        return place
+
+    def read(self, number: int, timeout: float) -> bytes:
+        """Return record ``number``, or nothing if it does not come within ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._places) >= number, timeout):
+                return b""
+            place = self._places[number - 1]
+        return place if isinstance(place, bytes) else os.pread(self._descriptor, place[1], place[0])
+
+
+class Daemon:
+    """The agent of one worker.
+
+    Args:
+        folder: the worker's folder; the current one.
+        document: what ``start`` got.
+    """
+
+    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
+        self._folder = folder
+        self._lease = float(document["lease"])
+        self._grace = float(document["grace"])
+        self._document = document
+        self._spool = Spool(folder / "spool.jsonl")
+        self._renewed = time.monotonic()
+        self._commands = 0
+        self._why = ""
+        self._farewell: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self._guard = start_guard(self._grace)
+
+    def run(self) -> None:
+        """Serve until somebody says good-bye or the lease ends."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(SOCKET)
+        listener.listen(16)
+        awake = keep_awake()
+        self._worker = self._start_worker()
+        for target in (self._follow, lambda: self._accept(listener)):
+            threading.Thread(target=target, daemon=True).start()
+        try:
+            while self._farewell is None and time.monotonic() - self._renewed < self._lease:
+                time.sleep(_TICK)
+            if self._farewell is None:
+                self._expire()
+        finally:
+            self._kill()
+            if awake is not None:
+                awake.kill()
+            self._tidy()
+
+    def _start_worker(self) -> subprocess.Popen[bytes]:
+        folder = str(self._folder)
+        words = [w.replace("{folder}", folder).replace("{python}", sys.executable) for w in self._document["argv"]]
+        extra = {key: value.replace("{folder}", folder) for key, value in self._document["env"].items()}
+        worker = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **extra},
+            cwd=str(self._folder),
+            start_new_session=True,
+        )
+        os.write(self._guard, b"%d" % worker.pid)
+        (self._folder / "agent.json").write_text(json.dumps({"agent": os.getpid(), "worker": worker.pid}))
+        self._spool.append({"pid": worker.pid})
+        return worker
+
+    def _follow(self) -> None:
+        """Keep what the worker says, and how it ended."""
+        pumps = [
+            threading.Thread(target=self._pump, args=(stream, kind), daemon=True)
+            for stream, kind in ((self._worker.stdout, "event"), (self._worker.stderr, "log"))
+        ]
+        for pump in pumps:
+            pump.start()
+        code = self._worker.wait()
+        self._kill()  # what it started may hold its streams open
+        for pump in pumps:
+            pump.join()
+        self._spool.append({"end": code, "why": self._why})
+
+    def _pump(self, stream: Any, kind: str) -> None:
+        for line in stream:
+            self._spool.append({kind: line.decode("utf-8", "replace")})
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+            for line in lines:
+                self._renewed = time.monotonic()
+                message = json.loads(line)
+                if "after" in message:
+                    send = threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True)
+                    send.start()
+                elif "n" in message:
+                    self._obey(message)
+
+    def _send(self, connection: socket.socket, after: int) -> None:
+        """Send all records after ``after``, and beats while there are none."""
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps({"commands": self._commands}).encode() + b"\n")
+            while True:
+                record = self._spool.read(after + 1, BEAT)
+                after += 1 if record else 0
+                connection.sendall(record or b'{"beat": 1}\n')
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        """Carry a command out once, however often it is sent."""
+        with self._lock:
+            if message["n"] != self._commands + 1:
+                return
+            self._commands += 1
+            if "files" in message:
+                write_files(self._folder, message["files"])
+            if "worker" in message:
+                self._tell_worker(message["worker"])
+            if "signal" in message:
+                self._signal(int(message["signal"]))
+            if "bye" in message:
+                self._farewell = message
+
+    def _tell_worker(self, message: Any) -> None:
+        assert self._worker.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._worker.stdin.write(json.dumps(message).encode() + b"\n")
+            self._worker.stdin.flush()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._worker.pid, number)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._worker.wait()
+
+    def _expire(self) -> None:
+        self._why = f"nobody has renewed the lease for {self._lease:g} s"
+        self._tell_worker({"command": "stop", "reason": self._why})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._worker.wait(self._grace)
+
+    def _tidy(self) -> None:
+        """Keys never stay; snapshots stay unless the far side has no use for them."""
+        with contextlib.suppress(OSError):
+            os.unlink(SOCKET)
+        shutil.rmtree(self._folder / "secrets", ignore_errors=True)
+        if self._farewell is not None and not self._farewell.get("keep"):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._folder.parent.rmdir()
+
+
+def start_guard(grace: float) -> int:
+    """Fork a process that ends the worker's group if this one dies; return where to write the group's id."""
+    read_end, write_end = os.pipe()
+    if os.fork():
+        os.close(read_end)
+        return write_end
+    os.close(write_end)
+    os.setsid()
+    group = b""
+    while part := os.read(read_end, 64):
+        group += part
+    end = time.monotonic() + grace
+    with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
+        while time.monotonic() < end:
+            os.killpg(int(group), 0)
+            time.sleep(_TICK)
+        os.killpg(int(group), signal.SIGKILL)
+    os._exit(0)
+
+
+def keep_awake() -> subprocess.Popen[bytes] | None:
+    """Keep this machine awake as long as this process lives, where the system knows how."""
+    if shutil.which("caffeinate"):
+        command = ["caffeinate", "-ims", "-w", str(os.getpid())]
+    elif shutil.which("systemd-inhibit"):
+        what = ["--what=sleep:idle", "--who=muster", "--why=a training run"]
+        command = ["systemd-inhibit", *what, "cat"]  # cat ends with the pipe, and that with this process
+    else:
+        return None
+    quiet = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+    except OSError:
+        return None
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    """Write files (base64 by relative path) readable by this user only."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(base64.b64decode(content))
+
+
+def start(folder: Path, document: dict[str, Any]) -> None:
+    """Start the daemon of a worker and wait until it can be attached to.
+
+    ``document``: ``argv`` and ``env`` of the worker (``{folder}`` stands for its folder, ``{python}`` for this Python),
+    ``files`` (base64 by relative path), ``links`` (target by relative path), ``lease`` and ``grace`` in seconds.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chdir(folder)
+    end_old_agent()
+    write_files(folder, document["files"])
+    for name, target in document["links"].items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(Path(target).expanduser().resolve())
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            become_daemon(folder, document)
+        os._exit(0)
+    end = time.monotonic() + _OLD_AGENT_PATIENCE
+    while not can_connect():
+        if time.monotonic() > end:
+            raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
+        time.sleep(0.01)
+
+
+def become_daemon(folder: Path, document: dict[str, Any]) -> None:
+    """Let go of the session's streams and serve; never returns."""
+    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        Daemon(folder, document).run()
+    except Exception:  # noqa: BLE001 - the process boundary: the log is all that is left to tell it to
+        traceback.print_exc()
+    os._exit(0)
+
+
+def can_connect() -> bool:
+    """Whether an agent listens in the current folder."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(SOCKET) == 0
+
+
+def end_old_agent() -> None:
+    """End an agent that an earlier attempt of the same run left here."""
+    end = time.monotonic() + _OLD_AGENT_PATIENCE
+    while can_connect():
+        if time.monotonic() > end:
+            raise OSError("another agent works on this run here and does not end")
+        with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
+            old.connect(SOCKET)
+            old.sendall(b'{"after": 0}\n')
+            commands = json.loads(old.makefile("rb").readline())["commands"]
+            old.sendall(json.dumps({"n": commands + 1, "bye": True, "keep": True}).encode() + b"\n")
+        time.sleep(_TICK)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(SOCKET)
+
+
+def attach(folder: Path, after: int, patience: float) -> None:
+    """Carry lines between the daemon and this session; end as soon as either goes, or says nothing for too long."""
+    daemon = socket.socket(socket.AF_UNIX)
+    try:
+        os.chdir(folder)
+        daemon.connect(SOCKET)
+    except OSError:
+        os.write(1, b'{"gone": true}\n')
+        return
+    daemon.sendall(json.dumps({"after": after}).encode() + b"\n")
+    threading.Thread(target=carry_out, args=(daemon,), daemon=True).start()
+    while select.select([0], [], [], patience)[0]:
+        data = os.read(0, 65536)
+        if not data:
+            break
+        daemon.sendall(data)
+    os._exit(0)
+
+
+def carry_out(daemon: socket.socket) -> None:
+    """Write what the daemon says to stdout."""
+    try:
+        while data := daemon.recv(65536):
+            while data:
+                data = data[os.write(1, data) :]
+    finally:
+        os._exit(0)
+
+
+def main() -> int:
+    root, command, run, rank = sys.argv[1:5]
+    folder = run_folder(root, run, rank)
+    os.umask(0o077)
+    if command == "start":
+        try:
+            start(folder, json.loads(sys.stdin.buffer.readline()))
+        except (OSError, ValueError, KeyError) as error:
+            print(f"{folder}: {error}", file=sys.stderr)
+            return 1
+        print('{"started": true}')
+    else:
+        attach(folder, int(sys.argv[5]), float(sys.argv[6]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

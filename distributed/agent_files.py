@@ -1,0 +1,216 @@
+"""What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
+
+Standard library only, Python >= 3.9: this file is copied to the machine and run there::
+
+    python agent_files.py ROOT probe MODULE...   one JSON document about the machine
+    python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
+    python agent_files.py ROOT sync              < {"trees": {hash: {path: blob}}}, then a gzipped tar of blobs
+    python agent_files.py ROOT fetch RUN RANK NAME...   > gzipped tar of files of a worker's folder
+    python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...]}
+
+Files are kept by the SHA-256 of their content under ``blobs/``; a tree under ``trees/`` is a folder of hard links to
+them, so that what two runs have in common is sent and stored once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def probe(root: Path, modules: list[str]) -> dict[str, Any]:
+    """Tell about this machine."""
+    folder = next(parent for parent in (root, *root.parents) if parent.exists())
+    address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
+    return {
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "torch": version("torch"),
+        "missing": [module for module in modules if importlib.util.find_spec(module) is None],
+        "time": time.time(),
+        "free": shutil.disk_usage(folder).free,
+        "writable": os.access(folder, os.W_OK),
+        "root": str(root),
+        "system": platform.system(),
+        "gpus": output(["nvidia-smi", "-L"]).count("GPU "),
+        "address": address,
+        "interface": interface_of(address),
+    }
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has ``address``; empty if none is found."""
+    if platform.system() == "Darwin":
+        text, pattern = output(["ifconfig"]), r"^(\w+):"
+    else:
+        text, pattern = output(["ip", "-o", "addr"]), r"^\d+:\s+([^\s@]+)"
+    name = ""
+    for line in text.splitlines():
+        match = re.match(pattern, line)
+        name = match[1] if match else name
+        if re.search(rf"inet6?\s+{re.escape(address)}[/\s%]", line):
+            return name
+    return ""
+
+
+def output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def blob_path(root: Path, name: str) -> Path:
+    """Return where the content with this hash is kept.
+
+    Raises:
+        ValueError: not a SHA-256 in hexadecimal.
+    """
+    if not _HASH.fullmatch(name):
+        raise ValueError(f"not a content hash: {name!r:.80}")
+    return root / "blobs" / name[:2] / name
+
+
+def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the trees and blobs that are not here."""
+    return {
+        "trees": [name for name in wanted["trees"] if not (root / "trees" / name).is_dir()],
+        "blobs": [name for name in wanted["blobs"] if not blob_path(root, name).is_file()],
+    }
+
+
+def sync(root: Path, stream: Any) -> None:
+    """Take in blobs and build trees of them."""
+    trees = json.loads(stream.readline())["trees"]
+    with tarfile.open(fileobj=stream, mode="r|gz") as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None:
+                store(root, member.name, content)
+    for name, files in trees.items():
+        build_tree(root, name, files)
+
+
+def store(root: Path, name: str, content: Any) -> None:
+    """Write one blob; it appears whole, and only if its content has the hash that it claims.
+
+    Raises:
+        ValueError: it has not.
+    """
+    path = blob_path(root, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{name}.{os.getpid()}.part")
+    digest = hashlib.sha256()
+    try:
+        with open(part, "wb") as out:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+                out.write(chunk)
+        if digest.hexdigest() != name:
+            raise ValueError(f"{name}: damaged on the way")
+        os.chmod(part, 0o444)
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
+    """Link blobs into a folder, which appears whole."""
+    folder = root / "trees" / name
+    part = folder.with_name(f".{name}.{os.getpid()}.part")
+    for relative, blob in files.items():
+        place = Path(os.path.normpath(part / relative))
+        if part not in place.parents:
+            raise ValueError(f"a path that leaves its tree: {relative!r:.200}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source = blob_path(root, blob)
+        try:
+            os.link(source, place)
+        except OSError:
+            shutil.copyfile(source, place)
+    try:
+        part.rename(folder)
+    except OSError:
+        shutil.rmtree(part)
+        if not folder.is_dir():  # else another run was faster
+            raise
+
+
+def fetch(folder: Path, names: list[str]) -> None:
+    """Write a gzipped tar of what exists of ``names`` to stdout."""
+    with (
+        gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as zipped,
+        tarfile.open(fileobj=zipped, mode="w|") as archive,
+    ):
+        for name in names:
+            if (folder / name).exists():
+                archive.add(folder / name, arcname=name)
+
+
+def left(root: Path, run: str) -> dict[str, list[str]]:
+    """Return the processes of a run that are still here: its agents, its workers and what those have started."""
+    table = [line.split(None, 2) for line in output(["ps", "-axww", "-o", "pid=,pgid=,command="]).splitlines()]
+    rows = [(int(row[0]), int(row[1]), row[2]) for row in table if len(row) == 3]
+    agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
+    folder = f"{root / 'runs' / run}/"
+    named = [(pid, pgid) for pid, pgid, command in rows if "training.worker" in command and folder in command]
+    groups = {pgid for _, pgid in named} | {workers_group(path) for path in Path(folder).glob("*/agent.json")}
+    mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
+    return {"processes": [f"{pid} {command[:200]}" for pid, command in mine]}
+
+
+def workers_group(state: Path) -> int:
+    """Return the process group of a worker, as its agent wrote it down; -1 where that cannot be read."""
+    try:
+        return int(json.loads(state.read_text())["worker"])
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).expanduser().resolve()
+    command, rest = sys.argv[2], sys.argv[3:]
+    os.umask(0o077)
+    try:
+        if command == "probe":
+            print(json.dumps(probe(root, rest)))
+        elif command == "missing":
+            print(json.dumps({"root": str(root), **missing(root, json.load(sys.stdin))}))
+        elif command == "sync":
+            sync(root, sys.stdin.buffer)
+        elif command == "fetch":
+            fetch(root / "runs" / rest[0] / rest[1], rest[2:])
+        elif command == "left":
+            print(json.dumps(left(root, rest[0])))
+    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
+        print(f"{error.__class__.__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

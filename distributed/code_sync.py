@@ -1,0 +1,255 @@
+"""Code, data and model on the far machines: what is missing there, by content hash, in one compressed stream.
+
+The worker of a run finds everything under ``inputs/`` of its folder, so that the plan reads the same on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from distributed.here import Process
+from distributed.link import FILES, Link
+from distributed.ssh_errors import SshError
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.plan import RunPlan
+from training.run_files import explain
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+IGNORED = frozenset(
+    {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
+)
+_CODE = ("profiles", "training")
+_CODE_SUFFIXES = frozenset({".py", ".pyi"})
+_SILENCE = 30.0
+"""Seconds without a byte after which a transfer counts as broken."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder to be, as content hashes."""
+
+    files: Mapping[str, str]
+    """SHA-256 of the content by relative path."""
+    sources: Mapping[str, Path]
+    """Local file by SHA-256."""
+
+    @property
+    def name(self) -> str:
+        """Hash of the whole tree."""
+        return hashlib.sha256(json.dumps(dict(self.files), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the workers of a run need."""
+
+    trees: Mapping[str, Tree]
+    """By their place under the worker's folder."""
+    plan: RunPlan
+    """The plan with the paths as they are there."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        sources = {blob: path for tree in self.trees.values() for blob, path in tree.sources.items()}
+        return sum(path.stat().st_size for path in sources.values())
+
+
+def collect(plan: RunPlan) -> Inputs:
+    """Find the code, the data and the model of a plan on this machine.
+
+    Raises:
+        BadInput: a file cannot be read, or the module of a custom job cannot be found.
+    """
+    profile = plan.profile
+    trees = {"inputs/code": _code_tree()}
+    model_path, data_path = profile.model.model_path, profile.data.dataset_path
+    if profile.model.task == "custom":
+        trees["inputs/user"], model_path = _user_code(model_path)
+    elif _is_local(model_path):
+        trees["inputs/model"], model_path = _location(model_path, "inputs/model")
+    if _is_local(data_path):
+        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset")
+    return Inputs(trees, plan.model_copy(update={"profile": _moved(profile, model_path, data_path)}))
+
+
+def _moved(profile: Profile, model_path: str, data_path: str) -> Profile:
+    data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
+    model = profile.model.model_copy(update={"model_path": model_path})
+    return profile.model_copy(update={"data": data, "model": model})
+
+
+def _is_local(location: str) -> bool:
+    return os.path.isabs(location) and os.path.exists(location)
+
+
+def _code_tree() -> Tree:
+    files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
+    return _tree(files, REPOSITORY)
+
+
+def _location(location: str, place: str) -> tuple[Tree, str]:
+    """Return the tree of a file or folder, and its path there."""
+    path = Path(location)
+    if path.is_file():
+        return _tree([path], path.parent), f"{place}/{path.name}"
+    return _tree(_walk(path), path), place
+
+
+def _user_code(location: str) -> tuple[Tree, str]:
+    """Return the Python files beside the factory of a custom job, and how the worker names the factory.
+
+    Of ``package.module:factory`` that is the whole top package; of ``file.py:factory`` and of a single module its
+    folder.
+    """
+    module, _, factory = location.rpartition(":")
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        return _python_files(file.parent, file.parent), f"inputs/user/{file.name}:{factory}"
+    top = Path.cwd() / module.partition(".")[0]
+    if top.is_dir():
+        return _python_files(top, Path.cwd()), location
+    if top.with_suffix(".py").is_file():
+        return _python_files(Path.cwd(), Path.cwd(), deep=False), location
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise BadInput(f"module {module}: not found from {Path.cwd()}", "start from the folder that holds it")
+    return Tree({}, {}), location  # an installed package: it has to be installed there too
+
+
+def _python_files(folder: Path, top: Path, deep: bool = True) -> Tree:
+    files = _walk(folder) if deep else iter(sorted(folder.glob("*.py")))
+    return _tree((path for path in files if path.suffix == ".py"), top)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for directory, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in IGNORED and not name.endswith(".egg-info"))
+        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _tree(paths: Iterator[Path] | list[Path], top: Path) -> Tree:
+    files, sources = {}, {}
+    for path in paths:
+        blob = _hash(path)
+        files[str(path.relative_to(top))] = blob
+        sources[blob] = path
+    return Tree(files, sources)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from None
+    return digest.hexdigest()
+
+
+def synchronise(link: Link, inputs: Inputs) -> int:
+    """Bring what is missing to a machine; return how many files that were.
+
+    Raises:
+        SshError: the machine cannot take it.
+    """
+    answer = _missing(link, [tree.name for tree in inputs.trees.values()], [])
+    link.root = answer["root"]
+    lacking = [tree for tree in inputs.trees.values() if tree.name in answer["trees"]]
+    if not lacking:
+        return 0
+    sources = {blob: path for tree in lacking for blob, path in tree.sources.items()}
+    wanted = _missing(link, [], sorted(sources))["blobs"]
+    header = json.dumps({"trees": {tree.name: dict(tree.files) for tree in lacking}}).encode() + b"\n"
+    with tempfile.TemporaryFile() as stream:
+        stream.write(header)
+        _pack(stream, {blob: sources[blob] for blob in wanted})
+        stream.seek(0)
+        link.ask("sync", input=stream, timeout=None)
+    return len(wanted)
+
+
+def _missing(link: Link, trees: list[str], blobs: list[str]) -> dict[str, Any]:
+    done = link.ask("missing", input=json.dumps({"trees": trees, "blobs": blobs}).encode())
+    return dict(json.loads(done.stdout))
+
+
+def _pack(stream: IO[bytes], blobs: Mapping[str, Path]) -> None:
+    with (
+        gzip.GzipFile(fileobj=stream, mode="wb", compresslevel=1) as zipped,
+        tarfile.open(fileobj=zipped, mode="w|") as archive,
+    ):
+        for blob, path in blobs.items():
+            with open(path, "rb") as content:
+                entry = tarfile.TarInfo(blob)
+                entry.size = os.fstat(content.fileno()).st_size
+                archive.addfile(entry, content)
+
+
+def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) -> bool:
+    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one.
+
+    Raises:
+        SshError: the connection was lost, or what came is not a folder of plain files.
+        OSError: it cannot be written here.
+    """
+    with (
+        contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
+    ):
+        _unpack(io.BufferedReader(_Incoming(process)), Path(temporary), link.name)
+        found = Path(temporary) / name
+        if not found.is_dir():
+            return False
+        found.rename(target)
+    return True
+
+
+class _Incoming(io.RawIOBase):
+    """The output of a command as a file."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or self._process.read(_SILENCE)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _unpack(stream: io.BufferedReader, folder: Path, machine: str) -> None:
+    """Unpack plain files and folders; nothing else, and nothing outside ``folder``, whatever the archive says."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|gz") as archive:
+            for member in archive:
+                place = Path(os.path.normpath(folder / member.name))
+                if folder not in place.parents:
+                    raise SshError(machine, f"sent a file outside its folder: {member.name!r:.200}")
+                content = archive.extractfile(member)
+                if content is None:
+                    place.mkdir(exist_ok=True)
+                else:
+                    with open(place, "wb") as out:
+                        shutil.copyfileobj(content, out, 1 << 20)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise SshError(machine, f"the files it sent are damaged ({error})", "is its disk full?") from None

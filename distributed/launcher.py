@@ -1,0 +1,133 @@
+"""From a profile and a hosts file to a run that goes on by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from distributed.code_sync import REPOSITORY
+from distributed.hosts import Hosts, save_hosts
+from distributed.hosts_schema import Machine
+from distributed.link import Link
+from distributed.preflight import Facts, check, ready
+from distributed.ssh import Trust
+from profiles.errors import RunFailed
+from profiles.schema import Profile
+from training.local_plan import plan_local_run
+from training.plan import MemberPlan, RunPlan
+from training.processes import environment
+from training.run_files import is_live
+from training.run_folder import RunFolder
+
+HOSTS = "hosts.json"
+"""The machines of a run, in its folder."""
+_START_PATIENCE = 20.0
+
+
+class DistributedLauncher:
+    """Plans a run on several machines and starts its supervisor.
+
+    Args:
+        hosts: the machines.
+        profile: what to train.
+        trust: asked for the key of a machine never met before.
+    """
+
+    def __init__(self, hosts: Hosts, profile: Profile, trust: Trust | None = None) -> None:
+        self._hosts = hosts
+        self._profile = profile
+        self._trust = trust
+
+    def plan(self) -> RunPlan:
+        """Check all machines and return the plan of a run on them.
+
+        Raises:
+            NotReady: some machine cannot take part.
+            BadInput: the profile does not fit that many members.
+        """
+        machines = ready(check(self._hosts, self._profile.model.task, self._trust))
+        for link, _ in machines:
+            link.close()
+        return plan_run(self._profile, machines)
+
+    def start(self, plan: RunPlan, command: Sequence[str]) -> Path:
+        """Make the run folder, start the supervisor, and return the folder.
+
+        Raises:
+            BadInput: the folder cannot be made.
+            RunFailed: the supervisor did not start.
+        """
+        output = Path(self._profile.run.output_dir)
+        folder = RunFolder.create(output, plan, list(command), run_type="distributed")
+        save_hosts(self._hosts, folder.path / HOSTS)
+        folder.close()
+        start_supervisor(folder.path)
+        return folder.path
+
+
+def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPlan:
+    """Give ranks, devices and batch sizes to the machines, in their order.
+
+    Raises:
+        BadInput: the profile does not fit that many members.
+    """
+    seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
+    local = plan_local_run(profile, len(seats))
+    engine = "torch" if _wants_torch(profile, seats) else "hub"
+    members = tuple(
+        _member(rank, machine, facts, device, local.members[rank].batch_size, profile, engine)
+        for rank, (machine, facts, device) in enumerate(seats)
+    )
+    return local.model_copy(update={"members": members, "engine": engine})
+
+
+def _member(
+    rank: int, machine: Machine, facts: Facts, device: str, batch_size: int, profile: Profile, engine: str
+) -> MemberPlan:
+    kind, _, index = (device or profile.training.device).partition(":")
+    return MemberPlan(
+        rank=rank,
+        name=f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name,
+        device=kind,
+        device_index=int(index or 0),
+        batch_size=batch_size,
+        threads=profile.training.threads,
+        interface=(machine.interface or facts.interface) if engine == "torch" else "",
+    )
+
+
+def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
+    """The hub joins everything; NCCL is faster where every member has a CUDA device of its own."""
+    if profile.strategy.engine != "auto":
+        return profile.strategy.engine == "torch"
+    if len(seats) < 2 or profile.training.device not in ("auto", "cuda"):
+        return False
+    return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
+               for _, facts, device in seats)  # fmt: skip
+
+
+def start_supervisor(run_dir: Path) -> None:
+    """Start the background process of a prepared run; it outlives this process and its terminal.
+
+    Raises:
+        RunFailed: it ended at once.
+    """
+    with open(run_dir / "logs" / "supervisor.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "distributed.supervisor", str(run_dir.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**environment(0), "PYTHONPATH": environment(0)["PYTHONPATH"] or str(REPOSITORY)},
+            start_new_session=True,
+        )
+    end = time.monotonic() + _START_PATIENCE
+    while not is_live(run_dir):
+        if process.poll() is not None or time.monotonic() > end:
+            if not run_dir.is_dir() or (process.poll() is not None and process.returncode >= 0):
+                return  # it was very quick: the folder tells how it ended
+            raise RunFailed("the supervisor did not start", f"see {run_dir / 'logs' / 'supervisor.log'}")
+        time.sleep(0.02)

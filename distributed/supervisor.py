@@ -1,0 +1,230 @@
+"""The background process of one distributed run: ``python -m distributed.supervisor RUN_DIR``.
+
+It brings code and data to the machines, starts the engine here and the workers there, merges their events into the run
+folder, carries out what is left in ``requests/``, and outlives the terminal. Whoever shows the run reads the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+from distributed.agent import keep_awake
+from distributed.code_sync import Inputs, collect, synchronise
+from distributed.hosts import load_hosts
+from distributed.launcher import HOSTS
+from distributed.link import Link, address_towards, link_to
+from distributed.remote_worker import PATIENCE, Assignment, Patience, RemoteWorker
+from distributed.requests import leave_request, take_requests
+from profiles.errors import BadInput, ExitCode, MusterError
+from training.events import ErrorEvent, Event, ProgressEvent, RunEvent
+from training.local_run import LocalOutcome, LocalRun
+from training.plan import RunPlan
+from training.run_folder import RunFolder
+
+_POLL = 0.1
+_END_PATIENCE = 10.0
+LOOPBACK = "127.0.0.1"
+
+
+class Supervisor:
+    """One run from the first connection to the last.
+
+    Args:
+        folder: held by this process.
+        links: the machines.
+        patience: how long everything is waited for.
+    """
+
+    def __init__(self, folder: RunFolder, links: Sequence[Link], patience: Patience = PATIENCE) -> None:
+        self._folder = folder
+        self._links = links
+        self._patience = patience
+        self._plan = folder.plan()
+        self._run: LocalRun | None = None
+        self._workers: list[RemoteWorker] = []
+        self._ended = threading.Event()
+
+    def supervise(self) -> LocalOutcome:
+        """Carry the run out.
+
+        Raises:
+            MusterError: it could not begin, or cannot be written down.
+        """
+        threading.Thread(target=self._carry_out_requests, daemon=True).start()
+        try:
+            inputs = collect(self._plan)
+            self._bring(inputs)
+            seats = self._seats()
+            run = LocalRun(
+                self._plan,
+                self._folder,
+                lambda event: None,
+                lambda rank, log: self._worker(seats[rank], rank, inputs, log),
+                listen=listening_address(self._links),
+            )
+            run.start()
+            self._run = run
+            return run.wait()
+        finally:
+            self._ended.set()
+            self._end_workers()
+            for link in self._links:
+                link.close()
+
+    def _bring(self, inputs: Inputs) -> None:
+        """Bring agent, code and data to all machines, side by side."""
+        arrived = 0
+        lock = threading.Lock()
+
+        def bring(link: Link) -> None:
+            nonlocal arrived
+            link.put_agent()
+            synchronise(link, inputs)
+            with lock:
+                arrived += 1
+                self._note(ProgressEvent(phase="machines", done=arrived, total=len(self._links)))
+
+        with ThreadPoolExecutor(len(self._links)) as pool:
+            for _ in pool.map(bring, self._links):
+                continue
+
+    def _note(self, event: Event) -> None:
+        self._folder.append(event)
+
+    def _seats(self) -> list[Link]:
+        """Return the link of every rank: one worker for each device of a machine."""
+        return [link for link in self._links for _ in link.machine.devices or ("",)]
+
+    def _worker(self, link: Link, rank: int, inputs: Inputs, log: BinaryIO) -> RemoteWorker:
+        threads = self._plan.members[rank].threads
+        bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+        assignment = Assignment(
+            run_id=self._plan.run_id,
+            rank=rank,
+            plan=inputs.plan.model_dump_json().encode(),
+            links={place: f"{link.root}/trees/{tree.name}" for place, tree in inputs.trees.items()},
+            environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
+        )
+        reach = way_to(link, self._plan)
+        worker = RemoteWorker(link, assignment, log, self._folder.path, self._folder.secrets, reach, self._patience)
+        self._workers.append(worker)
+        return worker
+
+    def _end_workers(self) -> None:
+        """Give every agent the time to hear the good-bye; where that fails, its lease ends it."""
+        for worker in self._workers:
+            if not worker.wait(0):
+                worker.signal(signal.SIGKILL)
+        for worker in self._workers:
+            worker.wait(_END_PATIENCE)
+
+    def _carry_out_requests(self) -> None:
+        while not self._ended.wait(_POLL):
+            for action in take_requests(self._folder.path):
+                if self._run is not None:
+                    act(self._run, action)
+                elif action in ("stop", "kill"):
+                    self._cancel_start()
+
+    def _cancel_start(self) -> None:
+        """Nothing trains yet: end at once; agents that were started are ended by their leases."""
+        with contextlib.suppress(MusterError):
+            self._note(RunEvent(status="cancelled", message="stopped before the first step"))
+            self._folder.finish("cancelled", {}, "stopped before the first step")
+        self._folder.close()
+        os._exit(ExitCode.STOPPED)
+
+
+def act(run: LocalRun, action: str) -> None:
+    """Carry one request out."""
+    if action == "stop":
+        run.request_stop("stopped by the user")
+    elif action == "kill":
+        run.request_stop("ended by the user")
+        run.kill()
+    else:
+        run.command(action)
+
+
+def listening_address(links: Sequence[Link]) -> str:
+    """Return this machine's address for the hub: the one on the route to the machines, or all if they differ."""
+    addresses = {address_towards(link.host) for link in links if link.host and not link.machine.here}
+    return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
+
+
+def way_to(link: Link, plan: RunPlan) -> Callable[[str], str]:
+    """Return what turns the engine's address into the one that works on a machine.
+
+    The hub is dialled directly where that is possible; the store of the torch engine listens on loopback only and is
+    reached through an SSH forward.
+    """
+
+    def reach(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if link.machine.here:
+            return f"{LOOPBACK if host == '0.0.0.0' else host}:{port}"
+        if plan.engine == "hub" and link.host:
+            own = address_towards(link.host) if host == "0.0.0.0" else host
+            return f"{own}:{port}"
+        near = LOOPBACK if host == "0.0.0.0" else host.strip("[]")
+        return link.connection().forward_remote((near, int(port))).address
+
+    return reach
+
+
+def supervise_folder(path: Path) -> ExitCode:
+    """Supervise the run in ``path`` and leave in it how it ended."""
+    folder = RunFolder.take_over(path)
+    with folder:
+        try:
+            hosts = load_hosts(path / HOSTS)
+            links = [link_to(machine, hosts) for machine in hosts.machines]
+            return ExitCode(Supervisor(folder, links).supervise().exit_code)
+        except MusterError as error:
+            _leave_failure(folder, error)
+            return error.exit_code
+        except Exception as error:  # noqa: BLE001 - the process boundary: whoever reads the folder must hear of it
+            traceback.print_exc()
+            message = f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            _leave_failure(folder, MusterError(message, f"see {path / 'logs' / 'supervisor.log'}"))
+            return ExitCode.RUN_FAILED
+
+
+def _leave_failure(folder: RunFolder, error: MusterError) -> None:
+    with contextlib.suppress(MusterError):
+        folder.append(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        folder.append(RunEvent(status="failed", message=error.message))
+        folder.finish("failed", {}, error.message)
+    if isinstance(error, BadInput) and folder.metadata.attempt == 1:
+        folder.close()
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    path = Path(sys.argv[1])
+    signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))
+    awake = keep_awake()
+    try:
+        return int(supervise_folder(path))
+    finally:
+        if awake is not None:
+            awake.kill()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of lost connections must not delay the end
