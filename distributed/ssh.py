@@ -12,9 +12,9 @@ there. Every failure is an :class:`~distributed.ssh_errors.SshError` with the ma
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,7 @@ from distributed.host_keys import fingerprint
 from distributed.ssh_auth import Login
 from distributed.ssh_config import ResolvedHost, SshTarget, resolve
 from distributed.ssh_errors import Dropped, ForwardRefused, NoShell, SshError, UserRefused
-from distributed.ssh_forward import LOOPBACK, Forward, answer_far, listen_here
+from distributed.ssh_forward import LOOPBACK, FarPorts, Forward, listen_here
 from distributed.ssh_heartbeat import Heartbeat
 from distributed.ssh_process import Completed, RemoteProcess
 from distributed.ssh_session import Trust, open_transport
@@ -43,11 +43,21 @@ _LOGIN_PATIENCE = 2.0
 _LOST_HINT = "is the machine still on and in this network?"
 
 
+@dataclass(frozen=True)
+class _Manner:
+    """How to connect; see :meth:`SshConnection.connect`."""
+
+    trust: Trust | None
+    password: str | None
+    timeout: float
+    heartbeat: float
+
+
 class SshConnection:
     """An authenticated connection. Make it with :meth:`connect`; it may be used from several threads."""
 
     def __init__(
-        self, host: ResolvedHost, wire: Wire, transport: Any, gateways: tuple[SshConnection, ...], beat: float
+        self, host: ResolvedHost, wire: Wire, transport: Any, gateway: SshConnection | None, beat: float
     ) -> None:
         self.host = host
         self.machine = host.machine
@@ -56,12 +66,11 @@ class SshConnection:
         self.system = ""
         """What ``uname -sm`` says, for example ``Darwin arm64``."""
         self._transport = transport
-        self._gateways = gateways
+        self._gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
         self._forwards: list[Forward] = []
-        self._remote: dict[int, tuple[Forward, tuple[str, int]]] = {}
-        self._closing = False
         self._heartbeat = Heartbeat(transport, wire, beat)
+        self._far_ports = FarPorts(transport, self._heartbeat)
 
     @classmethod
     def connect(
@@ -86,49 +95,46 @@ class SshConnection:
             SshError: one of its kinds, see :mod:`distributed.ssh_errors`.
             BadInput: ~/.ssh/config has an error.
         """
-        return cls._connect(target, trust, password, timeout, heartbeat, depth=0)
+        return cls._connect(target, _Manner(trust, password, timeout, heartbeat))
 
     @classmethod
     def _connect(
-        cls, target: SshTarget, trust: Trust | None, password: str | None, timeout: float, beat: float, depth: int,
-        jumps: tuple[SshTarget, ...] | None = None,
-    ) -> SshConnection:  # fmt: skip
+        cls, target: SshTarget, manner: _Manner, depth: int = 0, jumps: tuple[SshTarget, ...] | None = None
+    ) -> SshConnection:
         """Connect through the machines of ``jumps``, or of the configuration where it is ``None``."""
         if depth > _MAX_JUMPS:
-            raise BadInput(
-                f"{target.name}: more than {_MAX_JUMPS} jumps", "does ProxyJump in ~/.ssh/config go in a circle?"
-            )
+            hint = "does ProxyJump in ~/.ssh/config go in a circle?"
+            raise BadInput(f"{target.name}: more than {_MAX_JUMPS} jumps", hint)
         host = resolve(target)
-        gateways: tuple[SshConnection, ...] = ()
+        gateway: SshConnection | None = None
         way = host.jumps if jumps is None else jumps
         if way:
             # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
             before = way[:-1] if len(way) > 1 else None
-            gateways = (cls._connect(way[-1], trust, None, timeout, beat, depth + 1, before),)
+            gateway = cls._connect(way[-1], replace(manner, password=None), depth + 1, before)
         connection: SshConnection | None = None
         try:
-            connection = cls._open(host, gateways, trust, password, Deadline(timeout), beat)
-            connection._see_that_commands_run(timeout)
+            connection = cls._open(host, gateway, manner)
+            connection._see_that_commands_run(manner.timeout)
         except BaseException:
-            for opened in (connection, *gateways):
+            for opened in (connection, gateway):
                 if opened is not None:
                     opened.close()
             raise
         return connection
 
     @classmethod
-    def _open(
-        cls, host: ResolvedHost, gateways: tuple[SshConnection, ...], trust: Trust | None, password: str | None,
-        deadline: Deadline, beat: float,
-    ) -> SshConnection:  # fmt: skip
-        wire = Wire(gateways[0]._channel_to(host, deadline)) if gateways else dial(host, deadline)
-        transport, last_words = open_transport(host, wire, trust, deadline)
+    def _open(cls, host: ResolvedHost, gateway: SshConnection | None, manner: _Manner) -> SshConnection:
+        deadline = Deadline(manner.timeout)
+        wire = Wire(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
+        transport, last_words = open_transport(host, wire, manner.trust, deadline)
         try:
-            how = Login(host, transport, last_words, max(deadline.remaining, _LOGIN_PATIENCE)).run(password)
+            patience = max(deadline.remaining, _LOGIN_PATIENCE)
+            how = Login(host, transport, last_words, patience).run(manner.password)
         except BaseException:
             transport.close()
             raise
-        connection = cls(host, wire, transport, gateways, beat)
+        connection = cls(host, wire, transport, gateway, manner.heartbeat)
         connection.authenticated_by = how
         return connection
 
@@ -241,35 +247,16 @@ class SshConnection:
         Raises:
             ForwardRefused: the port is in use there, or its SSH server does not forward.
         """
-        with self._heartbeat.exclusive(CONNECT_TIMEOUT):
-            try:
-                port = self._transport.request_port_forward(LOOPBACK, remote_port, self._arrived)
-            except (paramiko.SSHException, EOFError, OSError):
-                if not self._transport.is_active():
-                    raise self._lost() from None
-                problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
-                hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
-                raise ForwardRefused(self.machine, problem, hint) from None
-        forward = Forward(port, lambda: self._stop_remote(port))
-        self._remote[port] = (forward, local_address)
+        try:
+            forward = self._far_ports.open(local_address, remote_port)
+        except (paramiko.SSHException, EOFError, OSError):
+            if not self._transport.is_active():
+                raise self._lost() from None
+            problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
+            hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
+            raise ForwardRefused(self.machine, problem, hint) from None
         self._forwards.append(forward)
         return forward
-
-    def _arrived(self, channel: Any, origin: tuple[str, int], server: tuple[str, int]) -> None:
-        known = self._remote.get(server[1])
-        if known is None:
-            channel.close()
-        else:
-            answer_far(known[0], channel, known[1])
-
-    def _stop_remote(self, port: int) -> None:
-        """Give the port back; paramiko's own way would forget the handler of all the others."""
-        self._remote.pop(port, None)
-        if self._closing:
-            return
-        quiet = contextlib.suppress(paramiko.SSHException, EOFError, OSError)
-        with quiet, self._heartbeat.exclusive(CONNECT_TIMEOUT):
-            self._transport.global_request("cancel-tcpip-forward", (LOOPBACK, port), wait=True)
 
     @property
     def fingerprint(self) -> str:
@@ -290,14 +277,14 @@ class SshConnection:
 
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. May be called twice."""
-        self._closing = True
+        self._far_ports.leave()
         for forward in self._forwards:
             forward.close()
         self._forwards.clear()
         self._heartbeat.stop()
         self._transport.close()
-        for gateway in self._gateways:
-            gateway.close()
+        if self._gateway is not None:
+            self._gateway.close()
 
     def __enter__(self) -> SshConnection:
         return self
