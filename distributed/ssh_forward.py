@@ -8,8 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import paramiko
+
+from distributed.ssh_heartbeat import Heartbeat
+
 _CHUNK = 64 * 1024
-_CONNECT_PATIENCE = 10.0
+_PATIENCE = 10.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -96,20 +100,58 @@ def listen_here(port: int, open_far: Callable[[tuple[str, int]], Any]) -> Forwar
     return forward
 
 
-def answer_far(forward: Forward, channel: Any, address: tuple[str, int]) -> None:
-    """Join a connection that came in on the far side with a new one to ``address``; runs in a thread of its own."""
+class FarPorts:
+    """The ports that the far side listens on for us."""
 
-    def connect() -> None:
-        try:
-            near = socket.create_connection(address, timeout=_CONNECT_PATIENCE)
-        except OSError:
+    def __init__(self, transport: Any, heartbeat: Heartbeat) -> None:
+        self._transport = transport
+        self._heartbeat = heartbeat
+        self._known: dict[int, tuple[Forward, tuple[str, int]]] = {}
+        self._leaving = False
+
+    def open(self, address: tuple[str, int], far_port: int) -> Forward:
+        """Let the far side listen on a loopback port, 0 for any, and carry its connections to ``address``.
+
+        Raises:
+            paramiko.SSHException: it refuses, or the connection is lost.
+        """
+        with self._heartbeat.exclusive(_PATIENCE):
+            port = self._transport.request_port_forward(LOOPBACK, far_port, self._arrived)
+        forward = Forward(port, lambda: self._give_back(port))
+        self._known[port] = (forward, address)
+        return forward
+
+    def leave(self) -> None:
+        """The connection is about to close: its ports end with it and need not be given back one by one."""
+        self._leaving = True
+
+    def _arrived(self, channel: Any, origin: tuple[str, int], server: tuple[str, int]) -> None:
+        """Called by paramiko's own thread, which must not wait."""
+        known = self._known.get(server[1])
+        if known is None:
             channel.close()
-            return
-        near.settimeout(None)
-        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        forward.join(near, channel)
+        else:
+            threading.Thread(target=_join_new, args=(*known, channel), name="ssh-forward", daemon=True).start()
 
-    threading.Thread(target=connect, name="ssh-forward", daemon=True).start()
+    def _give_back(self, port: int) -> None:
+        """End one port; paramiko's own way would forget the handler of all the others."""
+        self._known.pop(port, None)
+        if self._leaving:
+            return
+        quiet = contextlib.suppress(paramiko.SSHException, EOFError, OSError)
+        with quiet, self._heartbeat.exclusive(_PATIENCE):
+            self._transport.global_request("cancel-tcpip-forward", (LOOPBACK, port), wait=True)
+
+
+def _join_new(forward: Forward, address: tuple[str, int], channel: Any) -> None:
+    try:
+        near = socket.create_connection(address, timeout=_PATIENCE)
+    except OSError:
+        channel.close()
+        return
+    near.settimeout(None)
+    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    forward.join(near, channel)
 
 
 def _stop_listening(listener: socket.socket) -> None:

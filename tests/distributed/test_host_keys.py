@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed.host_keys import HostKeyInfo, KnownHosts, Verdict, known_name, parse_line, remember
+from tests.lab.ssh_setup import make_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
 
@@ -62,6 +63,7 @@ def test_a_certificate_authority_is_no_host_key() -> None:
     assert judge(line("*", key(blob=b"ca"), "@cert-authority"), key()) is Verdict.UNKNOWN
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=80))
 def test_any_line_is_read_or_passed_over(text: str) -> None:
     entry = parse_line(text)
@@ -97,7 +99,7 @@ def test_many_may_remember_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_fingerprint_and_command_are_those_of_ssh_keygen(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "k"
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(file)], check=True)
+    make_key(file, kind)
     key_type, blob = Path(f"{file}.pub").read_text().split()[:2]
     info = HostKeyInfo("m", "m", key_type, base64.b64decode(blob))
     printed = subprocess.run(["ssh-keygen", "-lf", f"{file}.pub"], capture_output=True, text=True, check=True).stdout
@@ -109,7 +111,7 @@ def test_fingerprint_and_command_are_those_of_ssh_keygen(tmp_path: Path, kind: s
 @pytest.mark.parametrize("hashed", [False, True])
 def test_ssh_keygen_finds_what_we_wrote(tmp_path: Path, hashed: bool) -> None:
     file, path = tmp_path / "k", tmp_path / "known_hosts"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
+    make_key(file)
     blob = base64.b64decode(Path(f"{file}.pub").read_text().split()[1])
     remember(HostKeyInfo("m", known_name("studio", 2222), "ssh-ed25519", blob), path, hashed)
     assert subprocess.run(["ssh-keygen", "-F", "[studio]:2222", "-f", str(path)], capture_output=True).returncode == 0

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed.hosts import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
@@ -164,12 +164,14 @@ machines = st.builds(
 clusters = st.lists(machines, min_size=1, max_size=5, unique_by=(lambda m: m.name, lambda m: (m.host, m.port or 22)))
 
 
+@settings(max_examples=40)
 @given(clusters, lines)
 def test_what_is_written_is_read_back(listed: list[Machine], ssh_config: str) -> None:
     hosts = Hosts(machines=tuple(listed), ssh_config=ssh_config)
     assert parse_hosts(dump_hosts(hosts)) == hosts
 
 
+@settings(max_examples=40)
 @given(words, st.none() | words, st.none() | st.integers(1, 65535))
 def test_addresses_split_as_they_were_put_together(host: str, user: str | None, port: int | None) -> None:
     text = (f"{user}@" if user else "") + host + (f":{port}" if port else "")
@@ -198,6 +200,7 @@ def outcome(text: str) -> str:
         return str(error)
 
 
+@settings(max_examples=40)
 @given(json_values | st.dictionaries(keys, json_values))
 def test_any_json_is_read_or_refused(document: object) -> None:
     assert "\n" not in outcome(json.dumps(document))

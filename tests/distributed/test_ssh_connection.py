@@ -421,7 +421,7 @@ def test_a_jump_goes_through_several_machines(lab: LightLab, tmp_path: Path) -> 
     config = configured(lab, tmp_path, "Host far\n  ProxyJump a,b\n" + _entry(lab, "b"))
     with SshConnection.connect(SshTarget("far", "far", config_file=config)) as far:
         assert far.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
-        assert len(far._gateways) == 1 and len(far._gateways[0]._gateways) == 1
+        assert far._gateway is not None and far._gateway._gateway is not None
 
 
 def _entry(lab: LightLab, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,25 @@ def traffic(pid: int) -> Traffic:
             fields = numbers.split()
             return Traffic(int(fields[0]), int(fields[8]))
     raise OSError("the host has no eth0")
+
+
+def wait_until_listening(pid: int, port: int, patience: float = 10.0) -> None:
+    """Wait until a TCP port is open in the namespace of a process; sshd goes to the background before it listens.
+
+    Raises:
+        LabUnavailable: it was not in time.
+    """
+    end = time.monotonic() + patience
+    while not any(_listening_ports(Path(f"/proc/{pid}/net/tcp"), port)):
+        if time.monotonic() > end:
+            raise LabUnavailable(f"nothing listens on port {port} of the host after {patience:.0f} s")
+        time.sleep(0.005)
+
+
+def _listening_ports(table: Path, port: int) -> Iterator[bool]:
+    for line in table.read_text().splitlines()[1:]:
+        fields = line.split()
+        yield fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port
 
 
 def make_quota(name: str) -> Path:

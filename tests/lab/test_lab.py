@@ -17,7 +17,8 @@ from distributed.hosts import load_hosts
 from distributed.ssh import SshConnection, SshTarget
 from tests.lab import network, processes, reaper
 from tests.lab.__main__ import main, parse_spec
-from tests.lab.lab import REPOSITORY, Lab
+from tests.lab.host import REPOSITORY
+from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec, LabUnavailable
 
 pytestmark = pytest.mark.lab

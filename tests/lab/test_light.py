@@ -13,7 +13,7 @@ import pytest
 from distributed.hosts import load_hosts
 from distributed.ssh import SshConnection, SshTarget
 from tests.lab import keeper
-from tests.lab.lab import REPOSITORY
+from tests.lab.host import REPOSITORY
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
 
