@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -61,8 +62,12 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-if __name__ == "__main__":
-    folder = sys.argv[1]
-    sys.stdin.read()
-    end(f"{folder}/", folder.rsplit("/", 1)[-1] + "-")
+def end_lab(folder: Path) -> None:
+    """End every host of a lab and remove its files."""
+    end(f"{folder}/", f"{folder.name}-")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    end_lab(Path(sys.argv[1]))

@@ -195,6 +195,7 @@ class LightLab:
         """End everything and remove all files. May be called twice."""
         if os.getpid() != self._owner or not self.folder.exists():
             return
+        keeper.end_lab(self.folder)
         self._keeper.communicate()
         for host in self:
             host.stop_sshd()
