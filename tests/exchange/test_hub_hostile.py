@@ -1,0 +1,190 @@
+"""A hub that is sent rubbish refuses it, drops the sender, says one line, and goes on with the others."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import grpc
+import psutil
+import pytest
+import torch
+from hub_lab import RUN, Lab, lab, until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from training.exchange import transport, wire
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
+from training.exchange.hub_pb2 import KIND_MEAN, BulkHeader, ControlUp, Hello, Status
+from training.exchange.wire import AnchorChunk, BytesChunk, MeanChunk
+
+FP32 = codec_by_name("fp32")
+rounds = itertools.count()
+
+
+def refused(running: Lab, method: str, messages: list[bytes]) -> tuple[grpc.StatusCode, str]:
+    """Send ``messages``, keep the stream open, and return how the hub ended it."""
+    more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    for message in messages:
+        more.put(message)
+    channel = grpc.insecure_channel(running.address, transport.CHANNEL_OPTIONS)
+    call = channel.stream_stream(method)(iter(more.get, None), timeout=10)
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError:
+        pass
+    more.put(None)
+    channel.close()
+    return call.code(), call.details()
+
+
+class Intruder:
+    """A seated member that then says what it likes; rank 2 of 3."""
+
+    def __init__(self, running: Lab) -> None:
+        self.words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.channel = grpc.insecure_channel(running.address, transport.CHANNEL_OPTIONS)
+        hello = ControlUp(hello=Hello(version=1, run_id=RUN, rank=2, world_size=3, name="intruder"))
+        self.words.put(hello.SerializeToString())
+        self.control: Iterator[bytes] = self.channel.stream_stream(transport.CONTROL)(iter(self.words.get, None))
+        self.session = Status.FromString(next(self.control)).session
+        self.opening = wire.pack_open(wire.Open(2, self.session))
+
+    def close(self) -> None:
+        self.words.put(None)
+        self.channel.close()
+
+
+def start_with_intruder(fresh: Lab) -> Intruder:
+    """Seat ranks 0 and 1 in the background: the group starts when the intruder opens its bulk stream."""
+    for rank in (0, 1):
+        Thread(target=fresh.connect, args=(rank,), daemon=True).start()
+    until(lambda: all("joined" in fresh.statuses(rank) for rank in (0, 1)))
+    return Intruder(fresh)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("hub"), 3) as one:
+        one.connect_all()
+        one.members[2].close()
+        until(lambda: "left" in one.statuses(2))
+        yield one
+
+
+def serves(running: Lab) -> bool:
+    until(lambda: {0, 1} <= running.members.keys())
+    name = f"after/{next(rounds)}"
+    pending = [running.members[r].start_mean(name, torch.tensor([float(r)]), 1.0, FP32) for r in (0, 1)]
+    return [p.wait(10).mean.item() for p in pending] == [0.5, 0.5]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(st.binary(max_size=100), min_size=1, max_size=3))
+@pytest.mark.parametrize("method", [transport.CONTROL, transport.BULK])
+def test_any_bytes_of_a_stranger_are_refused(running: Lab, method: str, messages: list[bytes]) -> None:
+    lines = len(running.warnings())
+    code, _ = refused(running, method, messages)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    until(lambda: len(running.warnings()) == lines + 1)
+    assert serves(running)
+
+
+CHUNK = wire.pack_mean(MeanChunk("evil", FP32, 8, 0, 1.0, memoryview(bytes(32))))
+PIECE = wire.pack_bytes(BytesChunk("evil", 8, 0, memoryview(bytes(8))))
+ANCHOR = wire.pack_bytes(AnchorChunk("", 8, 0, memoryview(bytes(8))))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    message=st.sampled_from([CHUNK, PIECE, ANCHOR]),
+    changes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3),
+)
+def test_damaged_frames_of_a_member_drop_only_that_member(
+    tmp_path: Path, message: bytes, changes: list[tuple[int, int]]
+) -> None:
+    damaged = bytearray(message)
+    for position, value in changes:
+        damaged[position % len(damaged)] = value
+    with lab(tmp_path, 3) as fresh:
+        intruder = start_with_intruder(fresh)
+        code, _ = refused(fresh, transport.BULK, [intruder.opening, bytes(damaged), b"\xff"])
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        until(lambda: fresh.statuses(2)[-1] == "lost")
+        intruder.close()
+        assert serves(fresh)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([CHUNK, CHUNK], "came twice"),
+        ([wire.pack_mean(MeanChunk("evil", FP32, 3_000_001, 11, 1.0, memoryview(bytes(4 * 116_417))))], "longer than"),
+        ([wire.pack(BulkHeader(kind=KIND_MEAN, name="x", codec="fp32", size=2**62, chunk=0), bytes(64))], "belong"),
+        ([PIECE, PIECE], "came twice"),
+        ([wire.pack_bytes(BytesChunk("big", 2 << 20, 1, memoryview(bytes(1 << 20))))], "out of order"),
+        ([wire.pack_open(wire.Open(0, 1))], "does not belong"),
+        ([b"\xff\xff\xff\xff" + bytes(40)], "longer than the frame"),
+    ],
+)
+def test_a_live_member_that_breaks_the_rules_is_dropped(tmp_path: Path, messages: list[bytes], reason: str) -> None:
+    with lab(tmp_path, 3) as fresh:
+        intruder = start_with_intruder(fresh)
+        code, details = refused(fresh, transport.BULK, [intruder.opening, *messages])
+        assert code == grpc.StatusCode.INVALID_ARGUMENT and reason in details
+        until(lambda: fresh.statuses(2)[-1] == "lost")
+        assert serves(fresh)
+        intruder.close()
+
+
+def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path: Path) -> None:
+    codec = codec_by_name("int8")
+    with lab(tmp_path, 3) as fresh:
+        intruder = start_with_intruder(fresh)
+        bad = wire.pack_mean(MeanChunk("x", codec, 1, 0, 1.0, memoryview(b"\x7f\x80")))
+        more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        more.put(intruder.opening)
+        more.put(bad)
+        channel = grpc.insecure_channel(fresh.address, transport.CHANNEL_OPTIONS)
+        call = channel.stream_stream(transport.BULK)(iter(more.get, None))
+        until(lambda: len(fresh.members) == 2)
+        pending = [fresh.members[r].start_mean("x", torch.tensor([2.0 * r]), 1.0, codec) for r in (0, 1)]
+        results = [p.wait(10) for p in pending]
+        assert [r.mean.item() for r in results] == [1.0, 1.0]
+        until(lambda: fresh.statuses(2)[-1] == "lost")
+        assert call.code() == grpc.StatusCode.INVALID_ARGUMENT and "impossible element" in call.details()
+        more.put(None)
+        channel.close()
+        intruder.close()
+
+
+def test_a_flood_of_contributions_is_cut_off(tmp_path: Path) -> None:
+    """Without the others nothing closes: what one member may pile up is bounded."""
+    chunk = bytes(4 * CHUNK_ELEMENTS)
+    with lab(tmp_path, 3, elements=CHUNK_ELEMENTS) as fresh:
+        intruder = start_with_intruder(fresh)
+        before = psutil.Process().memory_info().rss
+        flood = (
+            wire.pack_mean(MeanChunk(f"flood/{i}", FP32, CHUNK_ELEMENTS, 0, 1.0, memoryview(chunk))) for i in range(400)
+        )
+        call = intruder.channel.stream_stream(transport.BULK)(itertools.chain([intruder.opening], flood), timeout=20)
+        with pytest.raises(grpc.RpcError, match="wait for the other members"):
+            list(call)
+        assert psutil.Process().memory_info().rss - before < 120 << 20
+        assert serves(fresh)
+        intruder.close()
+
+
+def test_too_large_a_message_is_refused_by_the_transport(running: Lab) -> None:
+    options = [*transport.CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
+    channel = grpc.insecure_channel(running.address, options)
+    call = channel.stream_stream(transport.BULK)(iter([bytes(8 << 20)]), timeout=10)
+    with pytest.raises(grpc.RpcError):
+        list(call)
+    assert call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    channel.close()
+    assert serves(running)

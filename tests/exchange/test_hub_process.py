@@ -1,0 +1,89 @@
+"""The hub as a process: its lines, its end, its errors, and what members see when it dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.events import MemberEvent, from_line
+from training.exchange.base import ExchangeError
+from training.exchange.codecs import codec_by_name
+from training.exchange.hub_main import main
+from training.exchange.member import HubMember
+
+CONFIG = {"run_id": "r", "names": ["a"], "elements": 1000}
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    path = folder / "hub.json"
+    path.write_text(json.dumps({**CONFIG, **changes}))
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "training.exchange.hub", "--config", str(write_config(tmp_path))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process
+        if process.poll() is None:
+            process.kill()
+
+
+def connect(process: subprocess.Popen[str]) -> HubMember:
+    assert process.stdout is not None
+    port = json.loads(process.stdout.readline())["port"]
+    return HubMember.connect(f"127.0.0.1:{port}", None, "r", 0, 1, "a", timeout=10)
+
+
+def test_it_says_its_port_then_events_and_ends_with_its_input(hub: subprocess.Popen[str]) -> None:
+    member = connect(hub)
+    member.close()
+    output, _ = hub.communicate("", timeout=20)
+    events = [from_line(line) for line in output.splitlines()]
+    assert [e.status for e in events if isinstance(e, MemberEvent)] == ["joined", "left"]
+    assert hub.returncode == 0
+
+
+@pytest.mark.slow
+def test_it_ends_on_sigterm(hub: subprocess.Popen[str]) -> None:
+    assert hub.stdout is not None and hub.stdout.readline()
+    hub.terminate()
+    assert hub.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_members_notice_a_dead_or_frozen_hub(hub: subprocess.Popen[str], end: signal.Signals) -> None:
+    member = connect(hub)
+    hub.send_signal(end)
+    start = time.monotonic()
+    with pytest.raises(ExchangeError, match="lost the hub at"):
+        member.mean("x", torch.zeros(1), 1.0, codec_by_name("fp32"))
+    assert time.monotonic() - start < (2.0 if end == signal.SIGKILL else 8.0)
+    member.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"port": 70000}, "port"), ({"colour": 1}, "colour"), ({"address": "10.255.255.1"}, "loopback")],
+)
+def test_bad_configuration_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], message: str
+) -> None:
+    assert main(["--config", str(write_config(tmp_path, **changes))]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(tmp_path / "none.json")]) == 2
+    assert "none.json: No such file" in capsys.readouterr().err
