@@ -161,7 +161,7 @@ class RemoteWorker:
         words = [word for pair in options.items() for word in pair]
         return {
             "argv": ["{python}", "-m", self._assignment.module, *words],
-            "env": {"PYTHONPATH": "{folder}/inputs/code", **self._assignment.environment},
+            "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
             "files": {"plan.json": _encoded(self._assignment.plan)},
             "links": dict(self._assignment.links),
             "lease": self._patience.lease,

@@ -76,6 +76,8 @@ class _Observed:
     before: dict[str, dict[str, float]] = field(default_factory=dict)
     after: dict[str, dict[str, float]] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    """Members without whom the hub goes on."""
 
 
 StartWorker = Callable[[int, BinaryIO], Worker]
@@ -186,11 +188,15 @@ class LocalRun:
             event = WarningEvent(member=source, message=f"not an event: {line!r:.200}")
         if isinstance(event, RunEvent) and not self._note_status(event):
             return
+        if isinstance(event, ErrorEvent) and source in self._seen.dropped and self._others_go_on(source):
+            return self._note_loss(source, event.message)
         self._record(event)
         if isinstance(event, StepEvent):
             self._note_step(source, event)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
+        elif isinstance(event, MemberEvent) and event.status == "lost" and source < 0 and event.member is not None:
+            self._seen.dropped.add(event.member)
         self._note_evaluation(event)
 
     def _note_status(self, event: RunEvent) -> bool:
@@ -221,22 +227,31 @@ class LocalRun:
     def _ended(self, rank: int) -> None:
         watched = self._workers[rank]
         watched.exit_code = watched.process.exit_code()
-        if watched.exit_code in (ExitCode.DONE, ExitCode.STOPPED) or watched.error is not None or self._stopping:
+        known = watched.error is not None or rank in self._seen.lost
+        if watched.exit_code in (ExitCode.DONE, ExitCode.STOPPED) or known or self._stopping:
             return
         name = self.plan.members[rank].name
         cause = f"killed by signal {-watched.exit_code}" if watched.exit_code < 0 else f"exit code {watched.exit_code}"
         cause = watched.process.end_reason or cause
-        others = [w for r, w in self._workers.items() if r != rank and w.exit_code is None]
-        if self._seen.begun and self.plan.engine == "hub" and others:
-            self._seen.lost.append(rank)
-            self._record(MemberEvent(member=rank, status="lost", name=name, message=cause))
-            self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
-            return
+        if self._others_go_on(rank):
+            return self._note_loss(rank, cause)
         message = f"{name} ended before its work was done ({cause})"
         hint = f"see {self.folder.logs / (name + '.log')}"
         error = ErrorEvent(member=rank, message=message, hint=hint)
         self._record(error)
         self._note_error(rank, error)
+
+    def _others_go_on(self, rank: int) -> bool:
+        """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
+        others = [w for r, w in self._workers.items() if r != rank and r not in self._seen.lost]
+        alive = any(w.exit_code in (None, ExitCode.DONE) for w in others)
+        return self._seen.begun and self.plan.engine == "hub" and alive
+
+    def _note_loss(self, rank: int, cause: str) -> None:
+        name = self.plan.members[rank].name
+        self._seen.lost.append(rank)
+        self._record(MemberEvent(member=rank, status="lost", name=name, message=cause))
+        self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
 
     # --------------------------------------------------------------------------------------------------------- stop
 
