@@ -17,7 +17,7 @@ TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
 HUB := training/exchange
 
-.PHONY: help setup demo wizard test test-fast lint format proto lab-test bench clean
+.PHONY: help setup demo wizard test test-fast lint format proto lab lab-test bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ format: setup ## put the code into the house style
 
 proto: setup ## regenerate the hub's messages from hub.proto
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. $(HUB)/hub.proto
+
+lab: setup ## a network of three real hosts to try things by hand (Linux, root)
+	$(PY) -m tests.lab up a b c
 
 lab-test: setup ## tests on a network of real hosts (Linux, root)
 	$(PY) -m pytest -m lab

@@ -139,7 +139,7 @@ class SnapshotSettings(Section):
     """Snapshots to resume from."""
 
     snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
-    snapshot_keep: int = option(2, "how many snapshots are kept", ge=1)
+    snapshot_keep: int = option(2, "how many snapshots are kept; a group of members keeps 2 at least", ge=1)
 
 
 class StrategySettings(Section):
@@ -187,6 +187,9 @@ class RunSettings(Section):
     output_dir: str = option("output", "folder of the run folders", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+    lease: float = option(
+        30.0, "machines stop their workers when nobody has watched the run for so long", unit="s", ge=2, advanced=True
+    )
 
     @field_validator("shares")
     @classmethod

@@ -89,7 +89,9 @@ class Trainer:
         self.member = plan.members[rank]
         self.device = select_device(self.member.device, self.member.device_index)
         self.precision = Precision(select_precision(self.settings.mixed_precision, self.device), self.device)
-        self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep)
+        # Members save one after another: with one snapshot each, a kill in between could leave none in common.
+        keep = max(self.profile.snapshot.snapshot_keep, min(2, plan.world_size))
+        self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", keep)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
