@@ -38,8 +38,11 @@ class Patience:
     beat: float = 1.0
     silence: float = 8.0
     """A connection that has carried nothing for so long is given up and made again."""
-    give_up: float = 40.0
-    """A worker that could not be reached for so long is lost; longer than the lease and the grace."""
+
+    @property
+    def give_up(self) -> float:
+        """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
+        return self.lease + self.grace + 5.0
 
 
 PATIENCE = Patience()

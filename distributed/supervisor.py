@@ -23,7 +23,7 @@ from distributed.code_sync import Inputs, collect, synchronise
 from distributed.hosts import load_hosts
 from distributed.launcher import HOSTS
 from distributed.link import Link, address_towards, link_to
-from distributed.remote_worker import PATIENCE, Assignment, Patience, RemoteWorker
+from distributed.remote_worker import Assignment, Patience, RemoteWorker
 from distributed.requests import leave_request, take_requests
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, RunEvent
@@ -42,14 +42,13 @@ class Supervisor:
     Args:
         folder: held by this process.
         links: the machines.
-        patience: how long everything is waited for.
     """
 
-    def __init__(self, folder: RunFolder, links: Sequence[Link], patience: Patience = PATIENCE) -> None:
+    def __init__(self, folder: RunFolder, links: Sequence[Link]) -> None:
         self._folder = folder
         self._links = links
-        self._patience = patience
         self._plan = folder.plan()
+        self._patience = Patience(lease=self._plan.profile.run.lease)
         self._run: LocalRun | None = None
         self._workers: list[RemoteWorker] = []
         self._ended = threading.Event()
