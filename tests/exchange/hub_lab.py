@@ -47,6 +47,10 @@ class Lab:
         """States of a member as the hub logged them."""
         return [e.status for e in self.events if isinstance(e, MemberEvent) and e.member == rank]
 
+    def missing(self) -> list[str]:
+        """Whom the hub still waits for before it starts."""
+        return self.hub._group._missing()
+
     def warnings(self) -> list[str]:
         return [e.message for e in self.events if isinstance(e, WarningEvent)]
 

@@ -63,7 +63,7 @@ def start_with_intruder(fresh: Lab) -> Intruder:
     """Seat ranks 0 and 1 in the background: the group starts when the intruder opens its bulk stream."""
     for rank in (0, 1):
         Thread(target=fresh.connect, args=(rank,), daemon=True).start()
-    until(lambda: all("joined" in fresh.statuses(rank) for rank in (0, 1)))
+    until(lambda: fresh.missing() == ["rank 2 (machine-2)"])
     return Intruder(fresh)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_well_formed_nonsense_is_parsed_or_refused(header: BulkHeader, payload: 
 def test_each_rule(change: dict[str, object], message: str) -> None:
     rest = 1_100_000 - 4 * CHUNK_ELEMENTS
     size = rest if change.get("size") == 1_100_000 else 5
-    fields: dict[str, object] = {"kind": KIND_MEAN, "name": "x", "codec": "fp32", "size": 5, **change}
+    fields: dict[str, Any] = {"kind": KIND_MEAN, "name": "x", "codec": "fp32", "size": 5, **change}
     with pytest.raises(WireError, match=message):
         wire.parse_upload(wire.pack(BulkHeader(**fields), bytes(4 * size)), LIMITS)
 
