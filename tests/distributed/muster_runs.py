@@ -1,0 +1,116 @@
+"""Runs on lab hosts through the real command line, small enough for a laptop: a custom job that imports only torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from training.events import Event, StepEvent, UnknownEvent
+from training.run_folder import RunFolder
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = 90.0
+
+JOB = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from training.tasks.custom import CustomJob
+
+def build():
+    dice = torch.Generator().manual_seed(1)
+    points = torch.rand(600, 2, generator=dice)
+    wanted = (points.sum(dim=1) > 1).long()
+    return CustomJob(nn.Linear(2, 2), TensorDataset(points, wanted), TensorDataset(points[:60], wanted[:60]), loss)
+
+def loss(scores, wanted):
+    time.sleep({pause})
+    return nn.functional.cross_entropy(scores, wanted)
+"""
+
+
+class Muster:
+    """The command line in a folder of its own."""
+
+    def __init__(self, folder: Path, hosts_file: Path, pause: float = 0.0) -> None:
+        self.folder = folder
+        self.hosts_file = hosts_file
+        self.job = folder / "job.py"
+        self.job.write_text(JOB.replace("{pause}", str(pause)))
+        folder.chmod(0o755)
+
+    def train(self, *arguments: str) -> list[str]:
+        """Return the arguments of a training of the small job."""
+        options = {"task": "custom", "model-path": f"{self.job}:build", "batch-size": "8", "threads": "1", "seed": "3"}
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return ["distributed-train", "nanogpt", "--hosts", str(self.hosts_file), *flags, *arguments]
+
+    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, str(REPOSITORY / "cli_typer.py"), *arguments]
+        pipe = subprocess.PIPE
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        given = {"stdin": subprocess.DEVNULL, **options}
+        return subprocess.Popen(command, cwd=self.folder, stdout=pipe, stderr=pipe, text=True, env=environment, **given)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with self.popen(*arguments) as process:
+            stdout, stderr = process.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    def detach(self, *arguments: str) -> str:
+        """Start a run in the background and return its id."""
+        started = self.run(*self.train(*arguments), "--detach")
+        assert started.returncode == 0, started.stderr
+        return started.stdout.strip()
+
+    def wait_for_end(self, run_id: str) -> subprocess.CompletedProcess[str]:
+        return self.run("attach", run_id)
+
+    def folder_of(self, run_id: str) -> Path:
+        return next((self.folder / "output").glob(f"{run_id}*"))
+
+    def events(self, run_id: str) -> list[Event]:
+        return [e for e in RunFolder.open(self.folder_of(run_id)).events() if not isinstance(e, UnknownEvent)]
+
+    def until_step(self, run_id: str, step: int) -> None:
+        until(lambda: any(s >= step for s, _ in self.losses(run_id)))
+
+    def losses(self, run_id: str, member: int = 0) -> list[tuple[int, float]]:
+        events = self.events(run_id)
+        return [(e.step, e.loss) for e in events if isinstance(e, StepEvent) and e.member == member]
+
+    def metadata(self, run_id: str) -> dict[str, Any]:
+        return dict(json.loads((self.folder_of(run_id) / "metadata.json").read_text()))
+
+    def supervisor(self, run_id: str) -> int:
+        """Return the process that holds the run."""
+        return int((self.folder_of(run_id) / "run.lock").read_text())
+
+    def leave_nothing(self) -> None:
+        """End what a failed test has left."""
+        for lock in (self.folder / "output").glob("*/run.lock"):
+            with_pid = lock.read_text().strip()
+            command = Path(f"/proc/{with_pid}/cmdline")
+            if with_pid and command.exists() and "distributed.supervisor" in command.read_text():
+                os.kill(int(with_pid), signal.SIGKILL)
+
+
+def until(happened: Callable[[], Any], patience: float = PATIENCE) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + patience
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def ours(host: Any) -> list[int]:
+    """Return the processes of runs on a host: workers, agents, stubs."""
+    return sorted({*host.pids("training.worker"), *host.pids("agent.py")})
