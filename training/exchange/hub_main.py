@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import EventSink
+from training.events import EventSink, MemberEvent, WarningEvent
 
 if TYPE_CHECKING:
     from training.exchange.hub import HubConfig
@@ -41,10 +41,20 @@ def _serve(path: Path) -> None:
 
     # Several members' chunks are averaged side by side in their own threads; more threads inside each only fight.
     torch.set_num_threads(1)
-    hub = Hub(_read_config(path), EventSink(sys.stdout))
+    end = threading.Event()
+    write = EventSink(sys.stdout)
+
+    def log(event: MemberEvent | WarningEvent) -> None:
+        try:
+            write(event)
+        except BrokenPipeError:  # nobody reads any more: whoever started the hub is gone
+            end.set()
+
+    hub = Hub(_read_config(path), log)
     port = hub.start()
+    _watch_for(end)
     print(json.dumps({"port": port}), flush=True)
-    _wait_for_the_end()
+    end.wait()
     hub.stop()
 
 
@@ -61,8 +71,8 @@ def _read_config(path: Path) -> HubConfig:
         raise BadInput(f"{path}: {where}: {first['msg']}", "write the hub's configuration again") from error
 
 
-def _wait_for_the_end() -> None:
-    end = threading.Event()
+def _watch_for(end: threading.Event) -> None:
+    """Set ``end`` when a signal to end comes or stdin closes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
 
@@ -73,7 +83,6 @@ def _wait_for_the_end() -> None:
         end.set()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
-    end.wait()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,212 @@
+"""Seconds for one mean over all members: the hub (TLS and in clear), the torch engine, and a stock gloo all-reduce.
+
+    .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 64 1000 4000 40000 400000]
+                                                    [--codec fp32] [--json FILE]
+
+Members are processes on this machine and talk over loopback, one thread each, so everything shares the processors. The
+engines take turns on every payload within one run: the load of the machine is the same for all, and the ratios mean
+more than the seconds. ``hub`` encrypts; a stock all-reduce neither encrypts nor weighs, and needs all members alive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+ENGINES = ("hub", "hub in clear", "torch", "gloo")
+RUN = "bench"
+CONNECT_WITHIN = 60.0
+LARGEST_MEMBERS_TIMES_BYTES = 2_000_000_000
+"""Above this a machine with little memory would measure its swap."""
+
+
+def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, codec: str) -> Callable[..., object]:
+    """Join through one engine and return ``mean(name, values)``."""
+    import torch
+
+    from training.exchange.base import Exchange
+    from training.exchange.codecs import codec_by_name
+
+    exchange: Exchange
+    if engine == "gloo":
+        store = torch.distributed.FileStore(address, world)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        return lambda name, values: torch.distributed.all_reduce(values.clone())
+    if engine == "torch":
+        from training.exchange.torch_group import TorchGroup
+
+        exchange = TorchGroup.connect(address, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
+    else:
+        from training.exchange.member import HubMember
+
+        own = Path(secrets) / f"member-{rank}" if engine == "hub" else None
+        exchange = HubMember.connect(address, own, RUN, rank, world, f"m{rank}", CONNECT_WITHIN)
+    chosen = codec_by_name(codec)
+    return lambda name, values: exchange.mean(name, values, 1.0, chosen)
+
+
+def member(engine: str, rank: int, world: int, address: str, secrets: str, codec: str) -> None:
+    """Body of one member: for every line ``elements repeats`` exchange, and say the seconds."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    import torch
+
+    torch.set_num_threads(1)
+    mean = exchange_of(engine, rank, world, address, secrets, codec)
+    print("ready", flush=True)
+    for number, line in enumerate(sys.stdin):
+        elements, repeats = map(int, line.split())
+        values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
+        mean(f"{number}/first", values)
+        seconds = []
+        for repeat in range(repeats):
+            start = time.perf_counter()
+            mean(f"{number}/{repeat}", values)
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), flush=True)
+    os._exit(0)  # without the engines' good-byes
+
+
+class Members:
+    """The member processes of one engine."""
+
+    def __init__(self, engine: str, world: int, address: str, secrets: Path, codec: str) -> None:
+        command = [sys.executable, __file__, "--member", engine]
+        self._processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(world), address, str(secrets), codec],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        for process in self._processes:
+            self._answer(process)
+
+    def measure(self, elements: int, repeats: int) -> float:
+        """Return the median over the repeats of the slowest member's seconds."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{elements} {repeats}\n")
+            process.stdin.flush()
+        seconds: list[list[float]] = [json.loads(self._answer(process)) for process in self._processes]
+        return statistics.median(max(one) for one in zip(*seconds))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate()
+
+    @staticmethod
+    def _answer(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit("a member ended early; its error is above")
+        return line
+
+
+@contextmanager
+def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str]:
+    """Start what the engine's members meet at, and yield its address."""
+    if engine == "gloo":
+        yield str(folder / "store")
+    elif engine == "torch":
+        from training.exchange.store_server import serve_store
+
+        store, port = serve_store()
+        yield f"127.0.0.1:{port}"
+        store.close()
+    else:
+        with hub_process(hub_config(engine, world, elements, folder), folder) as port:
+            yield f"127.0.0.1:{port}"
+
+
+def hub_config(engine: str, world: int, elements: int, folder: Path) -> dict[str, Any]:
+    from training.exchange.certificates import issue_run_certificates
+
+    config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "elements": elements}
+    if engine == "hub":
+        issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
+        config["certificates"] = str(folder / "hub")
+    return config
+
+
+@contextmanager
+def hub_process(config: dict[str, Any], folder: Path) -> Iterator[int]:
+    (folder / "hub.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "training.exchange.hub", "--config", str(folder / "hub.json")]
+    root = Path(__file__).resolve().parent.parent
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as hub:
+        assert hub.stdout is not None
+        yield json.loads(hub.stdout.readline())["port"]
+        hub.communicate()
+
+
+def measure(world: int, sizes: list[int], codec: str, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for every payload; engines take turns."""
+    rows = []
+    with ExitStack() as stack:
+        members = {}
+        for engine in ENGINES:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            address = stack.enter_context(served(engine, world, max(sizes) // 4, folder))
+            members[engine] = Members(engine, world, address, folder, codec)
+            stack.callback(members[engine].close)
+        for size in sizes:
+            if size * world > LARGEST_MEMBERS_TIMES_BYTES:
+                continue
+            repeats = max(3, min(200, int(seconds * 4e8 / (size * world + 4e5))))
+            row: dict[str, Any] = {"members": world, "bytes": size, "repeats": repeats}
+            for engine in ENGINES:
+                row[engine] = members[engine].measure(size // 4, repeats)
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a Markdown table."""
+    head = ["members", "payload", *(f"{engine}, ms" for engine in ENGINES), "hub / gloo", "TLS / clear", "hub, Gbit/s"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
+    for row in rows:
+        payload = f"{row['bytes'] / 1e6:g} MB" if row["bytes"] >= 1e6 else f"{row['bytes'] / 1e3:g} kB"
+        cells = [str(row["members"]), payload, *(f"{1e3 * row[engine]:.2f}" for engine in ENGINES)]
+        cells += [f"{row['hub'] / row['gloo']:.2f}", f"{row['hub'] / row['hub in clear']:.2f}"]
+        cells += [f"{8 * row['bytes'] / row['hub'] / 1e9:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    if sys.argv[1:2] == ["--member"]:
+        engine, rank, world, address, secrets, codec = sys.argv[2:]
+        return member(engine, int(rank), int(world), address, secrets, codec)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--kilobytes", type=int, nargs="+", default=[4, 64, 1000, 4000, 40_000, 400_000])
+    parser.add_argument("--codec", default="fp32", help="of the hub and the torch engine; gloo always sends fp32")
+    parser.add_argument("--seconds", type=float, default=3.0, help="about as long for one engine and payload")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    sizes = [1000 * size for size in arguments.kilobytes]
+    rows = [row for world in arguments.members for row in measure(world, sizes, arguments.codec, arguments.seconds)]
+    print(table(rows))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"codec": arguments.codec, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
