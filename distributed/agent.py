@@ -77,6 +77,9 @@ class Spool:
             place = self._places[number - 1]
         return place if isinstance(place, bytes) else os.pread(self._descriptor, place[1], place[0])
 
+    def close(self) -> None:
+        os.close(self._descriptor)
+
 
 class Daemon:
     """The agent of one worker.

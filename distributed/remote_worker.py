@@ -25,6 +25,7 @@ from training.events import ErrorEvent, WarningEvent, to_line
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
+_MARGIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Patience:
     @property
     def give_up(self) -> float:
         """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
-        return self.lease + self.grace + 5.0
+        return self.lease + self.grace + _MARGIN
 
 
 PATIENCE = Patience()

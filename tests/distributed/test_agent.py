@@ -1,0 +1,222 @@
+"""The agent on this machine, without SSH: its spool, its lease, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from distributed import agent
+from distributed.agent import Spool
+
+AGENT = Path(agent.__file__)
+WORKER = """
+import json, sys
+print(json.dumps({"hello": 1}), flush=True)
+print("to the log", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    print(line.strip(), flush=True)
+    if "stop" in line:
+        sys.exit(130)
+"""
+DEAF = "import time; print('up', flush=True); time.sleep(600)"
+
+
+class Agents:
+    """Agents of one folder, and what they are told."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "runs" / "run-1" / "0"
+
+    def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0) -> None:
+        document = {
+            "argv": ["{python}", "-c", program],
+            "env": {"PLACE": "{folder}"},
+            "files": {"plan.json": "e30="},
+            "links": {"inputs/code": str(self.root)},
+            "lease": lease,
+            "grace": grace,
+        }
+        command = [sys.executable, str(AGENT), str(self.root), "start", "run-1", "0"]
+        done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+
+    def attach(self, after: int = 0) -> Attachment:
+        command = [sys.executable, str(AGENT), str(self.root), "attach", "run-1", "0", str(after), "20"]
+        return Attachment(command)
+
+    def pids(self) -> list[int]:
+        """Return the processes of agents and workers of this folder."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words, place = " ".join(process.cmdline()), process.environ().get("PLACE", "")
+            except (psutil.Error, OSError):
+                continue
+            if str(self.root) in words or str(self.root) in place:
+                found.append(process.pid)
+        return found
+
+
+class Attachment:
+    """One session with an agent."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def say(self, **message: Any) -> None:
+        self._stdin.write(json.dumps(message) + "\n")
+
+    def hear(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the next message that is wanted."""
+        for line in self._stdout:
+            message = dict(json.loads(line))
+            if wanted(message):
+                return message
+        raise AssertionError("the agent said no more")
+
+    def records(self, until: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Return the numbered records up to the one that ``until`` is true of."""
+        found: list[dict[str, Any]] = []
+        while not found or not until(found[-1]):
+            found.append(self.hear(lambda message: "seq" in message))
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    made = Agents(tmp_path)
+    yield made
+    for pid in made.pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(happened: Callable[[], bool], patience: float = 15.0) -> None:
+    end = time.monotonic() + patience
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_who_comes_back_gets_the_rest_and_nothing_twice(agents: Agents) -> None:
+    agents.start()
+    first = agents.attach()
+    seen = first.records(lambda record: "event" in record)
+    first.close()
+    second = agents.attach(after=seen[-1]["seq"])
+    second.say(n=1, worker={"command": "go"})
+    rest = second.records(lambda record: "go" in record.get("event", ""))
+    second.close()
+    assert [record["seq"] for record in seen + rest] == list(range(1, len(seen + rest) + 1))
+    texts = [record.get("event", record.get("log", "")) for record in seen + rest]
+    assert texts.count('{"hello": 1}\n') == 1 and texts.count("to the log\n") == 1
+
+
+def test_a_command_that_is_sent_twice_is_carried_out_once(agents: Agents) -> None:
+    agents.start()
+    attachment = agents.attach()
+    for number in (1, 1, 2):
+        attachment.say(n=number, worker={"number": number})
+    attachment.say(n=3, worker={"command": "stop"})
+    said = [record.get("event", "") for record in attachment.records(lambda record: "end" in record)]
+    attachment.close()
+    assert [text for text in said if "number" in text] == ['{"number": 1}\n', '{"number": 2}\n']
+    again = agents.attach()
+    assert again.hear(lambda message: "commands" in message) == {"commands": 3}
+    again.close()
+
+
+def test_the_exit_code_comes_last(agents: Agents) -> None:
+    agents.start()
+    attachment = agents.attach()
+    attachment.say(n=1, worker={"command": "stop"})
+    assert attachment.records(lambda record: "end" in record)[-1]["end"] == 130
+    attachment.close()
+
+
+def test_the_end_of_the_lease_stops_the_worker_and_the_agent(agents: Agents) -> None:
+    agents.start(lease=1.0)
+    assert len(agents.pids()) >= 2
+    until(lambda: agents.pids() == [])
+    text = (agents.folder / "spool.jsonl").read_text()
+    assert "nobody has renewed the lease for 1 s" in text
+
+
+def test_a_worker_that_does_not_listen_is_killed_after_the_grace(agents: Agents) -> None:
+    agents.start(DEAF, lease=0.5, grace=0.5)
+    until(lambda: agents.pids() == [])
+
+
+def test_a_killed_agent_takes_its_worker_along(agents: Agents) -> None:
+    agents.start(DEAF, grace=0.3)
+    state = agents.folder / "agent.json"
+    until(state.exists)
+    os.kill(json.loads(state.read_text())["agent"], signal.SIGKILL)
+    until(lambda: agents.pids() == [])
+
+
+def test_good_bye_removes_everything_unless_it_is_to_be_kept(agents: Agents) -> None:
+    for keep in (True, False):
+        agents.start()
+        attachment = agents.attach()
+        attachment.say(n=1, files={"secrets/key.pem": "e30="})
+        attachment.say(n=2, worker={"command": "stop"})
+        attachment.records(lambda record: "end" in record)
+        assert (agents.folder / "secrets" / "key.pem").stat().st_mode & 0o777 == 0o600
+        attachment.say(n=3, bye=True, keep=keep)
+        until(lambda: agents.pids() == [])
+        attachment.close()
+        assert (agents.folder / "plan.json").exists() is keep
+        assert not (agents.folder / "secrets").exists()
+
+
+def test_a_second_start_ends_the_agent_of_an_earlier_attempt(agents: Agents) -> None:
+    agents.start(DEAF)
+    before = set(agents.pids())
+    agents.start()
+    assert not before & set(agents.pids())
+
+
+def test_the_folder_belongs_to_its_user_alone(agents: Agents) -> None:
+    agents.start()
+    assert agents.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_nobody_home_is_said(agents: Agents) -> None:
+    attachment = agents.attach()
+    assert attachment.hear(lambda message: True) == {"gone": True}
+    attachment.close()
+
+
+def test_a_full_disk_costs_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.append({"event": "one"})
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        spool.append({"event": "two"})
+    spool.append({"event": "three"})
+    assert [json.loads(spool.read(n, 0))["event"] for n in (1, 2, 3)] == ["one", "two", "three"]
+    assert spool.read(4, 0) == b""
+    spool.close()

@@ -1,0 +1,106 @@
+"""Code and data on a far machine, with this one in its place."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from distributed import agent_files
+from distributed.code_sync import Inputs, collect, fetch_folder, synchronise
+from distributed.here import HereConnection
+from distributed.hosts_schema import Machine
+from distributed.link import Link
+from distributed.ssh_errors import SshError
+from profiles.resolve import profile_from_options
+from training.local_plan import plan_local_run
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Link:
+    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
+    link = Link(machine, lambda: HereConnection("far"))
+    link.put_agent()
+    return link
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Inputs:
+    project = tmp_path / "project"
+    (project / ".git").mkdir(parents=True)
+    (project / "__pycache__").mkdir()
+    for name in ("job.py", "helper.py", ".git/config.py", "__pycache__/old.py", "notes.txt"):
+        (project / name).write_text(f"# {name}")
+    options = {"task": "custom", "model_path": f"{project / 'job.py'}:build", "cache_dir": "/somewhere/here"}
+    return collect(plan_local_run(profile_from_options("mine", options), 2))
+
+
+def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
+    assert inputs.plan.profile.model.model_path == "inputs/user/job.py:build"
+    assert inputs.plan.profile.data.cache_dir == ""
+    assert sorted(inputs.trees["inputs/user"].files) == ["helper.py", "job.py"]
+    assert "training/worker.py" in inputs.trees["inputs/code"].files
+
+
+def test_a_data_set_travels_as_a_file_or_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be")
+    for path, there in ((tmp_path / "text.txt", "inputs/dataset/text.txt"), (tmp_path, "inputs/dataset")):
+        options = {"task": "causal_lm", "model_path": "owner/name", "dataset_path": str(path)}
+        found = collect(plan_local_run(profile_from_options("text", options), 1))
+        assert found.plan.profile.data.dataset_path == there
+        assert list(found.trees["inputs/dataset"].files) == ["text.txt"]
+        assert "inputs/model" not in found.trees
+
+
+def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
+    assert synchronise(link, inputs) > 50
+    assert synchronise(link, inputs) == 0
+    (tmp_path / "project" / "helper.py").write_text("# changed")
+    assert synchronise(link, collect_again(tmp_path)) == 1
+    tree = tmp_path / "far" / "trees" / collect_again(tmp_path).trees["inputs/user"].name
+    assert (tree / "helper.py").read_text() == "# changed" and (tree / "job.py").read_text() == "# job.py"
+
+
+def collect_again(tmp_path: Path) -> Inputs:
+    options = {"task": "custom", "model_path": f"{tmp_path / 'project' / 'job.py'}:build"}
+    return collect(plan_local_run(profile_from_options("mine", options), 2))
+
+
+def test_content_that_does_not_fit_its_hash_is_refused(tmp_path: Path) -> None:
+    name = "0" * 64
+    with pytest.raises(ValueError, match="damaged"):
+        agent_files.store(tmp_path, name, io.BytesIO(b"something else"))
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "ab", ""])
+def test_a_blob_has_a_hash_for_a_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="not a content hash"):
+        agent_files.blob_path(tmp_path, name)
+
+
+def test_a_tree_stays_inside_itself(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leaves its tree"):
+        agent_files.build_tree(tmp_path, "t", {"../../outside": "0" * 64})
+
+
+def test_what_a_machine_sends_stays_inside_its_folder(tmp_path: Path) -> None:
+    evil = io.BytesIO()
+    with tarfile.open(fileobj=evil, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("model/../../outside")
+        entry.size = 4
+        archive.addfile(entry, io.BytesIO(b"evil"))
+    (tmp_path / "evil").write_bytes(evil.getvalue())
+
+    class Evil(HereConnection):
+        def stream(self, argv: object) -> object:  # type: ignore[override]
+            return super().stream(["cat", str(tmp_path / "evil")])
+
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SshError, match="far: sent a file outside its folder"):
+        fetch_folder(Link(Machine(name="far"), lambda: Evil("far")), "run-1", "0", "model", tmp_path / "run" / "model")
+    assert os.listdir(tmp_path / "run") == []

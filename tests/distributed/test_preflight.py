@@ -1,0 +1,108 @@
+"""What makes a machine unfit, from what it says of itself."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distributed import preflight
+from distributed.here import HereConnection
+from distributed.hosts_schema import Hosts, Machine
+from distributed.launcher import plan_run
+from distributed.link import Link
+from distributed.preflight import Facts, NotReady, Readiness, ready
+from profiles.errors import ExitCode
+from profiles.resolve import profile_from_options
+
+SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
+
+
+def link(name: str, **fields: object) -> Link:
+    return Link(Machine(name=name, **fields), lambda: HereConnection(name))  # type: ignore[arg-type]
+
+
+def problems(*facts: Facts) -> list[str]:
+    """Return the lines about machines a, b, c with these facts."""
+    found = [Readiness(link(name), each) for name, each in zip("abc", facts)]
+    for one in found:
+        assert one.facts is not None
+        one.problem = preflight._own_problem(one.link, one.facts, 0)
+    preflight._compare(found)
+    return [one.problem.message for one in found if one.problem is not None]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"python": (3, 9, 2)}, "a: python3 is Python 3.9.2, needed is 3.10 or newer"),
+        ({"missing": ("torch", "grpc")}, "a: python3 has no torch, grpc"),
+        ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
+        ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
+        ({"free": 5_000_000}, "a: its disk is full: 5 MB free at /home/a, needed are 200 MB"),
+        ({"writable": False}, "a: /home/a cannot be written there"),
+    ],
+)
+def test_one_line_says_what_is_wrong(change: dict[str, object], said: str) -> None:
+    assert problems(replace(SOUND, **change)) == [said]  # type: ignore[arg-type]
+
+
+def test_two_entries_of_one_machine() -> None:
+    assert problems(SOUND, SOUND) == ["b: is the same machine as a (host key SHA256:a)"]
+
+
+def test_the_odd_version_of_torch_out() -> None:
+    others = [replace(SOUND, fingerprint=key) for key in ("b", "c")]
+    (line,) = problems(replace(SOUND, torch="2.6.0"), *others)
+    assert line == "a: has torch 2.6.0, but b, c have 2.13.0"
+
+
+def test_builds_of_one_version_fit_together() -> None:
+    assert problems(SOUND, replace(SOUND, torch="2.13.0+cu130", fingerprint="b")) == []
+
+
+def test_not_ready_carries_every_problem() -> None:
+    bad = Readiness(link("a"), problem=preflight.SshError("a", "is off", "switch it on"))
+    with pytest.raises(NotReady) as caught:
+        ready([bad, bad])
+    assert caught.value.exit_code == ExitCode.NOT_READY
+    assert caught.value.message == "a: is off; a: is off"
+
+
+def test_this_machine_is_ready_without_ssh(tmp_path: Path) -> None:
+    here = Machine(name="here", address="localhost", python=sys.executable, project_path=str(tmp_path))
+    (one,) = preflight.check(Hosts(machines=(here,)))
+    assert one.problem is None
+    assert one.facts is not None and one.facts.python == sys.version_info[:3]
+    assert abs(one.facts.clock_ahead) < 5
+
+
+def test_a_missing_python_is_said() -> None:
+    (one,) = preflight.check(Hosts(machines=(Machine(name="here", address="localhost", python="/no/bin/python"),)))
+    assert one.problem is not None and one.problem.message.startswith("here: no Python there: /no/bin/python")
+
+
+def engine(facts: Facts, **options: str) -> str:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", **options})
+    machines = [(link("a"), facts), (link("b", devices=("cuda:0", "cuda:1")), facts)]
+    return plan_run(profile, machines).engine
+
+
+def test_the_engine_is_torch_only_where_all_have_cuda_or_it_is_asked_for() -> None:
+    cuda = replace(SOUND, torch="2.13.0+cu130", gpus=2)
+    assert engine(cuda) == "torch"
+    assert engine(SOUND) == "hub"
+    assert engine(cuda, engine="hub") == "hub"
+    assert engine(cuda, device="cpu") == "hub"
+    assert engine(SOUND, engine="torch") == "torch"
+
+
+def test_every_device_is_a_member() -> None:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": "torch"})
+    machines = [(link("a"), SOUND), (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), SOUND)]
+    members = plan_run(profile, machines).members
+    assert [member.name for member in members] == ["a", "b:cuda:0", "b:cuda:1"]
+    assert [(member.device, member.device_index) for member in members] == [("auto", 0), ("cuda", 0), ("cuda", 1)]
+    assert [member.interface for member in members] == ["eth0", "en7", "en7"]

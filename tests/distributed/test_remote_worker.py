@@ -1,0 +1,151 @@
+"""Remote workers over connections that break, with this machine in the place of the far one."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed import remote_worker
+from distributed.here import HereConnection, HereProcess
+from distributed.hosts_schema import Machine
+from distributed.link import Link
+from distributed.remote_worker import LOST, Assignment, Patience, RemoteWorker
+from distributed.ssh_errors import ConnectTimeout
+from training.events import MemberEvent, StepEvent, WarningEvent, from_line
+
+WORKER = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+def say(**event):
+    print(json.dumps(event), flush=True)
+address = json.loads(sys.stdin.readline())["address"]
+say(kind="member", status="joined", name=address)
+for step in range(1, 41):
+    if step % 10 == 0:
+        sys.stdin.readline()
+    say(kind="step", step=step, epoch=0, loss=1, learning_rate=1, samples=1, weight=1, compute=0, wait=0, transfer=0)
+print("all done", file=sys.stderr, flush=True)
+(folder / "model").mkdir()
+(folder / "model" / "weights").write_bytes(b"w" * 100000)
+"""
+
+
+class Machines:
+    """The far machine: this one, with connections that can be made to break."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reachable = True
+        self.processes: list[HereProcess] = []
+        machine = Machine(name="far", python=sys.executable, project_path=str(root / "muster"))
+        self.link = Link(machine, self._dial)
+        (root / "code").mkdir()
+        (root / "code" / "job.py").write_text(WORKER)
+
+    def _dial(self) -> HereConnection:
+        machines = self
+
+        class Connection(HereConnection):
+            def stream(self, argv: list[str]) -> HereProcess:  # type: ignore[override]
+                if not machines.reachable:
+                    raise ConnectTimeout("far", "does not answer")
+                machines.processes.append(super().stream(argv))
+                return machines.processes[-1]
+
+        return Connection("far")
+
+    def cut(self) -> None:
+        """End the newest session without a good-bye."""
+        self.processes[-1]._process.kill()
+
+    def worker(self, patience: Patience = Patience(lease=20.0, grace=0.5, beat=0.2)) -> RemoteWorker:
+        self.link.put_agent()
+        links = {"inputs/code": str(self.root / "code")}
+        assignment = Assignment("run-1", 0, b"{}", links, module="job")
+        self.log = io.BytesIO()
+        secrets = self.root / "secrets"
+        (secrets / "member-0").mkdir(parents=True)
+        (secrets / "member-0" / "key.pem").write_text("secret")
+        return RemoteWorker(self.link, assignment, self.log, self.root, secrets, lambda a: f"near {a}", patience)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "muster" / "runs" / "run-1" / "0"
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    yield Machines(tmp_path)
+
+
+def go_on(worker: RemoteWorker, times: int) -> None:
+    for _ in range(times):
+        worker.send({"command": "go on"})
+
+
+def test_events_come_once_and_in_order_over_broken_connections(machines: Machines) -> None:
+    worker = machines.worker()
+    worker.send({"address": "hub:1"})
+    steps, warnings = [], []
+    for line in worker.lines():
+        event = from_line(line)
+        if isinstance(event, MemberEvent):
+            assert event.name == "near hub:1"
+            go_on(worker, 1)
+        elif isinstance(event, WarningEvent):
+            warnings.append(event.message)
+        elif isinstance(event, StepEvent):
+            steps.append(event.step)
+            if event.step % 10 == 5:
+                machines.cut()
+                go_on(worker, 1)
+    assert steps == list(range(1, 41))
+    assert worker.exit_code() == 0
+    assert sum("connected again" in warning for warning in warnings) >= 3
+    assert machines.log.getvalue() == b"all done\n"
+
+
+def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) -> None:
+    worker = machines.worker()
+    worker.send({"address": "hub:1"})
+    go_on(worker, 4)
+    assert sum(1 for _ in worker.lines()) == 41
+    assert (machines.root / "model" / "weights").stat().st_size == 100000
+    assert not machines.folder.exists()
+
+
+def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
+    worker = machines.worker()
+    worker.send({"address": "hub:1"})
+    lines = worker.lines()
+    next(lines)
+    key = machines.folder / "secrets" / "member-0" / "key.pem"
+    assert key.read_text() == "secret" and key.stat().st_mode & 0o777 == 0o600
+    worker.signal(signal.SIGKILL)
+    list(lines)
+    assert worker.exit_code() == -signal.SIGKILL
+    assert not key.exists()
+
+
+def test_a_machine_that_stays_away_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
+    worker = machines.worker(Patience(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+    machines.reachable = False
+    said = [json.loads(line) for line in worker.lines()]
+    assert [event["kind"] for event in said] == ["warning"]
+    assert worker.exit_code() == LOST
+    assert worker.end_reason.startswith("not reached for")
+
+
+def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> None:
+    worker = machines.worker()
+    (machines.root / "muster" / "runs").write_text("in the way")
+    (event,) = [json.loads(line) for line in worker.lines()]
+    assert event["kind"] == "error" and event["exit_code"] == 3
+    assert event["message"].startswith("far: ")
