@@ -25,13 +25,16 @@ from distributed.launcher import HOSTS
 from distributed.link import Link, address_towards, link_to
 from distributed.remote_worker import Assignment, Patience, RemoteWorker
 from distributed.requests import leave_request, take_requests
+from distributed.start_watch import StartWatch
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import ErrorEvent, Event, ProgressEvent, RunEvent
+from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningEvent
 from training.local_run import LocalOutcome, LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 
 _POLL = 0.1
+_START_WARNING = 30.0
+"""Seconds of a start between two lines about who is missing."""
 _END_PATIENCE = 10.0
 LOOPBACK = "127.0.0.1"
 
@@ -52,6 +55,7 @@ class Supervisor:
         self._run: LocalRun | None = None
         self._workers: list[RemoteWorker] = []
         self._ended = threading.Event()
+        self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.engine)
 
     def supervise(self) -> LocalOutcome:
         """Carry the run out.
@@ -59,7 +63,8 @@ class Supervisor:
         Raises:
             MusterError: it could not begin, or cannot be written down.
         """
-        threading.Thread(target=self._carry_out_requests, daemon=True).start()
+        for target in (self._carry_out_requests, self._tell_who_is_missing):
+            threading.Thread(target=target, daemon=True).start()
         try:
             inputs = collect(self._plan)
             self._bring(inputs)
@@ -67,7 +72,7 @@ class Supervisor:
             run = LocalRun(
                 self._plan,
                 self._folder,
-                lambda event: None,
+                self._start_watch,
                 lambda rank, log: self._worker(seats[rank], rank, inputs, log),
                 listen=listening_address(self._links),
             )
@@ -134,6 +139,12 @@ class Supervisor:
                     act(self._run, action)
                 elif action in ("stop", "kill"):
                     self._cancel_start()
+
+    def _tell_who_is_missing(self) -> None:
+        """Say it in the run's own log when the start takes long."""
+        while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
+            for message in self._start_watch.missing():
+                self._note(WarningEvent(message=message))
 
     def _cancel_start(self) -> None:
         """Nothing trains yet: end at once; agents that were started are ended by their leases."""

@@ -6,7 +6,6 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,9 @@ print("all done", file=sys.stderr, flush=True)
 (folder / "model").mkdir()
 (folder / "model" / "weights").write_bytes(b"w" * 100000)
 """
+
+
+STEADY = Patience(lease=20.0, grace=0.5, beat=0.2)
 
 
 class Machines:
@@ -64,7 +66,7 @@ class Machines:
         """End the newest session without a good-bye."""
         self.processes[-1]._process.kill()
 
-    def worker(self, patience: Patience = Patience(lease=20.0, grace=0.5, beat=0.2)) -> RemoteWorker:
+    def worker(self, patience: Patience = STEADY) -> RemoteWorker:
         self.link.put_agent()
         links = {"inputs/code": str(self.root / "code")}
         assignment = Assignment("run-1", 0, b"{}", links, module="job")
@@ -80,8 +82,8 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    yield Machines(tmp_path)
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
 
 
 def go_on(worker: RemoteWorker, times: int) -> None:

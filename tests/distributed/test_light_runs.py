@@ -1,0 +1,50 @@
+"""Runs on hosts without root, through the real command line and a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.muster_runs import Muster, ours, until
+from tests.lab.fixtures import MakeLightLab
+from training.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file)
+    done = muster.run(*muster.train("--max-steps", "6"))
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "output").iterdir()
+    assert RunFolder.open(folder).metadata.run_type == "distributed"
+    assert (folder / "model" / "model.safetensors").is_file()
+    assert [ours(host) for host in lab] == [[], []]
+
+
+@pytest.mark.parametrize(("answer", "code", "status"), [("", 0, "running"), ("s", 130, "cancelled")])
+def test_ctrl_c_asks(make_light_lab: MakeLightLab, tmp_path: Path, answer: str, code: int, status: str) -> None:
+    lab = make_light_lab("a")
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
+    run_id = muster.detach("--max-steps", "2000")
+    keyboard, terminal = pty.openpty()
+    try:
+        watching = muster.popen("attach", run_id, stdin=terminal)
+        muster.until_step(run_id, 3)
+        until(lambda: RunFolder.open(muster.folder_of(run_id)).metadata.status == "running")
+        watching.send_signal(signal.SIGINT)
+        os.write(keyboard, f"{answer}\n".encode())
+        _, stderr = watching.communicate(timeout=60)
+        assert watching.returncode == code, stderr
+        assert "[d]etach (default), [s]top with a snapshot, [k]ill?" in stderr
+        assert muster.metadata(run_id)["status"] == status
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+        muster.run("stop", "--kill", run_id)
+    assert ours(lab["a"]) == []
