@@ -26,12 +26,13 @@ class Lab:
         self.members: dict[int, HubMember] = {}
         self.certificates: Path | None = folder / "certificates" if tls else None
         if self.certificates is not None:
-            issue_run_certificates(self.certificates, RUN, range(size), ["127.0.0.1"])
+            issue_run_certificates(self.certificates, RUN, range(size), ["127.0.0.1", "::1"])
         names = tuple(f"machine-{rank}" for rank in range(size))
         own = self.certificates and self.certificates / "hub"
         document = {"run_id": RUN, "names": names, "elements": 3_000_000, "certificates": own, **config}
         self.hub = Hub(HubConfig(**document), self.events.append)
-        self.address = f"127.0.0.1:{self.hub.start()}"
+        host = str(config.get("address", "127.0.0.1"))
+        self.address = f"[{host}]:{self.hub.start()}" if ":" in host else f"{host}:{self.hub.start()}"
 
     def connect(self, rank: int, timeout: float = 10.0) -> HubMember:
         own = self.certificates and self.certificates / f"member-{rank}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 
@@ -304,6 +305,12 @@ def test_two_tcp_connections_a_member(tmp_path: Path) -> None:
         port = int(running.address.rpartition(":")[2])
         connections = psutil.Process().net_connections("tcp")
         assert sum(bool(c.raddr) and c.raddr.port == port and c.status == "ESTABLISHED" for c in connections) == 2
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_ipv6(tmp_path: Path) -> None:
+    with lab(tmp_path, 1, tls=True, address="::1") as running:
+        assert running.connect_all()[0].mean("x", torch.ones(1), 1.0, FP32).mean.tolist() == [1.0]
 
 
 def test_a_taken_port_is_bad_input(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -188,3 +189,14 @@ def test_too_large_a_message_is_refused_by_the_transport(running: Lab) -> None:
     assert call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     channel.close()
     assert serves(running)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_bytes_that_are_no_grpc_do_no_harm(tmp_path: Path, tls: bool) -> None:
+    with lab(tmp_path, 2, tls=tls) as fresh:
+        fresh.connect_all()
+        host, _, port = fresh.address.rpartition(":")
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"\x16\x03\x01\xff\xff" + bytes(500)):
+            with socket.create_connection((host, int(port)), timeout=5) as connection:
+                connection.sendall(garbage)
+        assert serves(fresh)

@@ -60,18 +60,27 @@ def open_channel(address: str, certificates: Path | None) -> Any:
     """
     if certificates is None:
         require_loopback(address)
-        return grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc.insecure_channel(_target(address), CHANNEL_OPTIONS)
     own = read_credentials(certificates)
     credentials = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
-    return grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+    return grpc.secure_channel(_target(address), credentials, CHANNEL_OPTIONS)
 
 
 def require_loopback(address: str) -> None:
     """Raise ``BadInput`` unless ``host:port`` is a loopback address: only there may traffic go in clear."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    literal = _literal(address)
+    if literal is None or not literal.is_loopback:
         raise BadInput(f"{address}: without certificates only a loopback address will do", "issue certificates")
+
+
+def _target(address: str) -> str:
+    """Return gRPC's name for ``host:port``; for a literal address one that no resolver is asked about."""
+    literal = _literal(address)
+    return address if literal is None else f"ipv{literal.version}:{address}"
+
+
+def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return None
