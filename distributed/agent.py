@@ -230,7 +230,11 @@ class Daemon:
 
 
 def start_guard(grace: float) -> int:
-    """Fork a process that ends the worker's group if this one dies; return where to write the group's id."""
+    """Fork a process that ends the worker's group and removes the keys if this one dies.
+
+    Returns:
+        The descriptor to write the group's id to.
+    """
     read_end, write_end = os.pipe()
     if os.fork():
         os.close(read_end)
@@ -246,6 +250,7 @@ def start_guard(grace: float) -> int:
             os.killpg(int(group), 0)
             time.sleep(_TICK)
         os.killpg(int(group), signal.SIGKILL)
+    shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
 
 

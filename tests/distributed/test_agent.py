@@ -169,8 +169,13 @@ def test_a_killed_agent_takes_its_worker_along(agents: Agents) -> None:
     agents.start(DEAF, grace=0.3)
     state = agents.folder / "agent.json"
     until(state.exists)
+    attachment = agents.attach()
+    attachment.say(n=1, files={"secrets/key.pem": "e30="})
+    until((agents.folder / "secrets" / "key.pem").exists)
+    attachment.close()
     os.kill(json.loads(state.read_text())["agent"], signal.SIGKILL)
     until(lambda: agents.pids() == [])
+    assert not (agents.folder / "secrets").exists()
 
 
 def test_good_bye_removes_everything_unless_it_is_to_be_kept(agents: Agents) -> None:

@@ -88,17 +88,21 @@ def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start
     until(lambda: ours(lab["b"]) == [], 30.0)
 
 
-def test_the_torch_engine_names_the_first_cause(make_lab: MakeLab, start: Start) -> None:
+@pytest.mark.parametrize("accident", ["worker", "agent", "cable"])
+def test_the_torch_engine_names_the_first_cause(make_lab: MakeLab, start: Start, accident: str) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "400", "--engine", "torch")
+    run_id = muster.detach("--max-steps", "400", "--engine", "torch", "--lease", "6")
     muster.until_step(run_id, 5)
-    kill(lab["b"].pids("training.worker"))
+    if accident == "cable":
+        lab["b"].cut()
+    else:
+        kill(lab["b"].pids("training.worker" if accident == "worker" else "agent.py"))
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 1
     assert muster.metadata(run_id)["status"] == "failed"
     assert "b" in muster.metadata(run_id)["error_message"]
-    until(lambda: ours(lab["a"]) + ours(lab["b"]) == [], 15.0)
+    until(lambda: ours(lab["a"]) + ours(lab["b"]) == [], 30.0)
 
 
 def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: MakeLab, start: Start) -> None:
