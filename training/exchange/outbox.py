@@ -35,10 +35,6 @@ class Outbox:
             self._changed.notify()
             return True
 
-    @property
-    def empty(self) -> bool:
-        return not self._messages
-
     def close(self, reason: str = "") -> None:
         """End the stream: with a ``reason`` at once, without one after what waits. The first reason stays."""
         with self._changed:
