@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from distributed.agent_files import interface_of
 from distributed.code_sync import REPOSITORY
 from distributed.hosts import Hosts, save_hosts
 from distributed.hosts_schema import Machine
-from distributed.link import Link
+from distributed.link import Link, address_towards
 from distributed.preflight import Facts, check, ready
 from distributed.ssh import Trust
 from profiles.errors import RunFailed
@@ -74,7 +76,12 @@ def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPla
     Raises:
         BadInput: the profile does not fit that many members.
     """
-    seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
+    far = [link.host for link, _ in machines if link.host and not link.machine.here]
+    seats = [
+        (link.machine, _as_seen(facts, link.machine, far), device)
+        for link, facts in machines
+        for device in link.machine.devices or ("",)
+    ]
     local = plan_local_run(profile, len(seats))
     engine = "torch" if _wants_torch(profile, seats) else "hub"
     members = tuple(
@@ -82,6 +89,11 @@ def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPla
         for rank, (machine, facts, device) in enumerate(seats)
     )
     return local.model_copy(update={"members": members, "engine": engine})
+
+
+def _as_seen(facts: Facts, machine: Machine, far: Sequence[str]) -> Facts:
+    """This machine was reached over loopback; the others reach it over the interface that leads to them."""
+    return replace(facts, interface=interface_of(address_towards(far[0]))) if machine.here and far else facts
 
 
 def _member(
@@ -95,7 +107,7 @@ def _member(
         device_index=int(index or 0),
         batch_size=batch_size,
         threads=profile.training.threads,
-        interface=(machine.interface or facts.interface) if engine == "torch" else "",
+        interface=machine.interface or facts.interface if engine == "torch" else "",
     )
 
 
