@@ -1,0 +1,103 @@
+"""Following a run by its folder alone."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.follow import Follower, follow_lines
+from app.run_state import RunState
+from profiles.errors import ExitCode
+from profiles.resolve import profile_from_options
+from training.events import ErrorEvent, Event, RunEvent, WarningEvent
+from training.local_plan import plan_local_run
+from training.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
+    with RunFolder.create(tmp_path / "output", plan, []) as made:
+        yield made
+
+
+def seen(follower: Follower) -> list[Event]:
+    return [event for event in follower.events() if event is not None]
+
+
+def test_lines_come_whole_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntw")
+    going = iter([True, True, False])
+    lines = follow_lines(path, lambda: next(going))
+    assert next(lines) == b"one"
+    with path.open("ab") as stream:
+        stream.write(b"o\nthree\nhalf")
+    assert [line for line in lines if line] == [b"two", b"three"]
+
+
+def test_readers_see_what_is_written_while_they_read(folder: RunFolder) -> None:
+    follower = Follower(folder.path)
+    events = follower.events()
+    assert next(events) is None
+    folder.append(WarningEvent(message="late"))
+    assert next(event for event in events if event is not None).seq == 0
+    folder.finish("completed", {"steps": 3})
+    folder.close()
+    assert [event for event in events if event is not None] == []
+    ended = follower.ended(RunState())
+    assert (ended.status, ended.exit_code, ended.metrics) == ("completed", ExitCode.DONE, {"steps": 3})
+
+
+def test_two_readers_at_once_see_the_same(folder: RunFolder) -> None:
+    followers = [Follower(folder.path) for _ in range(2)]
+    results: list[list[Event]] = [[], []]
+    threads = [threading.Thread(target=lambda i=i: results[i].extend(seen(followers[i]))) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(50):
+        folder.append(WarningEvent(message=str(number)))
+    folder.finish("completed", {})
+    folder.close()
+    for thread in threads:
+        thread.join(20)
+    assert results[0] == results[1]
+    assert [event.seq for event in results[0]] == list(range(50))
+
+
+def test_a_run_without_its_supervisor_is_said_to_be_interrupted(folder: RunFolder) -> None:
+    folder.append(RunEvent(status="running"))
+    folder.close()
+    follower = Follower(folder.path)
+    seen(follower)
+    ended = follower.ended(RunState())
+    assert ended.exit_code == ExitCode.RUN_FAILED
+    assert ended.message.startswith("interrupted")
+
+
+@pytest.mark.parametrize("code", [ExitCode.BAD_INPUT, ExitCode.NOT_READY])
+def test_what_could_not_begin_keeps_its_exit_code_even_without_a_folder(folder: RunFolder, code: ExitCode) -> None:
+    follower = Follower(folder.path)
+    events = follower.events()
+    assert next(events) is None
+    folder.append(ErrorEvent(message="no such file", hint="look", exit_code=int(code)))
+    folder.close()
+    shutil.rmtree(folder.path)
+    list(events)
+    ended = follower.ended(RunState())
+    assert (ended.message, ended.hint, ended.exit_code) == ("no such file", "look", code)
+
+
+def test_the_error_of_an_earlier_attempt_is_forgotten(folder: RunFolder) -> None:
+    folder.append(ErrorEvent(message="old", hint="old hint"))
+    folder.append(RunEvent(status="starting"))
+    folder.finish("cancelled", {})
+    folder.close()
+    follower = Follower(folder.path)
+    seen(follower)
+    ended = follower.ended(RunState())
+    assert (ended.hint, ended.exit_code) == ("", ExitCode.STOPPED)

@@ -1,0 +1,74 @@
+"""Commands about runs on several machines, where no machine is needed."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.distributed import trust
+from app.cli.main import main
+from distributed.host_keys import HostKeyInfo
+from profiles.resolve import profile_from_options
+from training.local_plan import plan_local_run
+from training.run_folder import RunFolder
+
+Capture = pytest.CaptureFixture[str]
+KEY = HostKeyInfo("studio", "studio.local", "ssh-ed25519", b"key")
+
+
+@pytest.fixture
+def run() -> RunFolder:
+    plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
+    with RunFolder.create(Path("output"), plan, []) as folder:
+        folder.log_path("studio").write_text("first\n\x1b[31msecond\n")
+        folder.finish("cancelled", {})
+    return folder
+
+
+def test_logs_name_their_machine_and_show_control_characters(run: RunFolder, capsys: Capture) -> None:
+    assert main(["logs", "p"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["studio: first", "studio: \\x1b[31msecond"]
+
+
+def test_attach_to_an_ended_run_tells_how_it_ended(run: RunFolder) -> None:
+    assert main(["attach", "p"]) == 130
+
+
+def test_a_local_run_is_stopped_where_it_was_started(run: RunFolder, capsys: Capture) -> None:
+    assert main(["stop", "p"]) == 2
+    assert "Ctrl-C" in capsys.readouterr().err
+
+
+def test_detach_needs_machines(capsys: Capture) -> None:
+    assert main(["distributed-train", "nanogpt", "--detach"]) == 2
+    assert "--hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["distributed-check"], ["distributed-train", "nanogpt"]])
+def test_a_missing_hosts_file_is_named(command: list[str], capsys: Capture) -> None:
+    assert main([*command, "--hosts", "none.json"]) == 2
+    assert "none.json: no such hosts file" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "taken"), [("y\n", True), ("yes\n", True), ("\n", False), ("n\n", False)])
+def test_a_person_judges_a_new_key(monkeypatch: pytest.MonkeyPatch, answer: str, taken: bool) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stderr", shown)
+    ask = trust(new=False)
+    assert ask is not None and ask(KEY) is taken
+    assert KEY.fingerprint in shown.getvalue() and KEY.compare_command in shown.getvalue()
+
+
+def test_without_a_person_nobody_vouches() -> None:
+    assert trust(new=False) is None
+    accept = trust(new=True)
+    assert accept is not None and accept(KEY)
