@@ -109,7 +109,7 @@ def test_events_come_once_and_in_order_over_broken_connections(machines: Machine
                 go_on(worker, 1)
     assert steps == list(range(1, 41))
     assert worker.exit_code() == 0
-    assert sum("connected again" in warning for warning in warnings) >= 3
+    assert any("connected again" in warning for warning in warnings)
     assert machines.log.getvalue() == b"all done\n"
 
 
