@@ -50,7 +50,7 @@ class Machine(BaseModel):
     key: Line = ""
     """Private key file on this machine; empty: the agent's and the usual ones."""
     python: Line = ""
-    """Interpreter there, or the folder of an environment; empty: Muster makes one."""
+    """Interpreter there, or the folder of an environment; empty: ``python3``."""
     project_path: Line = ""
     """Folder there to work in; empty: Muster's own cache folder."""
     devices: tuple[_Device, ...] = ()
