@@ -95,7 +95,9 @@ class LocalEngine:
         if self._hub is not None:
             self._hub.stop()
             self._hub = None
-        self._store = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
 
 def _last_words(log: Path) -> tuple[str, str]:
