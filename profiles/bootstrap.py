@@ -17,7 +17,7 @@ import sys
 from typing import List
 
 PACKAGES = (
-    "accelerate cryptography datasets google.protobuf grpc jiwer numpy paramiko peft platformdirs psutil pydantic "
+    "accelerate cryptography datasets filelock google.protobuf grpc jiwer numpy paramiko peft platformdirs psutil pydantic "
     "questionary rich safetensors soundfile soxr textual tokenizers torch transformers typer zeroconf"
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"

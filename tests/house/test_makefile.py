@@ -18,6 +18,7 @@ TARGETS = {
     "lint",
     "format",
     "proto",
+    "lab",
     "lab-test",
     "bench",
     "clean",
