@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -134,7 +135,9 @@ def start_engine(engine: str, world: int, folder: Path):  # type: ignore[no-unty
         )
     )
     hub = HubProcess(config, (folder / "hub.log").open("ab"))
-    port = json.loads(next(hub.lines()))["port"]
+    lines = hub.lines()
+    port = json.loads(next(lines))["port"]
+    threading.Thread(target=list, args=(lines,), daemon=True).start()  # a full pipe would hold the hub up
     return f"127.0.0.1:{port}", hub.stop
 
 
