@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -112,7 +113,7 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
     return rows
 
 
-def start_engine(engine: str, world: int, folder: Path):  # type: ignore[no-untyped-def]
+def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[], object]]:
     """Start hub or store; return its address and a function that ends it."""
     if engine == "torch":
         from training.exchange.torch_group import serve_store

@@ -123,7 +123,7 @@ def _noted_failure(folder: RunFolder) -> Iterator[None]:
     """Leave the reason in the run folder when the run breaks in this process (a full disk, a fault of ours)."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever it is, the folder must say so; it is raised again
         with contextlib.suppress(MusterError):
             folder.finish("failed", {}, str(error))
         raise

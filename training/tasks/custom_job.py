@@ -76,7 +76,7 @@ def _import(name: str) -> ModuleType:
         return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
     except BadInput:
         raise
-    except Exception as error:
+    except Exception as error:  # the user's own code may raise anything
         raise BadInput(
             f"module {name} cannot be imported: {_where(error)}", "repair it, or check model_path"
         ) from error
@@ -109,7 +109,7 @@ def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> Cus
     """
     try:
         made = factory(profile) if inspect.signature(factory).parameters else factory()
-    except Exception as error:
+    except Exception as error:  # the user's own code may raise anything
         raise BadInput(f"{path} failed: {_where(error)}", "repair it and start again") from error
     return _check(_as_job(made, path), path)
 
