@@ -1,11 +1,12 @@
 """Make ``examples/spoken_commands``: short spoken clips of numbers and commands by many synthetic voices.
 
     sudo apt-get install espeak-ng flite festival festvox-kallpc16k festvox-kdlpc16k festvox-us-slt-hts
+    pip install ttspico==0.3.2
     python examples/make_spoken_commands.py --output examples/spoken_commands
 
-A voice is one timbre: an espeak-ng variant in one accent, or a flite or festival speaker with its vocal tract made
-longer or shorter by resampling. No espeak-ng variant is in two splits, and flite's speaker ``rms`` is in the test split
-alone. Every clip has its own random generator, seeded by its id, so the same versions of the packages give the same
+A voice is one timbre: an espeak-ng variant in one accent, or a recorded person's voice (flite, festival, SVOX Pico) with
+its vocal tract made longer or shorter by resampling. No variant, family of variants or person is in two splits: a draw
+decides who is in which, and one person is in the test split alone. Every clip has its own random generator, seeded by its id, so the same versions of the packages give the same
 clips.
 """
 
@@ -41,33 +42,73 @@ ACCENTS = "en-us en-gb en-us".split()
 WORD_GAP = 6
 """Pause between espeak-ng's words in units of 10 ms: commands are spoken one by one, not run together."""
 
-VARIANTS = {
-    "train": (
-        "Alex Andrea Denis Diogo Gene Gene2 Hugo Jacky Lee Mario Michael Mike RicishayMax RicishayMax2 RicishayMax3 "
-        "adam anika antonio aunty benjamin caleb ed edward edward2 f1 f3 f5 grandma gustave iven iven2 iven3 iven4 "
-        "kaukovalta klatt klatt3 klatt5 m1 m2 m4 m6 m8 marcelo max michel miguel norbert paul pedro quincy rob robert "
-        "robosoft robosoft2 robosoft7 sandro steph steph2 steph3 zac"
-    ).split(),
-    "validation": "m5 f2 Annie david Marco victor shelby klatt2".split(),
-    "test": "m3 m7 f4 klatt4 Andy belinda boris Henrique linda pablo travis john Nguyen grandpa".split(),
-}
+VARIANTS = (
+    "Alex Alicia Andrea Andy Annie Denis Diogo Gene Gene2 Henrique Hugo Jacky Lee Marco Mario Michael Mike Nguyen "
+    "RicishayMax RicishayMax2 RicishayMax3 adam anika antonio aunty belinda benjamin boris caleb david ed edward "
+    "edward2 f1 f2 f3 f4 f5 grandma grandpa gustave iven iven2 iven3 iven4 john kaukovalta klatt klatt2 klatt3 klatt4 "
+    "klatt5 linda m1 m2 m3 m4 m5 m6 m7 m8 marcelo max michel miguel norbert pablo paul pedro quincy rob robert "
+    "robosoft robosoft2 robosoft7 sandro shelby steph steph2 steph3 travis victor zac"
+).split()
+"""espeak-ng's voices but for the whispering, croaking and effect ones."""
+
 SPEAKERS: dict[str, dict[str, tuple[float, ...]]] = {
-    "train": {
-        "flite-slt": (0.88, 0.94, 1.0, 1.06, 1.12),
-        "flite-awb": (0.9, 0.96, 1.0, 1.05, 1.1, 1.16),
-        "flite-kal16": (0.92, 1.0, 1.08, 1.16),
-        "festival-kal": (0.9, 0.97, 1.04, 1.12),
-        "festival-slt": (0.86, 0.92, 1.0, 1.08, 1.14),
-        "festival-ked": (0.9, 0.95, 1.0, 1.06, 1.12),
-    },
-    "validation": {},
-    "test": {"flite-rms": (0.95, 1.0, 1.06, 1.12)},
+    "slt": {"flite-slt": (0.88, 0.94, 1.0, 1.06, 1.12), "festival-slt": (0.86, 0.92, 1.0, 1.08, 1.14)},
+    "awb": {"flite-awb": (0.9, 0.96, 1.0, 1.05, 1.1, 1.16)},
+    "kal": {"flite-kal16": (0.92, 1.0, 1.08, 1.16), "festival-kal": (0.9, 0.97, 1.04, 1.12)},
+    "rms": {"flite-rms": (0.9, 0.95, 1.0, 1.06, 1.12)},
+    "ked": {"festival-ked": (0.9, 0.95, 1.0, 1.06, 1.12)},
+    "lh0": {"pico-US": (0.88, 0.94, 1.0, 1.06, 1.12)},
+    "kh0": {"pico-GB": (0.88, 0.94, 1.0, 1.06, 1.12)},
 }
-"""Vocal-tract factors by speaker: above 1 the formants are higher, as of a shorter vocal tract."""
+"""Recorded people by name: their voices in each synthesizer, with vocal-tract factors: above 1 the formants are
+higher, as of a shorter vocal tract."""
 
 CLIPS = {"train": 3_880, "validation": 240, "test": 480}
-SPEAKER_SHARE = {"train": 0.35, "validation": 0.0, "test": 0.1}
-"""Share of the clips that is not espeak-ng's."""
+TEST_VARIANTS, VALIDATION_VARIANTS = 14, 8
+"""At least so many of espeak-ng's voices: the last family is taken whole."""
+
+TRAINING_SHARE = 0.35
+"""Share of the training clips spoken by recorded people; in the test split every voice has the same share."""
+
+DRAW = "2026-11-21"
+"""Seed of the one draw of voices for the splits. It was made once, before any training on it: to draw again because of
+a result would make the test split part of the training."""
+
+
+def draw_order(names: Iterable[str]) -> list[str]:
+    """Names in an order that depends on them and the draw's seed alone, whatever the versions of the libraries."""
+    return sorted(names, key=lambda name: zlib.crc32(f"{DRAW} {name}".encode()))
+
+
+def family(variant: str) -> str:
+    """Variants that differ by a digit stay in one split: ``iven2`` with ``iven``; ``m1`` to ``f5`` are no family."""
+    stem = variant.rstrip("0123456789")
+    return stem if len(stem) > 1 else variant
+
+
+def draw_variants() -> dict[str, list[str]]:
+    """espeak-ng's voices by split, drawn by families."""
+    splits: dict[str, list[str]] = {"test": [], "validation": [], "train": []}
+    for name in draw_order({family(variant) for variant in VARIANTS}):
+        split = (
+            "test"
+            if len(splits["test"]) < TEST_VARIANTS
+            else "validation"
+            if len(splits["validation"]) < VALIDATION_VARIANTS
+            else "train"
+        )
+        splits[split] += [variant for variant in VARIANTS if family(variant) == name]
+    return splits
+
+
+def draw_speakers() -> dict[str, list[tuple[str, float]]]:
+    """Voices and vocal-tract factors of recorded people by split: one person, drawn, is in the test split alone."""
+    tested, *trained = draw_order(SPEAKERS)
+    people = {"test": [tested], "validation": [], "train": sorted(trained)}
+    return {
+        split: [(voice, warp) for name in names for voice, warps in SPEAKERS[name].items() for warp in warps]
+        for split, names in people.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -93,22 +134,24 @@ class Clip:
 def plan_split(split: str, count: int) -> list[Clip]:
     """Choose voice, words, pace and pitch of every clip of a split; words and voices are balanced."""
     rng = np.random.default_rng(zlib.crc32(split.encode()))
-    speakers = [(f"{name}-{warp:.2f}", warp) for name, warps in SPEAKERS[split].items() for warp in warps]
-    speaker_count = round(count * SPEAKER_SHARE[split])
-    voices = list(islice(cycle(speakers), speaker_count)) if speakers else []
-    voices += [(voice, 1.0) for voice in islice(cycle(espeak_voices(split)), count - len(voices))]
+    speakers, variants = draw_speakers()[split], espeak_voices(split)
+    share = {"train": TRAINING_SHARE, "validation": 0.0, "test": 1 / (len(variants) + 1)}[split]
+    voices = list(islice(cycle(speakers), round(count * share)))
+    voices += [(voice, 1.0) for voice in islice(cycle(variants), count - len(voices))]
     words = word_stream(rng)
     clips = []
     for number, (voice, warp) in enumerate(voices):
         text = " ".join(islice(words, int(rng.choice([1, 2, 3], p=[0.3, 0.4, 0.3]))))
         pace, pitch = rng.uniform(0.75, 1.15), rng.uniform(-1, 1)
-        clips.append(Clip(f"{split}-{number:04d}", split, voice, text, warp, pace, pitch))
+        name = voice if voice.startswith("espeak") else f"{voice}-{warp:.2f}"
+        clips.append(Clip(f"{split}-{number:04d}", split, name, text, warp, pace, pitch))
     return clips
 
 
 def espeak_voices(split: str) -> list[str]:
     """Accent and variant by name; in training every other variant is used in two accents."""
-    variants = VARIANTS[split] + (VARIANTS[split][::2] if split == "train" else [])
+    drawn = draw_variants()[split]
+    variants = drawn + (drawn[::2] if split == "train" else [])
     return [f"espeak-{accent}+{variant}" for accent, variant in zip(cycle(ACCENTS), variants, strict=False)]
 
 
@@ -165,6 +208,18 @@ def festival(clips: Sequence[Clip], folder: Path) -> None:
     run(["festival", "-b", str(script)])
 
 
+def pico(clips: Sequence[Clip], folder: Path) -> None:
+    """Speak clips with SVOX Pico, whose engine is loaded once a language."""
+    import ttspico
+
+    engines = {name: ttspico.TtsEngine(f"en-{name}") for name in {clip.voice.split("-")[1] for clip in clips}}
+    for clip in clips:
+        engine = engines[clip.voice.split("-")[1]]
+        engine.rate, engine.pitch = round(100 * clip.pace / clip.warp), round(100 * 1.2**clip.pitch)
+        speech = np.frombuffer(engine.speak(f"{clip.text}."), dtype=np.int16)
+        soundfile.write(folder / f"{clip.id}.wav", speech, RATE)
+
+
 def run(command: Sequence[str]) -> None:
     """Run a synthesizer; what it prints is shown only if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
@@ -182,6 +237,7 @@ SYNTHESIZERS: dict[str, Callable[[Sequence[Clip], Path], None]] = {
     "espeak": espeak,
     "flite": flite,
     "festival": festival,
+    "pico": pico,
 }
 
 
