@@ -4,10 +4,10 @@
     pip install ttspico==0.3.2
     python examples/make_spoken_commands.py --output examples/spoken_commands
 
-A voice is one timbre: an espeak-ng variant in one accent, or a recorded person's voice (flite, festival, SVOX Pico) with
-its vocal tract made longer or shorter by resampling. No variant, family of variants or person is in two splits: a draw
-decides who is in which, and one person is in the test split alone. Every clip has its own random generator, seeded by its id, so the same versions of the packages give the same
-clips.
+A voice is one timbre: an espeak-ng variant in one accent, or a recorded person's voice (flite, festival, SVOX Pico)
+with its vocal tract made longer or shorter by resampling. No variant, family of variants or person is in two splits: a
+draw decides who is in which, and one person is in the test split alone. Every clip has its own random generator, seeded
+by its id, so the same versions of the packages give the same clips.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
 
 from profiles.errors import BadInput
+from training.tasks.speech_dataset import hold_out, read_speech
 from training.tasks.transcription import evaluate_model, pick_device, transcribe, windows
 from training.tasks.whisper import WhisperTask
 
@@ -56,6 +58,17 @@ def test_evaluation_of_a_saved_model(trained_whisper: Path, tmp_path: Path) -> N
     assert found["loss"] < 0.5
     assert found["samples"] == 4
     assert found["hours"] == pytest.approx(4 * 0.6 / 3600)
+
+
+def test_evaluation_on_the_clips_that_training_holds_out(trained_whisper: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(trained_whisper, data, ignore=shutil.ignore_patterns("model"))
+    (data / "validation.csv").unlink()
+    held = hold_out(read_speech(str(data)))["validation"]
+    found = evaluate_model(
+        trained_whisper / "model", str(data), "validation", device="cpu", cache_dir=str(tmp_path / "cache")
+    )
+    assert found["samples"] == len(held) > 0
 
 
 def test_split_that_is_not_there(trained_whisper: Path) -> None:

@@ -15,7 +15,7 @@ from profiles.errors import BadInput
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech_dataset import hold_out, read_speech
 from training.tasks.whisper import SpeechData, WhisperTask
 from training.tasks.whisper_model import WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
@@ -72,6 +72,8 @@ def evaluate_model(
 ) -> dict[str, float]:
     """Return what a model reaches on one split: ``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``.
 
+    The validation split of a data set that has none is the clips that training holds out of it.
+
     Raises:
         BadInput: the model or the data set cannot be used, or has no such split.
     """
@@ -83,6 +85,8 @@ def evaluate_model(
     )
     task = WhisperTask(profile)
     splits = read_speech(dataset, text_column)
+    if split == "validation" and "train" in splits:
+        splits = hold_out(splits)
     if split not in splits:
         raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
     clips = splits[split][:max_samples] if max_samples else splits[split]
