@@ -74,9 +74,8 @@ def main() -> None:
             results[seed] = {**trained, "by_speaker": by_speaker(trained["model"])}
         finally:
             shutil.rmtree(output)
-    print(
-        "| seed | time | test before | test after | validation after | plain words by speaker |\n|---|---|---|---|---|---|"
-    )
+    print("| seed | time | test before | test after | validation after | plain words by speaker |")
+    print("|---|---|---|---|---|---|")
     for seed, found in results.items():
         minutes, seconds = divmod(round(found["seconds"]), 60)
         (before, after), (_, validation) = found["test"], found["validation"]
