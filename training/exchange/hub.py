@@ -31,6 +31,7 @@ from training.exchange.wire import HubLimits, WireError
 _TICK = 0.1
 _CONTROL_BYTES = 1 << 16
 _IDENTIFY_WITHIN = 10.0
+"""Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
 
 
 class HubConfig(BaseModel):
@@ -80,7 +81,7 @@ class Hub:
         streams = 4 * len(config.names) + 8
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="hub"),
-            options=transport.SERVER_OPTIONS,
+            options=[*transport.SERVER_OPTIONS, ("grpc.server_handshake_timeout_ms", int(1e3 * _IDENTIFY_WITHIN))],
             maximum_concurrent_rpcs=streams,
         )
         handlers = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -19,6 +20,9 @@ from training.events import EventSink, MemberEvent, WarningEvent
 
 if TYPE_CHECKING:
     from training.exchange.hub import HubConfig
+
+_MOST_FILES = 8192
+"""Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +45,7 @@ def _serve(path: Path) -> None:
 
     # Several members' chunks are averaged side by side in their own threads; more threads inside each only fight.
     torch.set_num_threads(1)
+    _allow_connections()
     end = threading.Event()
     write = EventSink(sys.stdout)
 
@@ -56,6 +61,13 @@ def _serve(path: Path) -> None:
     print(json.dumps({"port": port}), flush=True)
     end.wait()
     hub.stop()
+
+
+def _allow_connections() -> None:
+    """Take more open files than the usual 256 or 1024, so that idle strangers cannot use them up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _read_config(path: Path) -> HubConfig:
