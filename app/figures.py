@@ -14,7 +14,12 @@ def metric_text(name: str, value: float | None) -> str:
     """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
     if value is None or value != value:
         return "-"
-    return f"{value * 100:.1f} %" if name in _RATES else f"{value:.4g}"
+    return f"{value * 100:.1f} %" if name in _RATES else four_digits(value)
+
+
+def four_digits(value: float) -> str:
+    """``2.000`` and ``0.08712``: as many digits for every loss, so that a column of them does not jump."""
+    return f"{value:#.4g}".rstrip(".")
 
 
 def metric_label(name: str) -> str:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from app.console import diagnostics, duration_text, interactive, say, visible
-from app.figures import headline
+from app.figures import four_digits, headline
 from app.run_state import RunState, apply
 from training.events import (
     ErrorEvent,
@@ -179,7 +179,7 @@ def step_line(state: RunState) -> str:
     total = f"/{state.total_steps}" if state.total_steps else ""
     parts = [f"step {state.step}{total}"]
     if losses:
-        parts.append(f"loss {sum(losses) / len(losses):.4g}")
+        parts.append(f"loss {four_digits(sum(losses) / len(losses))}")
     parts.append(f"{state.samples_per_second:.1f} samples/s")
     if state.seconds_left is not None:
         parts.append(f"{duration_text(state.seconds_left)} left")

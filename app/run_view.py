@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import bytes_text, duration_text, visible
-from app.figures import headline
+from app.figures import four_digits, headline
 from app.member_state import MemberState
 from app.run_state import RunState
 
@@ -52,7 +52,7 @@ class RunView:
         line.add_row(
             Text(f"step {state.step}/{state.total_steps}", style="bold"),
             ProgressBar(total=max(1, state.total_steps), completed=state.step, width=20),
-            Text(f"{state.samples_per_second:.1f} samples/s"),
+            Text(f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""),
             Text(f"{elapsed} elapsed"),
             Text(f"{duration_text(state.seconds_left)} left" if state.status == "running" else visible(state.status)),
         )
@@ -82,7 +82,7 @@ def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
         Text(visible(member.name or f"member {member.rank}")),
         Text(visible(state), style=_STATUS_STYLES.get(member.status, "")),
         Text(str(member.step) if member.step else "-"),
-        Text("-" if member.loss is None else f"{member.loss:.4g}"),
+        Text("-" if member.loss is None else four_digits(member.loss)),
         Text(f"{member.samples_per_second:.1f}" if member.active and member.window else "-"),
         time_bar(member, narrow),
         Text(traffic if narrow else f"{traffic} / {bytes_text(member.bytes_received)}"),

@@ -227,6 +227,7 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
         BadInput: no such run, or not one that runs in the background.
         NotReady: machines that could not be asked.
     """
+    moments = {"asked": time.time()}
     path = find_run(output, reference)
     if not is_distributed(path):
         raise BadInput(f"{path.name} runs on this machine only", "stop it with Ctrl-C where it was started")
@@ -235,8 +236,10 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
         leave_request(path, action)
         say("stopping" if kill else "stopping: writing a snapshot")
         _wait_until_gone(path)
+    moments["ended"] = time.time()
     found = leftovers(load_hosts(path / HOSTS), RunFolder.open(path).metadata.run_id)
-    return _tell_leftovers(path, found, as_json)
+    moments["proved"] = time.time()
+    return _tell_leftovers(path, found, moments, as_json)
 
 
 def _wait_until_gone(path: Path) -> None:
@@ -248,13 +251,15 @@ def _wait_until_gone(path: Path) -> None:
         time.sleep(0.05)
 
 
-def _tell_leftovers(path: Path, found: dict[str, list[str] | MusterError], as_json: bool) -> ExitCode:
+def _tell_leftovers(
+    path: Path, found: dict[str, list[str] | MusterError], moments: dict[str, float], as_json: bool
+) -> ExitCode:
     problems = [answer for answer in found.values() if isinstance(answer, MusterError)]
     left = {name: answer for name, answer in found.items() if not isinstance(answer, MusterError)}
     if as_json:
         unknown = {name: answer.message for name, answer in found.items() if isinstance(answer, MusterError)}
         status = RunFolder.open(path).metadata.status
-        show_json({"run_dir": str(path), "status": status, "left": left, "unknown": unknown})
+        show_json({"run_dir": str(path), "status": status, "left": left, "unknown": unknown, **moments})
     else:
         for name, processes in left.items():
             show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
