@@ -1,0 +1,254 @@
+"""What was measured, as data: machines and the links between them. Measuring writes it, planning reads it.
+
+Rates are Mbit/s of TCP payload in one direction, as a test over the link sees them (not the line rate), sizes are
+bytes, times are seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from profiles.errors import BadInput
+
+_SHOWN = r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]"
+Name = Annotated[str, StringConstraints(pattern=rf"^{_SHOWN}+$", max_length=100)]
+Text = Annotated[str, StringConstraints(pattern=rf"^{_SHOWN}*$", max_length=4096)]
+Mbit = Annotated[float, Field(ge=0, le=1e6)]
+Bytes = Annotated[int, Field(ge=0, le=2**60)]
+
+
+class Document(BaseModel):
+    """Frozen, and no field may be unknown or not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Measurement(Document):
+    """One short run of the task itself on one machine, after its warm-up, without any exchange."""
+
+    batch: Annotated[int, Field(ge=1, le=1_000_000)]
+    seconds: Annotated[float, Field(gt=0, le=1e6)]
+    """One optimizer step of one micro-batch."""
+    peak: Bytes = 0
+    """Memory at its highest, of the device that trains; 0: unknown."""
+
+
+class Machine(Document):
+    """One member to be: a machine, or one device of it. Entries with the same identity share a machine."""
+
+    name: Name
+    identity: Text = ""
+    """SSH host key (fingerprint); empty: the name tells machines apart."""
+    system: Literal["linux", "darwin", "windows"] = "linux"
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    trains: bool = True
+    """``False``: may carry the hub, but is no member."""
+    measurements: Annotated[tuple[Measurement, ...], Field(max_length=64)] = ()
+    """Of the job's task; none: it did not run there. Two batch sizes or more tell overhead from speed."""
+    memory_total: Bytes = 0
+    memory_free: Bytes = 0
+    """What training may use of the device's memory; 0: unknown."""
+    interface_mbit: Mbit = 0.0
+    """What its network interface carries in each direction, all peers together; 0: as its fastest link."""
+    hub_mbit: Mbit = 0.0
+    """Payload, in and out together, that a hub process there works through; 0: the cost model's default."""
+    wifi: bool = False
+    on_mains: bool = True
+
+    @property
+    def host(self) -> str:
+        """What tells machines apart."""
+        return self.identity or self.name
+
+    @cached_property
+    def step_time(self) -> tuple[float, float]:
+        """Overhead ``o`` in seconds and speed ``v`` in samples/s of ``t = o + batch / v``, by least squares.
+
+        Where the fit has no meaning (one batch size, or noise that makes either negative) the overhead is 0 and the
+        line goes through the origin. Speed 0: nothing was measured.
+        """
+        points = sorted((float(m.batch), m.seconds) for m in self.measurements)
+        if not points:
+            return 0.0, 0.0
+        overhead, slope = _line(points)
+        if overhead < 0 or slope <= 0:
+            slope = sum(b * t for b, t in points) / sum(b * b for b, _ in points)
+            overhead = 0.0
+        return overhead, 1.0 / slope
+
+    @property
+    def overhead(self) -> float:
+        """Seconds of a micro-batch that do not depend on its size."""
+        return self.step_time[0]
+
+    @property
+    def speed(self) -> float:
+        """Samples/s beyond the overhead."""
+        return self.step_time[1]
+
+    @cached_property
+    def memory_fit(self) -> tuple[float, float] | None:
+        """Bytes that do not depend on the batch, and bytes a sample; ``None`` where one batch size or none is known."""
+        points = sorted((float(m.batch), float(m.peak)) for m in self.measurements if m.peak)
+        if len({batch for batch, _ in points}) < 2:
+            return None
+        fixed, each = _line(points)
+        return max(0.0, fixed), max(0.0, each)
+
+    def memory_per_sample(self, fixed: float) -> float | None:
+        """Return the bytes of a sample in the micro-batch; where one point is known, what is above ``fixed``."""
+        if self.memory_fit is not None:
+            return self.memory_fit[1]
+        known = [m for m in self.measurements if m.peak]
+        return max(0.0, max((m.peak - fixed) / m.batch for m in known)) if known else None
+
+
+def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return intercept and slope of the least-squares line; through the origin where all x are equal."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return 0.0, mean_y / mean_x
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return mean_y - slope * mean_x, slope
+
+
+class Link(Document):
+    """The best path between two machines."""
+
+    source: Name
+    target: Name
+    mbit: Mbit
+    """From source to target."""
+    mbit_back: Mbit
+    """From target to source."""
+    rtt_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    jitter_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    medium: Literal["ethernet", "wifi", "thunderbolt", "loopback", "unknown"] = "unknown"
+    air: Text = ""
+    """Which shared radio channel the path crosses (BSSID or network name); empty: none."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether something passes in both directions."""
+        return self.mbit > 0 and self.mbit_back > 0
+
+    def reversed(self) -> Link:
+        """Return the same link, seen from the other end."""
+        turned = {"source": self.target, "target": self.source, "mbit": self.mbit_back, "mbit_back": self.mbit}
+        return self.model_copy(update=turned)
+
+
+class Cluster(Document):
+    """All machines that were measured, and the links between them."""
+
+    machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=256)]
+    links: Annotated[tuple[Link, ...], Field(max_length=32_640)] = ()
+    here: Text = ""
+    """Name of the machine that starts the run; between equals the hub goes there."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Cluster:
+        names = [machine.name for machine in self.machines]
+        if len(set(names)) != len(names):
+            raise ValueError("two machines have the same name")
+        known = set(names)
+        if self.here and self.here not in known:
+            raise ValueError(f"here: there is no machine '{self.here}'")
+        pairs = set()
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in known:
+                    raise ValueError(f"link {link.source} - {link.target}: there is no machine '{end}'")
+            pair = frozenset((link.source, link.target))
+            if len(pair) < 2 or pair in pairs:
+                raise ValueError(f"link {link.source} - {link.target}: between two machines, once a pair")
+            pairs.add(pair)
+        return self
+
+    @cached_property
+    def _by_name(self) -> dict[str, Machine]:
+        return {machine.name: machine for machine in self.machines}
+
+    @cached_property
+    def _by_hosts(self) -> dict[tuple[str, str], Link]:
+        """Oriented links by the hosts at their ends; of several entries of two hosts the fastest."""
+        found: dict[tuple[str, str], Link] = {}
+        for link in sorted(self.links, key=lambda link: (link.mbit + link.mbit_back, link.source, link.target)):
+            ends = (self.machine(link.source).host, self.machine(link.target).host)
+            found[ends], found[ends[::-1]] = link, link.reversed()
+        return found
+
+    def machine(self, name: str) -> Machine:
+        """Return the machine of this name.
+
+        Raises:
+            BadInput: there is none.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise BadInput(
+                f"no machine '{name}' among the measured ones", "known: " + ", ".join(self._by_name)
+            ) from None
+
+    def link(self, source: str, target: str) -> Link | None:
+        """Return the link from one machine to another; ``None`` where nothing passes or nothing was measured."""
+        found = self._by_hosts.get((self.machine(source).host, self.machine(target).host))
+        return found if found is not None and found.usable else None
+
+    def same_host(self, one: str, other: str) -> bool:
+        """Whether two entries are the same machine, so that nothing between them crosses a network."""
+        return self.machine(one).host == self.machine(other).host
+
+    def links_of(self, name: str) -> list[Link]:
+        """Return the usable links of a machine, as seen from it, by the other end's name."""
+        others = (machine.name for machine in self.machines if not self.same_host(name, machine.name))
+        found = [self.link(name, other) for other in sorted(others)]
+        return [link for link in found if link is not None]
+
+    def interface(self, name: str) -> float:
+        """Return what a machine's network interface carries in each direction, in Mbit/s; 0 without any link."""
+        stated = [m.interface_mbit for m in self.machines if m.host == self.machine(name).host]
+        return max([*stated, *(rate for link in self.links_of(name) for rate in (link.mbit, link.mbit_back))])
+
+    def slowest_link(self, names: tuple[str, ...]) -> Link | None:
+        """Return the slowest link among some machines, in its slower direction; ``None`` where there is none."""
+        links = [
+            link
+            for index, one in enumerate(sorted(names))
+            for other in sorted(names)[index + 1 :]
+            if not self.same_host(one, other) and (link := self.link(one, other)) is not None
+        ]
+        return min(links, key=lambda link: min(link.mbit, link.mbit_back), default=None)
+
+    def air_mbit(self, air: str) -> float:
+        """Return what a radio channel carries in all, in Mbit/s, from the best link over it.
+
+        A byte between two stations crosses the air twice, so that link's rate is half of the channel's.
+        """
+        over_it = [link for link in self.links if link.air == air]
+        return max((max(link.mbit, link.mbit_back) * self.crossings(link) for link in over_it), default=0.0)
+
+    def crossings(self, link: Link) -> int:
+        """Return how often a byte on this link crosses its air: once for every end that is wireless."""
+        if not link.air:
+            return 0
+        return max(1, self.machine(link.source).wifi + self.machine(link.target).wifi)
+
+    def only(self, names: tuple[str, ...]) -> Cluster:
+        """Return the part of the cluster with these machines.
+
+        Raises:
+            BadInput: none of them is known.
+        """
+        kept = tuple(machine for machine in self.machines if machine.name in names)
+        if not kept:
+            raise BadInput("none of these machines was measured", "known: " + ", ".join(self._by_name))
+        known = {machine.name for machine in kept}
+        links = tuple(link for link in self.links if link.source in known and link.target in known)
+        return Cluster(machines=kept, links=links, here=self.here if self.here in known else "")
