@@ -87,7 +87,7 @@ class SshConnection:
         Args:
             target: which machine; what it leaves open comes from ~/.ssh/config.
             trust: asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
-            password: tried after the keys.
+            password: tried in place of the keys, if the server takes one.
             timeout: seconds for each machine on the way, all steps together.
             heartbeat: seconds between heartbeats; after four of them in silence the connection counts as lost.
 
@@ -159,9 +159,8 @@ class SshConnection:
             )
             raise UserRefused(self.machine, problem, hint) from None
         except NoShell as error:
-            raise NoShell(
-                self.machine, error.message.partition(": ")[2], error.hint.replace("USER", self.host.user)
-            ) from None
+            hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
+            raise NoShell(self.machine, error.message.partition(": ")[2], hint) from None
         self.system = result.stdout.decode(errors="replace").strip()
 
     def run(

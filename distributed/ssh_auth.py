@@ -87,6 +87,7 @@ class Login:
         self._disconnect = disconnect
         self._tried: list[str] = []
         self._locked: list[Path] = []
+        self._password_possible = False
 
     def run(self, password: str | None) -> str:
         """Log in and return how: the key's label, ``password`` or ``none``.
@@ -98,13 +99,13 @@ class Login:
         if not methods:
             return "none"
         keys_possible = "publickey" in methods
-        password_possible = bool({"password", "keyboard-interactive"} & methods)
+        self._password_possible = bool({"password", "keyboard-interactive"} & methods)
+        if password is not None and self._password_possible:
+            return self._try_password(password)  # without the keys: servers allow few attempts
         label = self._try_keys() if keys_possible else ""
         if label:
             return label
-        if password is not None and password_possible:
-            return self._try_password(password)
-        raise self._refusal(keys_possible, password_possible)
+        raise self._refusal(keys_possible)
 
     def _methods(self) -> set[str]:
         """Ask which ways the server offers to this user; nothing left to prove is an empty set."""
@@ -178,7 +179,7 @@ class Login:
             raise UserRefused(self._host.machine, problem, "install a key there and allow a log-in by it alone")
         return "password"
 
-    def _refusal(self, keys_possible: bool, password_possible: bool) -> SshError:
+    def _refusal(self, keys_possible: bool) -> SshError:
         host = self._host
         if not keys_possible:
             problem = f"{host.where} takes no keys for user '{host.user}', only a password"
@@ -187,7 +188,7 @@ class Login:
         more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
         problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
-        return NoKeyAccepted(host.machine, problem, self._key_hint(), password_possible)
+        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible)
 
     def _key_hint(self) -> str:
         host = self._host
@@ -204,12 +205,18 @@ class Login:
         return f"does the user '{self._host.user}' exist there, and may it log in by SSH?"
 
     def _lost(self, error: Exception) -> SshError:
+        failure = self._explain(error)
+        failure.stage = "login"
+        return failure
+
+    def _explain(self, error: Exception) -> SshError:
         host, words = self._host, " ".join(self._disconnect)
         if _timed_out(error):
             return stalled(host, "did not answer during the log-in", self._patience)
         if "too many authentication failures" in words.lower():
             problem = f"{host.where} gave up after {len(self._tried)} keys ({', '.join(self._tried[:_SHOWN])})"
-            return NoKeyAccepted(host.machine, problem, "name the right one as 'key' in the hosts file")
+            hint = "name the right one as 'key' in the hosts file"
+            return NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         said = f" ({words})" if words else ""
         hint = "look at its SSH server's log, and at AllowUsers in its sshd_config"
         return Dropped(host.machine, f"{host.where} closed the connection during the log-in{said}", hint)

@@ -18,6 +18,8 @@ from pathlib import Path
 from distributed.hosts_schema import Hosts, Machine
 from profiles.errors import BadInput
 
+OWN_KEY = "~/.ssh/muster_ed25519"
+"""Muster's own key, which :mod:`distributed.key_setup` makes; tried early, for servers allow few attempts."""
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _PATIENCE = 15.0
 """Seconds for ``ssh -G``; a ``Match exec`` of the user's may take its time."""
@@ -141,7 +143,7 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
     hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
     tokens = _tokens(target.host, hostname, port, user)
     keys = [_path(value, tokens) for value in options.get("identityfile", []) if value.lower() != "none"]
-    own = [Path(target.key).expanduser()] if target.key else []
+    own = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
     return ResolvedHost(
         machine=target.name,
         hostname=hostname,

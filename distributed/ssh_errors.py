@@ -46,6 +46,8 @@ class SshError(MachinesNotReady):
 
     cause: ClassVar[str] = "ssh"
     """Stable word for programs (``--json``)."""
+    stage: str = "shell"
+    """How far it came: the failure is on the way to ``reach``, ``host key``, ``login`` or ``shell``."""
 
     def __init__(self, machine: str, problem: str, hint: str = "") -> None:
         super().__init__(f"{machine}: {_one_line(problem)}", hint)
@@ -54,32 +56,39 @@ class SshError(MachinesNotReady):
 
 class NameUnknown(SshError):
     cause = "name_unknown"
+    stage = "reach"
 
 
 class NoRoute(SshError):
     cause = "no_route"
+    stage = "reach"
 
 
 class ConnectTimeout(SshError):
     cause = "timeout"
+    stage = "reach"
 
 
 class PortClosed(SshError):
     cause = "port_closed"
+    stage = "reach"
 
 
 class NotSsh(SshError):
     cause = "not_ssh"
+    stage = "reach"
 
 
 class Stalled(SshError):
     cause = "stalled"
+    stage = "reach"
 
 
 class UnknownHostKey(SshError):
     """The machine was never met before; ``key`` is what a person compares."""
 
     cause = "unknown_host_key"
+    stage = "host key"
 
     def __init__(self, key: HostKeyInfo) -> None:
         super().__init__(
@@ -98,16 +107,19 @@ class HostKeyChanged(SshError):
     """The machine shows another key than the known one. No option of ours goes round this."""
 
     cause = "host_key_changed"
+    stage = "host key"
 
 
 class UserRefused(SshError):
     cause = "user_refused"
+    stage = "login"
 
 
 class NoKeyAccepted(SshError):
     """None of our keys fits; ``password_possible`` tells whether the server would take a password."""
 
     cause = "no_key_accepted"
+    stage = "login"
 
     def __init__(self, machine: str, problem: str, hint: str = "", password_possible: bool = False) -> None:
         super().__init__(machine, problem, hint)
@@ -116,10 +128,12 @@ class NoKeyAccepted(SshError):
 
 class PasswordOnly(SshError):
     cause = "password_only"
+    stage = "login"
 
 
 class PasswordRefused(SshError):
     cause = "password_refused"
+    stage = "login"
 
 
 class NoShell(SshError):
@@ -128,6 +142,7 @@ class NoShell(SshError):
 
 class Dropped(SshError):
     cause = "dropped"
+    stage = "reach"
 
 
 class CommandTimeout(SshError):
@@ -136,6 +151,7 @@ class CommandTimeout(SshError):
 
 class ForwardRefused(SshError):
     cause = "forward_refused"
+    stage = "reach"
 
 
 class RemoteFileError(SshError):

@@ -17,6 +17,10 @@ _BUFFERED = 4 * 1024 * 1024
 _STDERR_KEPT = 64 * 1024
 _NOISE_LIMIT = 256 * 1024
 """Bytes the login shell's start files may print before a command."""
+_NO_SHELL_HINT = (
+    "do the user's start files there end the shell (try: ssh USER@HOST true)? "
+    "Else give it a login shell: sudo chsh -s /bin/sh USER"
+)
 MAX_LINE = 16 * 1024 * 1024
 
 
@@ -250,9 +254,12 @@ class RemoteProcess:
 
     def _no_shell(self) -> NoShell:
         self._threads[1].join(1.0)
+        if len(self._rest) > _NOISE_LIMIT:
+            hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing where the shell is not interactive"
+            return NoShell(self.machine, "logged in, but its start files print without end", hint)
         said = (self._rest + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
-        return NoShell(self.machine, problem, "give the user a login shell: sudo chsh -s /bin/sh USER")
+        return NoShell(self.machine, problem, _NO_SHELL_HINT)
 
     def _end_of_stream(self) -> Dropped:
         if self._channel.exit_status >= 0:

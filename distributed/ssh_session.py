@@ -139,4 +139,6 @@ def _remember(host: ResolvedHost, info: HostKeyInfo) -> None:
         remember(info, path, host.hash_known_hosts)
     except OSError as error:
         problem = f"its host key cannot be written to {path}: {error.strerror or error}"
-        raise SshError(host.machine, problem, "make the file writable") from None
+        unwritable = SshError(host.machine, problem, "make the file writable")
+        unwritable.stage = "host key"
+        raise unwritable from None
