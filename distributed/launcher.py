@@ -18,11 +18,13 @@ from distributed.preflight import Facts, check, ready
 from distributed.ssh import Trust
 from profiles.errors import RunFailed
 from profiles.schema import Profile
+from training.events import TimingEvent
 from training.local_plan import plan_local_run
 from training.plan import MemberPlan, RunPlan
 from training.processes import environment
 from training.run_files import is_live
 from training.run_folder import RunFolder
+from training.timing import Laps
 
 HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
@@ -42,6 +44,8 @@ class DistributedLauncher:
         self._hosts = hosts
         self._profile = profile
         self._trust = trust
+        self._timings: list[TimingEvent] = []
+        self._laps = Laps(self._timings.append)
 
     def plan(self) -> RunPlan:
         """Check all machines and return the plan of a run on them.
@@ -50,9 +54,11 @@ class DistributedLauncher:
             NotReady: some machine cannot take part.
             BadInput: the profile does not fit that many members.
         """
+        self._laps.end("command: program")
         machines = ready(check(self._hosts, self._profile.model.task, self._trust))
         for link, _ in machines:
             link.close()
+        self._laps.end("machines: checked")
         return plan_run(self._profile, machines)
 
     def start(self, plan: RunPlan, command: Sequence[str]) -> Path:
@@ -65,6 +71,9 @@ class DistributedLauncher:
         output = Path(self._profile.run.output_dir)
         folder = RunFolder.create(output, plan, list(command), run_type="distributed")
         save_hosts(self._hosts, folder.path / HOSTS)
+        self._laps.end("command: plan")
+        for timing in self._timings:
+            folder.append(timing)
         folder.close()
         start_supervisor(folder.path)
         return folder.path

@@ -31,6 +31,7 @@ from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningE
 from training.local_run import LocalOutcome, LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
+from training.timing import Laps
 
 _POLL = 0.1
 _START_WARNING = 30.0
@@ -65,9 +66,13 @@ class Supervisor:
         """
         for target in (self._carry_out_requests, self._tell_who_is_missing):
             threading.Thread(target=target, daemon=True).start()
+        laps = Laps(self._note)
+        laps.end("supervisor: program")
         try:
             inputs = collect(self._plan)
+            laps.end("supervisor: hashes")
             self._bring(inputs)
+            laps.end("machines: code and data")
             seats = self._seats()
             run = LocalRun(
                 self._plan,
@@ -77,6 +82,7 @@ class Supervisor:
                 listen=listening_address(self._links),
             )
             run.start()
+            laps.end("engine")
             self._run = run
             return run.wait()
         finally:

@@ -133,6 +133,16 @@ class MachineEvent(_Event):
     device_memory_used: int | None = None
 
 
+class TimingEvent(_Event):
+    """One part of a start, when it is over: ``time`` is its end, by the clock of the machine it was measured on."""
+
+    kind: Literal["timing"] = "timing"
+    part: str
+    seconds: float
+    cpu: float | None = None
+    """CPU seconds (user and system) of the process meanwhile."""
+
+
 class WarningEvent(_Event):
     """Something a person should know; the run goes on."""
 
@@ -167,6 +177,7 @@ KnownEvent = Annotated[
     | EvaluationEvent
     | SnapshotEvent
     | MachineEvent
+    | TimingEvent
     | WarningEvent
     | ErrorEvent,
     Field(discriminator="kind"),

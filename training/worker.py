@@ -8,6 +8,7 @@ Standard output: events. Standard error: the log. Exit codes: :class:`profiles.e
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -23,8 +24,9 @@ import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.control import Command, Control
-from training.events import ErrorEvent, EventSink, MachineEvent, MemberEvent, ProgressEvent, _Event
+from training.events import ErrorEvent, EventSink, MachineEvent, MemberEvent, ProgressEvent, StepEvent, _Event
 from training.plan import RunPlan, read_plan
+from training.timing import Laps
 
 if TYPE_CHECKING:
     import torch
@@ -182,23 +184,48 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(_take_over_stdout(), arguments.rank)
-    control = Control()
+    laps, control = Laps(emit), Control()
+    gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
     try:
         plan = read_plan(arguments.plan)
         from training.tasks.registry import task_from_profile  # imports torch
 
         task = task_from_profile(plan.profile)
+        from training import trainer  # noqa: F401 - here, so that the time of its imports is counted as such
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
         return int(error.exit_code)
 
+    gc.freeze()  # what was imported stays: later searches for garbage pass over it
+    gc.enable()
+    laps.end("worker: imports")
+
     def address() -> str:
+        laps.end("worker: data")
         found = str(json.loads(sys.stdin.buffer.readline())["address"])
+        laps.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return found
 
-    return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, emit, control))
+    timed = _timed(emit, laps)
+    return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, timed, control))
+
+
+def _timed(emit: Emit, laps: Laps) -> Emit:
+    """Add the parts of the start that can be told from the events."""
+    begun = False
+
+    def timed(event: _Event) -> None:
+        nonlocal begun
+        emit(event)
+        if isinstance(event, MemberEvent) and event.status == "ready":
+            laps.end("worker: joins, builds the model")
+        elif isinstance(event, StepEvent) and not begun:
+            begun = True
+            laps.end("worker: first step")
+
+    return timed
 
 
 if __name__ == "__main__":
