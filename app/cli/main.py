@@ -121,6 +121,30 @@ def distributed_check(
     return check_command(hosts, trust_new, as_json)
 
 
+def access(
+    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOST...", help="As after ssh; or names of FILE.")] = None,
+    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
+    trust_new: TrustNew = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """See whether machines let us in, and why not; a password, given once, installs our key."""
+    from app.cli.access import access_command
+
+    return access_command(hosts or [], hosts_file, trust_new, as_json)
+
+
+def clean(
+    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOST...", help="As after ssh; or names of FILE.")] = None,
+    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """Take everything of ours off machines again, after showing it; live runs are not touched."""
+    from app.cli.clean import clean_command
+
+    return clean_command(hosts or [], hosts_file, yes, as_json)
+
+
 def attach(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
     """Watch a run that goes on in the background; any number of terminals may."""
     from app.cli.distributed import attach_command
@@ -286,6 +310,8 @@ def command_tree(with_options: bool) -> typer.Typer:
         train = with_option_flags(distributed_train)
     app.command("distributed-train", help=distributed_train.__doc__)(train)
     app.command("distributed-check")(distributed_check)
+    app.command()(access)
+    app.command()(clean)
     for command in (attach, logs, stop, transcribe, evaluate):
         app.command()(command)
     app.add_typer(runs, name="runs", invoke_without_command=True)
