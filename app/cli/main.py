@@ -25,6 +25,9 @@ ModelReference = Annotated[
 Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
+HostNames = Annotated[
+    list[str] | None, typer.Argument(metavar="HOST...", help="What you would type after ssh, or names of the file.")
+]
 OUTPUT = Path("output")
 HOSTS_FILE = Path("distributed_hosts.json")
 
@@ -122,7 +125,7 @@ def distributed_check(
 
 
 def access(
-    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOST...", help="As after ssh; or names of FILE.")] = None,
+    hosts: HostNames = None,
     hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
     trust_new: TrustNew = False,
     as_json: Json = False,
@@ -134,7 +137,7 @@ def access(
 
 
 def clean(
-    hosts: Annotated[list[str] | None, typer.Argument(metavar="HOST...", help="As after ssh; or names of FILE.")] = None,
+    hosts: HostNames = None,
     hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,

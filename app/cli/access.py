@@ -1,0 +1,178 @@
+"""``access HOST...``: does each machine let us in, and if not, why? A password, given once, installs our key."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.console import say, show_json, show_line, visible
+from distributed.access import AccessReport, Stage, check_all, explain
+from distributed.host_keys import HostKeyInfo
+from distributed.hosts import Hosts, load_hosts, parse_hosts
+from distributed.key_setup import Installed, install_key
+from distributed.ssh import SshTarget
+from distributed.ssh_errors import PasswordRefused
+from profiles.errors import ExitCode, MusterError
+
+_PASSWORD_TRIES = 3
+_NAME_WIDTH = 22
+_STAGE_WIDTH = 10
+_DEFAULT_FILE = Path("distributed_hosts.json")
+
+Keys = set[tuple[str, bytes]]
+
+
+def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: bool, as_json: bool) -> ExitCode:
+    """Check machines side by side, ask what only a person can answer, and show a row for each.
+
+    Raises:
+        BadInput: a name or the hosts file cannot be used.
+    """
+    hosts = chosen(names, hosts_file)
+    targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.here]
+    person = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    trusted: Keys = set()
+
+    def trust(key: HostKeyInfo) -> bool:
+        if trust_new:
+            say(f"{visible(key.machine)}: accepting its new {key.key_type} host key {key.fingerprint}")
+        return trust_new or (key.name, key.blob) in trusted
+
+    reports = check_all(targets, trust=trust)
+    if person:
+        reports = _introduce(targets, reports, trust, trusted)
+    installed: dict[str, Installed] = {}
+    if person:
+        reports = [_with_password(target, report, installed) for target, report in zip(targets, reports)]
+    here = [AccessReport(m.name, where="this machine", authenticated_by="no SSH") for m in hosts.machines if m.here]
+    return _tell([*here, *reports], installed, as_json)
+
+
+def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:
+    """Return the machines typed, those of a hosts file, or those of the file that are named.
+
+    Raises:
+        BadInput: a name or the file cannot be used.
+    """
+    if not names:
+        return load_hosts(hosts_file or _DEFAULT_FILE)
+    if hosts_file is None:
+        return parse_hosts(json.dumps({"machines": list(names)}), "HOST")
+    hosts = load_hosts(hosts_file)
+    machines = tuple(dict.fromkeys(hosts.machine(name) for name in names))
+    return hosts.model_copy(update={"machines": machines})
+
+
+def _introduce(
+    targets: Sequence[SshTarget], reports: list[AccessReport], trust: Callable[[HostKeyInfo], bool], trusted: Keys
+) -> list[AccessReport]:
+    """Let a person judge the keys of machines never met before, and go on with those that are accepted.
+
+    The questions come after the connections, so that no server waits for an answer and gives up.
+    """
+    asked: Keys = set()
+    while True:
+        new = [report.unknown_key for report in reports if report.unknown_key is not None]
+        new = [key for key in new if (key.name, key.blob) not in asked]
+        if not new:
+            return reports
+        for key in new:
+            identity = (key.name, key.blob)
+            if identity not in asked and _is_the_right_one(key):
+                trusted.add(identity)
+            asked.add(identity)
+        again = [r.unknown_key is not None and (r.unknown_key.name, r.unknown_key.blob) in trusted for r in reports]
+        fresh = iter(check_all([target for target, wanted in zip(targets, again) if wanted], trust=trust))
+        reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
+
+
+def _is_the_right_one(key: HostKeyInfo) -> bool:
+    say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is")
+    say(f"  {key.fingerprint}")
+    say(f"compare it on that machine with: {key.compare_command}")
+    say("Is it the right machine? [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _with_password(target: SshTarget, report: AccessReport, installed: dict[str, Installed]) -> AccessReport:
+    """Ask for the password where it would help, and install our key with it."""
+    if not report.password_possible:
+        return report
+    say(f"{visible(report.machine)}: {visible(report.problem)}")
+    for left in reversed(range(_PASSWORD_TRIES)):
+        password = _ask_password(report)
+        if not password:
+            return report
+        try:
+            done = installed[target.name] = install_key(target, password)
+            return done.report
+        except PasswordRefused as error:
+            failed = _failed(target, report, error)
+            say(f"{visible(error.message)}{f'; {left} more tries' if left > 1 else '; one more try' if left else ''}")
+        except MusterError as error:
+            return _failed(target, report, error)
+    return failed
+
+
+def _ask_password(report: AccessReport) -> str:
+    """Read a password from the terminal without showing it; nothing skips the machine."""
+    prompt = f"Password of {visible(report.user)} at {visible(report.where)} (once, to install our key; empty: skip): "
+    try:
+        return getpass.getpass(prompt, stream=sys.stderr)
+    except EOFError:
+        say("")
+        return ""
+
+
+def _failed(target: SshTarget, before: AccessReport, error: MusterError) -> AccessReport:
+    return replace(explain(target, None, error), where=before.where, user=before.user)
+
+
+def _tell(reports: Sequence[AccessReport], installed: dict[str, Installed], as_json: bool) -> ExitCode:
+    code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
+    if as_json:
+        show_json({"machines": [_document(report) for report in reports], "exit_code": int(code)})
+        return code
+    show_line(f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS")
+    for report in reports:
+        for line in _lines(report, installed.get(report.machine)):
+            show_line(line)
+    return code
+
+
+def _lines(report: AccessReport, installed: Installed | None) -> list[str]:
+    words = {True: "ok", False: "FAILED", None: "-"}
+    name = visible(report.machine)
+    name = name if len(name) < _NAME_WIDTH else f"{name[: _NAME_WIDTH - 4]}..."
+    passed = "".join(f"{words[ok]:{_STAGE_WIDTH}}" for ok in report.stages.values())
+    lines = [f"{name:{_NAME_WIDTH}}{passed}{visible(report.system or report.where if report.ok else '')[:18]}".rstrip()]
+    if installed is not None:
+        done = "was added to" if installed.added else "is already in"
+        lines.append(f"  our key {installed.key.path} {done} its ~/.ssh/authorized_keys")
+    if not report.ok:
+        lines.append(f"  {visible(report.problem)}")
+        lines += [f"  fix: {visible(report.fix)}"] if report.fix else []
+    return lines
+
+
+def _document(report: AccessReport) -> dict[str, Any]:
+    return {
+        "name": report.machine,
+        "ok": report.ok,
+        "where": report.where,
+        "user": report.user,
+        "stages": {stage.value: passed for stage, passed in report.stages.items()},
+        "cause": report.cause,
+        "problem": report.problem,
+        "fix": report.fix,
+        "fingerprint": report.fingerprint,
+        "authenticated_by": report.authenticated_by,
+        "system": report.system,
+        "password_possible": report.password_possible,
+        "seconds": round(report.seconds, 3),
+    }

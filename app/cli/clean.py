@@ -1,0 +1,169 @@
+"""``clean HOST...``: everything of ours on machines, shown first, then removed, then proved gone."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.cli.access import chosen
+from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
+from distributed.clean import Inventory, remove, survey
+from distributed.hosts import Hosts, Machine
+from distributed.key_setup import own_key_path, read_own_key
+from distributed.link import CACHE, Link, link_to
+from profiles.errors import BadInput, ExitCode, MusterError
+
+
+@dataclass
+class _Case:
+    """One machine: what was found there, what is left, or why it could not be asked."""
+
+    machine: Machine
+    link: Link | None = None
+    found: Inventory | None = None
+    left: Inventory | None = None
+    problem: MusterError | None = None
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
+
+
+def clean_command(names: Sequence[str], hosts_file: Path | None, yes: bool, as_json: bool) -> ExitCode:
+    """Show what of ours is on machines, ask, remove it, and prove that nothing is left.
+
+    Raises:
+        BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
+    """
+    hosts = chosen(names, hosts_file)
+    key = read_own_key()
+    blob = key.blob if key else ""
+    cases = [_Case(machine) for machine in hosts.machines]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        try:
+            list(pool.map(lambda case: _guarded(case, lambda: _look(case, hosts, blob)), cases))
+            if not as_json:
+                _show_found(cases)
+            full = [case for case in cases if case.found is not None and not case.found.empty]
+            if full and (yes or _confirmed(full, as_json)):
+                list(pool.map(lambda case: _guarded(case, lambda: _remove(case, blob)), full))
+            return _tell(cases, as_json)
+        finally:
+            for case in cases:
+                if case.link is not None:
+                    case.link.close()
+
+
+def _guarded(case: _Case, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except MusterError as error:
+        case.problem = error
+
+
+def _look(case: _Case, hosts: Hosts, blob: str) -> None:
+    case.link = link_to(case.machine, hosts)
+    case.found = survey(case.link.connection(), blob, case.roots)
+
+
+def _remove(case: _Case, blob: str) -> None:
+    assert case.link is not None and case.found is not None
+    case.left = remove(case.link.connection(), blob, case.found, case.roots)
+
+
+def _confirmed(cases: Sequence[_Case], as_json: bool) -> bool:
+    if as_json or not sys.stdin.isatty():
+        count = f"{len(cases)} machine{'s' if len(cases) > 1 else ''}"
+        raise BadInput(f"{count} would be cleaned and nobody is there to confirm", "look, then repeat with --yes")
+    say("remove all this for good? [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _show_found(cases: Sequence[_Case]) -> None:
+    for case in cases:
+        if case.found is None:
+            continue
+        nothing = "nothing of ours" if case.found.empty else f"{bytes_text(case.found.size)} of ours"
+        show_line(f"{visible(case.machine.name)}: {nothing}")
+        for line in _inventory_lines(case.found):
+            show_line(f"  {line}")
+
+
+def _inventory_lines(found: Inventory) -> list[str]:
+    lines = []
+    sizes: Counter[str] = Counter()
+    for part in found.parts:
+        if part.kind == "run":
+            run = part.path.rpartition("/")[2]
+            note = "alive: it is not touched" if run in found.alive else "ended; with its snapshots there"
+            lines.append(f"{bytes_text(part.size):>8}  run {visible(run)} ({note})")
+        else:
+            sizes[part.kind] += part.size
+    folders = ", ".join(visible(root) for root, _ in found.roots)
+    kept = " (kept while a run is alive)" if found.alive else ""
+    lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept}" for kind, size in sizes.items()] + lines
+    lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in found.processes]
+    lines += [f"{'key':>8}  {visible(place)}{kept}" for place in found.keys]
+    lines += [f"{'-':>8}  the key of {visible(comment)} is another machine's: it stays" for comment in found.foreign]
+    return lines + [f"{'-':>8}  {visible(path)} is not ours: it stays" for path in found.left_alone]
+
+
+def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
+    clean = all(case.problem is None and (case.left or case.found or Inventory()).empty for case in cases)
+    code = ExitCode.DONE if clean else ExitCode.NOT_READY
+    if as_json:
+        show_json({"machines": [_document(case) for case in cases], "exit_code": int(code)})
+        return code
+    for case in cases:
+        if case.problem is not None:
+            say_error(case.problem.message, case.problem.hint)
+        elif case.left is not None:
+            _tell_left(case.machine.name, case.left)
+        elif case.found is not None and not case.found.empty:
+            show_line(f"{visible(case.machine.name)}: nothing was removed")
+    if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases):
+        say(f"our key stays on this machine for other machines: {own_key_path()}")
+    return code
+
+
+def _tell_left(name: str, left: Inventory) -> None:
+    name = visible(name)
+    if left.empty:
+        show_line(f"{name}: nothing of ours is left")
+        return
+    for run in left.alive:
+        show_line(f"{name}: run {visible(run)} is alive and was not touched; {command_line('stop', run)}")
+    rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
+    for what in [*rest, *left.keys] if not left.alive else []:
+        show_line(f"{name}: still there: {visible(what)}")
+
+
+def _document(case: _Case) -> dict[str, Any]:
+    problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
+    last = case.left or case.found
+    clean = case.problem is None and last is not None and last.empty
+    return {
+        "name": case.machine.name,
+        "clean": clean,
+        "found": _inventory_document(case.found),
+        "left": _inventory_document(case.left),
+        **problem,
+    }
+
+
+def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:
+    if inventory is None:
+        return None
+    return {
+        "parts": [{"path": part.path, "bytes": part.size, "kind": part.kind} for part in inventory.parts],
+        "keys": list(inventory.keys),
+        "processes": [{"pid": process.pid, "command": process.command} for process in inventory.processes],
+        "alive": list(inventory.alive),
+        "foreign_keys": list(inventory.foreign),
+        "left_alone": list(inventory.left_alone),
+    }
