@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -21,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.tasks.base import SizedDataset
 
@@ -46,17 +47,15 @@ class CustomJob:
     """What the loss of a batch is a mean over; ``None``: its samples. Give it for a loss per token."""
 
 
-def find_factory(path: str) -> Callable[..., Any]:
-    """Return the function that ``module:factory`` or ``file.py:factory`` names.
+def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
+    """Return the function that ``module:factory`` or ``file.py:factory`` names; ``what`` it is, for messages.
 
     Raises:
         BadInput: not of this form, the module cannot be imported, or has no such function.
     """
     module_name, _, name = path.rpartition(":")
     if not module_name or not name.isidentifier():
-        raise BadInput(
-            f"model_path {path!r} is not of the form module:factory", "for example examples.custom.line:build"
-        )
+        raise BadInput(f"{what} {path!r} is not of the form module:factory", "for example examples.custom.line:build")
     module = _import(module_name)
     factory = getattr(module, name, None)
     if not callable(factory):
@@ -107,11 +106,56 @@ def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> Cus
     Raises:
         BadInput: it raised, or returned something else than model and data sets.
     """
+    arguments = (profile,) if inspect.signature(factory).parameters else ()
+    return _check(_as_job(call_factory(factory, path, *arguments), path), path)
+
+
+def call_factory(factory: Callable[..., Any], path: str, *arguments: Any) -> Any:
+    """Return what a function of the user's gives.
+
+    Raises:
+        BadInput: it raised; the message has the place in the user's code.
+    """
     try:
-        made = factory(profile) if inspect.signature(factory).parameters else factory()
+        return factory(*arguments)
+    except MusterError:
+        raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(f"{path} failed: {_where(error)}", "repair it and start again") from error
-    return _check(_as_job(made, path), path)
+
+
+def name_of(part: Callable[..., Any], what: str) -> str:
+    """Return the ``module:name`` under which another process finds a function or class: :func:`find_factory` undone.
+
+    What a script defines is found by the name of its file.
+
+    Raises:
+        BadInput: no import finds it: a lambda, something inside a function or class, an object, an interactive session.
+    """
+    name, module = str(getattr(part, "__qualname__", "")), str(getattr(part, "__module__", ""))
+    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not part:
+        kinds = {"<lambda>": "a lambda", "<locals>": "defined inside a function", ".": "defined inside a class"}
+        kind = next((said for sign, said in kinds.items() if sign in name), f"a {type(part).__name__} object")
+        hint = "define it with def or class at the top level of a module, or name it as text: module:name"
+        raise BadInput(f"{what} is {kind}: no import finds it on another machine", hint)
+    return f"{_script_name(what) if module == '__main__' else module}:{name}"
+
+
+def _script_name(what: str) -> str:
+    """Name under which another process imports the script that runs now."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    path = Path(getattr(main, "__file__", None) or "<session>")
+    if path.suffix != ".py" or not path.is_file():
+        raise BadInput(
+            f"{what} is defined in an interactive session", "put it into a .py file and import it from there"
+        )
+    top = ast.parse(path.read_bytes()).body
+    if not any(isinstance(part, ast.If) and "__name__" in ast.dump(part.test) for part in top):
+        message = f"{what} is defined in {path.name}, which would train again wherever it is imported"
+        raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
+    return path.stem
 
 
 def _as_job(made: Any, path: str) -> CustomJob:

@@ -1,0 +1,272 @@
+"""A job of objects as files: how model, data sets and functions of a script reach other processes without pickle.
+
+Functions and classes travel by name (``module:name``), weights and samples as safetensors, all else as JSON::
+
+    job.json            what each part is, and the SHA-256 of every other file
+    model.safetensors   weights of a model that its class builds again; or model/, a Hugging Face folder
+    train.safetensors   samples of a data set, see :mod:`training.tasks.sample_file`; with train.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.tasks.custom_job import CustomJob, call_factory, find_factory, name_of
+from training.tasks.model_difference import difference
+from training.tasks.sample_file import SampleFile, write_samples
+
+INDEX = "job.json"
+VERSION = 1
+_AGAIN = "give model as a function (or module:name) that takes nothing and returns it"
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What a person gives to a trainer: objects, functions that make them, or their names (``module:name``)."""
+
+    model: nn.Module | Callable[[], nn.Module] | str
+    train: Any
+    validation: Any = None
+    loss: Callable[..., Any] | str | None = None
+    collate: Callable[..., Any] | str | None = None
+
+    def made(self, seed: int) -> CustomJob:
+        """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
+
+        Raises:
+            BadInput: a function is not found, fails, or gives something else.
+        """
+        return CustomJob(
+            make_model(self.model, seed),
+            _made_data(self.train, "train_dataset", seed),
+            None if self.validation is None else _made_data(self.validation, "val_dataset", seed),
+            _found(self.loss, "loss"),
+            collate=_found(self.collate, "collate"),
+        )
+
+
+def _found(part: Any, what: str) -> Any:
+    return find_factory(part, what) if isinstance(part, str) else part
+
+
+def make_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int) -> nn.Module:
+    """Return the model, made from the seed where it is given as a function or its name.
+
+    Raises:
+        BadInput: the function is not found, fails, or gives no model.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    made = _call(model, "model", seed)
+    if not isinstance(made, nn.Module):
+        raise BadInput(f"model: {_title(model)} returned {type(made).__name__}, not a torch nn.Module", "return one")
+    return made
+
+
+def _made_data(data: Any, what: str, seed: int) -> Any:
+    made = _call(data, what, seed) if _is_maker(data) else data
+    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+        message = f"{what} is {type(made).__name__}, without __len__ and __getitem__"
+        raise BadInput(message, "give a map-style data set, or a function that returns one")
+    return made
+
+
+def _is_maker(data: Any) -> bool:
+    return isinstance(data, (str, type)) or (callable(data) and not hasattr(data, "__getitem__"))
+
+
+def _call(maker: Callable[..., Any] | str, what: str, seed: int) -> Any:
+    function = _found(maker, what)
+    if not callable(function):
+        raise BadInput(
+            f"{what} is {type(function).__name__}", "give it itself, a function that returns it, or its name"
+        )
+    needed = _needed(function)
+    if needed:
+        raise BadInput(f"{what}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return call_factory(function, f"{what}: {_title(maker)}")
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that must be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
+
+
+def _title(part: Any) -> str:
+    return part if isinstance(part, str) else getattr(part, "__qualname__", type(part).__name__)
+
+
+# ---------------------------------------------------------------------------------------------------------------- write
+
+
+def check_names(parts: JobParts) -> dict[str, str]:
+    """Return the ``module:name`` of every part that travels by name; writes and starts nothing.
+
+    An ``nn.Module`` counts by its class; a data set that is an object has no entry.
+
+    Raises:
+        BadInput: a part cannot be named, or its module has no such name.
+    """
+    model = type(parts.model) if isinstance(parts.model, nn.Module) else parts.model
+    named = {"model": model, "loss": parts.loss, "collate": parts.collate}
+    for what, data in (("train_dataset", parts.train), ("val_dataset", parts.validation)):
+        named[what] = data if _is_maker(data) else None
+    return {what: _named(part, what) for what, part in named.items() if part is not None}
+
+
+def _named(part: Any, what: str) -> str:
+    if not isinstance(part, str):
+        return name_of(part, what)
+    find_factory(part, what)
+    module, _, name = part.rpartition(":")
+    return f"{Path(module).stem}:{name}" if module.endswith(".py") else part
+
+
+def write_job(parts: JobParts, folder: Path) -> None:
+    """Write the parts into an empty folder.
+
+    Raises:
+        BadInput: a part cannot travel; the message names it and the way out.
+        OSError: a file cannot be written.
+    """
+    names = check_names(parts)
+    document: dict[str, Any] = {"version": VERSION, "loss": names.get("loss"), "collate": names.get("collate")}
+    document["model"] = _write_model(parts.model, names["model"], folder)
+    for split, data in (("train", parts.train), ("validation", parts.validation)):
+        what = "val_dataset" if split == "validation" else "train_dataset"
+        if data is None or what in names:
+            document[split] = names.get(what)
+        else:
+            write_samples(_made_data(data, what, 0), folder / f"{split}.safetensors", what)
+            document[split] = {"samples": f"{split}.safetensors"}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    document["files"] = {path.relative_to(folder).as_posix(): _hash(path) for path in files}
+    (folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
+    if not isinstance(model, nn.Module):
+        return {"factory": name}
+    document = {"class": name, "frozen": [own for own, p in model.named_parameters() if not p.requires_grad]}
+    if hasattr(model, "save_pretrained") and hasattr(type(model), "from_pretrained"):
+        cast(Any, model).save_pretrained(str(folder / "model"))
+        document["pretrained"] = "model"
+    else:
+        needed = _needed(type(model))
+        if needed:
+            message = f"the class of the model, {type(model).__name__}, needs {', '.join(needed)}"
+            raise BadInput(f"{message}: no other machine can build it again", _AGAIN)
+        document["weights"] = "model.safetensors"
+        safetensors.torch.save_model(model, str(folder / "model.safetensors"))
+    _check_rebuilt(model, _read_model(document, folder))
+    return document
+
+
+def _check_rebuilt(model: nn.Module, again: nn.Module) -> None:
+    """Refuse a model that its class does not give again: one built with other arguments, or changed afterwards."""
+    found = difference(model, again, objects=not hasattr(model, "save_pretrained"))
+    if found:
+        message = f"{type(model).__name__} does not build this model again on other machines: {found}"
+        raise BadInput(message, _AGAIN)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------- read
+
+
+def build(profile: Profile) -> CustomJob:
+    """Factory of the custom task for a job in ``profile.data.dataset_path``, see :func:`read_job`."""
+    return read_job(Path(profile.data.dataset_path)).made(profile.training.seed)
+
+
+def read_job(folder: Path) -> JobParts:
+    """Return the parts that :func:`write_job` has written; nothing is unpickled.
+
+    Raises:
+        BadInput: a file is missing or is not what was written, or a class or function cannot be imported.
+    """
+    try:
+        document = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if document["version"] != VERSION:
+            raise BadInput(f"{folder / INDEX}: version {document['version']} of the job", "start the run again")
+        for name, wanted in document["files"].items():
+            if _hash(folder / name) != wanted:
+                raise BadInput(f"{folder / name}: not the file that was sent", "remove it and start the run again")
+        train, validation = (_read_data(document[split], folder) for split in ("train", "validation"))
+        loss, collate = document["loss"], document["collate"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
+    return JobParts(_read_model(document["model"], folder), train, validation, loss, collate)
+
+
+def _read_data(entry: Any, folder: Path) -> Any:
+    return SampleFile(folder / entry["samples"]) if isinstance(entry, dict) else entry
+
+
+def _read_model(document: Mapping[str, Any], folder: Path) -> Any:
+    if "factory" in document:
+        return document["factory"]
+    kind: Any = find_factory(document["class"])
+    if "pretrained" in document:
+        model = kind.from_pretrained(str(folder / document["pretrained"]))
+    else:
+        model = call_factory(kind, document["class"])
+        load_weights(model, folder / document["weights"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in document["frozen"])
+    return model
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file into a model.
+
+    Raises:
+        BadInput: names or shapes do not fit.
+    """
+    try:
+        safetensors.torch.load_model(model, path)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        raise BadInput(f"{type(model).__name__} does not build this model again: {text:.300}", _AGAIN) from None
+
+
+def load_result(model: nn.Module, folder: Path) -> None:
+    """Give a model the weights of the model that a run has left in ``folder``.
+
+    Raises:
+        BadInput: they do not fit.
+    """
+    if (folder / "config.json").is_file() and hasattr(type(model), "from_pretrained"):
+        trained = cast(Any, type(model)).from_pretrained(str(folder))
+        model.load_state_dict(trained.state_dict())
+    else:
+        load_weights(model, folder / "model.safetensors")
