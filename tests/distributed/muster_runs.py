@@ -18,7 +18,10 @@ from training.run_folder import RunFolder
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0
 
+GATE_AFTER = 5
 JOB = """
+import itertools
+import os
 import time
 import torch
 from torch import nn
@@ -31,20 +34,30 @@ def build():
     wanted = (points.sum(dim=1) > 1).long()
     return CustomJob(nn.Linear(2, 2), TensorDataset(points, wanted), TensorDataset(points[:60], wanted[:60]), loss)
 
+steps = itertools.count(1)
+
 def loss(scores, wanted):
     time.sleep({pause})
+    if scores.requires_grad and next(steps) > {gate_after}:
+        while {gate!r} and not os.path.exists({gate!r}):
+            time.sleep(0.01)
     return nn.functional.cross_entropy(scores, wanted)
 """
 
 
 class Muster:
-    """The command line in a folder of its own."""
+    """The command line in a folder of its own.
 
-    def __init__(self, folder: Path, hosts_file: Path, pause: float = 0.0) -> None:
+    Args:
+        pause: seconds that a step takes at least.
+        gate: file without which no step after ``GATE_AFTER`` goes on.
+    """
+
+    def __init__(self, folder: Path, hosts_file: Path, pause: float = 0.0, gate: str | Path = "") -> None:
         self.folder = folder
         self.hosts_file = hosts_file
         self.job = folder / "job.py"
-        self.job.write_text(JOB.replace("{pause}", str(pause)))
+        self.job.write_text(JOB.format(pause=pause, gate=str(gate), gate_after=GATE_AFTER))
         folder.chmod(0o755)
 
     def train(self, *arguments: str) -> list[str]:
@@ -60,14 +73,14 @@ class Muster:
         given = {"stdin": subprocess.DEVNULL, **options}
         return subprocess.Popen(command, cwd=self.folder, stdout=pipe, stderr=pipe, text=True, env=environment, **given)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        with self.popen(*arguments) as process:
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        with self.popen(*arguments, **options) as process:
             stdout, stderr = process.communicate(timeout=PATIENCE)
         return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
-    def detach(self, *arguments: str) -> str:
+    def detach(self, *arguments: str, **options: Any) -> str:
         """Start a run in the background and return its id."""
-        started = self.run(*self.train(*arguments), "--detach")
+        started = self.run(*self.train(*arguments), "--detach", **options)
         assert started.returncode == 0, started.stderr
         return started.stdout.strip()
 

@@ -1,0 +1,147 @@
+"""A stranger in the network who finds the hub's port neither joins a run nor stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from distributed.hosts import save_hosts
+from tests.distributed.muster_runs import GATE_AFTER, Muster, ours, until
+from tests.lab.capture import Capture
+from tests.lab.fixtures import MakeLab
+from tests.lab.lab import Lab
+from training.events import MemberEvent
+from training.exchange.certificates import issue_run_certificates
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
+
+STRANGER = Path(__file__).with_name("stranger.py")
+MEMBERS = ("a", "b", "c")
+FEW_FILES = 512
+STEPS = 30
+CLIENT_HELLO = b"\x16\x03\x01"
+NOT_LET_IN = re.compile(r"|ConnectionResetError|BrokenPipeError|15030[0-9](..)*")
+"""Nothing, or a TLS alert."""
+SERVER_HELLO_AND_THE_END = re.compile(r"160303(..)*(ConnectionResetError)?")
+SETTINGS = "04"
+"""Type of the HTTP/2 frame with which a server greets whom it lets in."""
+
+
+def few_files() -> None:
+    """Allow fewer open files than the stranger opens connections: what a hub inherits on many systems."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+class Visited:
+    """A run on three hosts, and a fourth host whose owner has nothing to do with it."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self._gate = lab.folder / "gate"  # where all hosts see it
+        save_hosts(lab.hosts(*MEMBERS), folder / "members.json")
+        self.muster = Muster(folder, folder / "members.json", gate=self._gate)
+        self.run_id = self.muster.detach("--max-steps", str(STEPS), preexec_fn=few_files)
+        until(lambda: self._find_port() > 0)
+        self.port = self._find_port()
+
+    def _find_port(self) -> int:
+        """Return the port on which the run's hub listens; 0 before it does."""
+        for process in psutil.Process(self.muster.supervisor(self.run_id)).children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if "training.exchange.hub" in process.cmdline():
+                    return next((c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN), 0)
+        return 0
+
+    def command(self, what: str, how: object) -> list[str]:
+        return [sys.executable, "-I", str(STRANGER), self.lab.address, str(self.port), what, str(how)]
+
+    def visit(self, what: str, how: object) -> list[str]:
+        """Return what the hub answered the stranger's connections."""
+        done = self.lab["x"].run(self.command(what, how))
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout))
+
+    def present(self, folder: Path) -> str:
+        """Return the type of frame that answers a client with these certificates, or what it failed with."""
+        (said,) = self.visit("present", folder)
+        return said[6:8] if len(said) == 18 and not said.isalpha() else said
+
+    def parcel(self, name: str) -> Path:
+        """Return a file or folder that the stranger sees under the same path."""
+        return self.lab["x"].files / name
+
+    def own_certificates(self) -> Path:
+        """Return what a member of the run shows; the stranger has stolen it."""
+        shutil.copytree(self.muster.folder_of(self.run_id) / "secrets" / "member-0", self.parcel("own"))
+        return self.parcel("own")
+
+    def foreign_certificates(self) -> Path:
+        """Return what member 0 of another run with the same name shows; the authority it trusts is this run's."""
+        issue_run_certificates(self.parcel("other"), self.run_id, [0], [self.lab.address])
+        folder = self.parcel("other") / "member-0"
+        shutil.copy(self.muster.folder_of(self.run_id) / "secrets" / "hub" / "ca.pem", folder)
+        return folder
+
+    def ends_well(self) -> None:
+        """Let the run go on to its end; all three members must have trained to it, and nobody else."""
+        self.muster.until_step(self.run_id, GATE_AFTER)
+        assert self.muster.metadata(self.run_id)["status"] == "running"
+        self._gate.touch()
+        ended = self.muster.wait_for_end(self.run_id)
+        assert ended.returncode == 0, ended.stderr
+        assert self.muster.metadata(self.run_id)["metrics"]["lost_members"] == []
+        joined = [e for e in self.muster.events(self.run_id) if isinstance(e, MemberEvent) and e.status == "joined"]
+        assert sorted(event.name for event in joined) == list(MEMBERS)
+        assert all(len(self.muster.losses(self.run_id, rank)) == STEPS for rank in range(3))
+        assert [ours(self.lab[name]) for name in MEMBERS] == [[], [], []]
+
+
+@pytest.fixture
+def lab(make_lab: MakeLab) -> Lab:
+    return make_lab(*MEMBERS, "x")
+
+
+@pytest.fixture
+def run(lab: Lab, tmp_path: Path) -> Iterator[Visited]:
+    visited = Visited(lab, tmp_path)
+    yield visited
+    visited.muster.leave_nothing()
+
+
+def test_rubbish_and_a_thousand_silent_connections(lab: Lab, run: Visited) -> None:
+    """They come while the members are still on their way."""
+    with lab["x"].popen(run.command("hold", 1000), stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdout is not None and holding.stdout.readline() == "1000\n"
+        answers = run.visit("rubbish", 3)
+        run.ends_well()
+        for pid in lab["x"].pids("stranger.py"):
+            os.kill(pid, signal.SIGTERM)
+    assert not [answer for answer in answers if not NOT_LET_IN.fullmatch(answer)]
+
+
+def test_recorded_bytes_and_a_certificate_of_another_run(lab: Lab, tmp_path: Path) -> None:
+    with Capture(lab.bridge) as wire:
+        run = Visited(lab, tmp_path)
+        run.muster.until_step(run.run_id, GATE_AFTER)
+        recorded = wire.streams(lab["a"].address, run.port)
+    assert len(recorded) == 2  # control and bulk
+    for number, stream in enumerate(recorded):
+        assert stream.startswith(CLIENT_HELLO) and len(stream) > 2000
+        run.parcel(f"stream{number}").write_bytes(stream)
+        (said,) = run.visit("replay", run.parcel(f"stream{number}"))
+        assert SERVER_HELLO_AND_THE_END.fullmatch(said), said
+    assert run.present(run.own_certificates()) == SETTINGS
+    assert run.present(run.foreign_certificates()) in ("SSLError", "ConnectionResetError", "")
+    run.ends_well()
