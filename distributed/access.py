@@ -15,7 +15,7 @@ from enum import Enum
 from distributed.host_keys import HostKeyInfo
 from distributed.ssh import CONNECT_TIMEOUT, SshConnection, SshTarget, Trust
 from distributed.ssh_config import ResolvedHost, resolve
-from distributed.ssh_errors import NoKeyAccepted, PasswordOnly, SshError, UnknownHostKey
+from distributed.ssh_errors import CommandTimeout, NoKeyAccepted, PasswordOnly, SshError, UnknownHostKey
 from profiles.errors import MusterError
 
 _AT_ONCE = 32
@@ -128,6 +128,8 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     """The hint of the error, where the ``access`` command knows no better way."""
     if isinstance(error, PasswordOnly):
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
+    if isinstance(error, CommandTimeout) and host is not None:
+        return f"do the user's start files there wait for something? Try: ssh {host.user}@{host.hostname} true"
     if not isinstance(error, NoKeyAccepted) or host is None or through or error.hint.startswith("unlock"):
         return error.hint
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""

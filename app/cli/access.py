@@ -13,7 +13,7 @@ from typing import Any
 from app.console import say, show_json, show_line, visible
 from distributed.access import AccessReport, Stage, check_all, explain
 from distributed.host_keys import HostKeyInfo
-from distributed.hosts import Hosts, load_hosts, parse_hosts
+from distributed.hosts import Hosts, load_hosts, parse_hosts, split_address
 from distributed.key_setup import Installed, install_key
 from distributed.ssh import SshTarget
 from distributed.ssh_errors import PasswordRefused
@@ -49,8 +49,9 @@ def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: boo
     installed: dict[str, Installed] = {}
     if person:
         reports = [_with_password(target, report, installed) for target, report in zip(targets, reports)]
-    here = [AccessReport(m.name, where="this machine", authenticated_by="no SSH") for m in hosts.machines if m.here]
-    return _tell([*here, *reports], installed, as_json)
+    found = {report.machine: report for report in reports}
+    here = {m.name: AccessReport(m.name, where="this machine") for m in hosts.machines if m.here}
+    return _tell([found.get(m.name) or here[m.name] for m in hosts.machines], installed, as_json)
 
 
 def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:
@@ -62,7 +63,8 @@ def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:
     if not names:
         return load_hosts(hosts_file or _DEFAULT_FILE)
     if hosts_file is None:
-        return parse_hosts(json.dumps({"machines": list(names)}), "HOST")
+        entries = [{**split_address(name), "address": split_address(name)["name"], "name": name} for name in names]
+        return parse_hosts(json.dumps({"machines": entries}), "HOST")
     hosts = load_hosts(hosts_file)
     machines = tuple(dict.fromkeys(hosts.machine(name) for name in names))
     return hosts.model_copy(update={"machines": machines})

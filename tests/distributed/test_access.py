@@ -1,0 +1,203 @@
+"""Reports of the way to a machine: where it ended, why, and what to do, each from a real server or its absence."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed.access import AccessReport, Stage, check_access, check_all
+from distributed.ssh import SshTarget
+from tests.lab.light import LightLab
+from tests.lab.spec import HostSpec, LabUnavailable
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LightLab]:
+    specs = (
+        HostSpec("a"),
+        HostSpec("b"),
+        HostSpec("keyless", key=False),
+        HostSpec("off", sshd=False),
+        HostSpec("shellless", sshd_options=("ForceCommand /usr/sbin/nologin",)),
+        HostSpec("endless", sshd_options=("ForceCommand yes Welcome",)),
+        HostSpec("hung", sshd_options=("ForceCommand sleep 60",)),
+        HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
+        HostSpec("chosen", sshd_options=("AllowUsers somebody-else",)),
+    )
+    try:
+        with LightLab(*specs) as built:
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Listen, and give every peer to ``serve`` until it leaves."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = server.accept()
+                with peer:
+                    serve(peer)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    yield server.getsockname()[1]
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    thread.join(5)
+
+
+def silent(peer: socket.socket) -> None:
+    while peer.recv(4096):
+        pass
+
+
+def garbage(peer: socket.socket) -> None:
+    for _ in range(64):
+        peer.sendall(b"\x1b[2J\x00\xff" * 1024)
+
+
+def loopback(port: int, tmp_path: Path) -> SshTarget:
+    config = tmp_path / "empty_config"
+    config.write_text("")
+    return SshTarget("box", "127.0.0.1", port, config_file=str(config))
+
+
+def ended(report: AccessReport) -> tuple[Stage | None, str]:
+    assert report.problem and report.fix and report.problem.isprintable()
+    return report.failed, report.cause
+
+
+def test_a_machine_that_lets_us_in(lab: LightLab) -> None:
+    report = check_access(lab.target("a"))
+    assert report.ok and report.authenticated_by == str(lab.key) and report.system
+    assert list(report.stages.values()) == [True] * 4
+    assert report.where == f"127.0.0.1:{lab['a'].port}" and report.fingerprint.startswith("SHA256:")
+
+
+@pytest.mark.parametrize(
+    ("host", "stage", "cause", "fix"),
+    [
+        ("off", Stage.REACH, "port_closed", "Sharing > Remote Login"),
+        ("off", Stage.REACH, "port_closed", "systemctl enable --now ssh"),
+        ("keyless", Stage.LOGIN, "no_key_accepted", "~/.ssh/authorized_keys on that machine"),
+        ("chosen", Stage.LOGIN, "no_key_accepted", "~/.ssh/authorized_keys on that machine"),
+        ("thrown", Stage.LOGIN, "user_refused", "Allow access for"),
+        ("shellless", Stage.SHELL, "no_shell", "chsh -s /bin/sh"),
+        ("endless", Stage.SHELL, "no_shell", "print nothing where the shell is not interactive"),
+        ("hung", Stage.SHELL, "command_timeout", "start files"),
+    ],
+)
+def test_each_cause_has_its_stage_and_its_fix(lab: LightLab, host: str, stage: Stage, cause: str, fix: str) -> None:
+    report = check_access(lab.target(host), timeout=2 if host == "hung" else 10)
+    assert ended(report) == (stage, cause)
+    assert fix in report.fix
+    order = list(Stage)
+    assert [report.stages[s] for s in order[: order.index(stage) + 1]] == [True] * order.index(stage) + [False]
+    assert all(report.stages[s] is None for s in order[order.index(stage) + 1 :])
+
+
+def test_a_name_without_address(lab: LightLab) -> None:
+    report = check_access(SshTarget("x", "no-such-machine.invalid", config_file=str(lab.ssh_config)))
+    assert ended(report) == (Stage.REACH, "name_unknown")
+
+
+def test_a_server_that_accepts_and_stalls_is_left_in_time(tmp_path: Path) -> None:
+    with listener(silent) as port:
+        begin = time.monotonic()
+        report = check_access(loopback(port, tmp_path), timeout=1.0)
+    assert ended(report) == (Stage.REACH, "stalled")
+    assert time.monotonic() - begin < 5
+
+
+def test_a_real_server_that_falls_silent_is_left_in_time(lab: LightLab) -> None:
+    lab["b"].cut()
+    try:
+        report = check_access(lab.target("b"), timeout=1.0)
+    finally:
+        lab["b"].mend()
+    assert ended(report) == (Stage.REACH, "stalled")
+
+
+def test_garbage_is_named(tmp_path: Path) -> None:
+    with listener(garbage) as port:
+        report = check_access(loopback(port, tmp_path))
+    assert ended(report) == (Stage.REACH, "not_ssh")
+
+
+def test_a_server_that_hangs_up_is_dropped(tmp_path: Path) -> None:
+    with listener(lambda peer: None) as port:
+        report = check_access(loopback(port, tmp_path))
+    assert ended(report) == (Stage.REACH, "dropped")
+
+
+def test_side_by_side_a_silent_machine_holds_nobody_up(lab: LightLab, tmp_path: Path) -> None:
+    with listener(silent) as port:
+        targets = [loopback(port, tmp_path), lab.target("a"), lab.target("off")]
+        reports = check_all(targets, timeout=2.0)
+    assert [report.cause for report in reports] == ["stalled", "", "port_closed"]
+    assert reports[1].seconds < reports[0].seconds + 2
+
+
+def configured(lab: LightLab, folder: Path, text: str) -> str:
+    path = folder / "config"
+    path.write_text(f"{text}\nMatch all\nInclude {lab.ssh_config}\n")
+    return str(path)
+
+
+def test_the_first_meeting_shows_the_fingerprint_and_how_to_compare(lab: LightLab, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    target = lab.target("a", config_file=configured(lab, tmp_path, f"UserKnownHostsFile {known}"))
+    report = check_access(target)
+    assert ended(report) == (Stage.HOST_KEY, "unknown_host_key")
+    assert report.fingerprint in report.problem
+    assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in report.fix
+    assert report.unknown_key is not None and not known.exists()
+    assert check_access(target, trust=lambda key: key == report.unknown_key).ok
+
+
+def test_a_changed_key_names_the_line_and_is_refused_whatever_is_trusted(lab: LightLab, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text(f"# mine\n[127.0.0.1]:{lab['a'].port} {lab['b'].host_key}\n")
+    config = configured(lab, tmp_path, f"UserKnownHostsFile {known}")
+    report = check_access(lab.target("a", config_file=config), trust=lambda _: True)
+    assert ended(report) == (Stage.HOST_KEY, "host_key_changed")
+    assert f"{known}:2" in report.problem and "compare on that machine" in report.fix
+    assert "ssh-keygen -R" in report.fix and lab["b"].host_key in known.read_text()
+
+
+def test_a_jump_host_is_named_as_the_cause(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab, tmp_path, "Host a\n  ProxyJump keyless")
+    report = check_access(lab.target("a", config_file=config))
+    assert ended(report) == (Stage.LOGIN, "no_key_accepted")
+    assert "through keyless" in report.problem and not report.password_possible
+
+
+def test_an_error_of_the_configuration_is_a_report(lab: LightLab, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("NoSuchOption yes\n")
+    report = check_access(lab.target("a", config_file=str(bad)))
+    assert report.cause == "ssh_config" and "nosuchoption" in report.problem.lower()
+
+
+def test_a_locked_key_says_how_to_unlock_it(lab: LightLab, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True)
+    report = check_access(lab.target("keyless", key=str(key)))
+    assert report.fix == f"unlock the key first: ssh-add {key}"
