@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -36,17 +38,18 @@ _PRIORITY = 50_000
 
 
 class BenchLab:
-    """Equal hosts that are slow only while they train.
+    """Equal hosts that are slow only while they train: neither start nor end is measured.
 
     Args:
         names: hosts.
-        cores: CPU quota of each while it trains.
-        mbit: rate of their links in both directions.
+        cores: CPU quota of each.
+        mbit: rate of their links in both directions; may be set between runs.
     """
 
     def __init__(self, names: Sequence[str], cores: float, mbit: float) -> None:
         self.cores = cores
-        self.lab = Lab(*(HostSpec(name, cores=_UNLIMITED, mbit=mbit) for name in names))
+        self.mbit = mbit
+        self.lab = Lab(*(HostSpec(name, cores=_UNLIMITED) for name in names))
         for number, _ in enumerate(names):
             group = network.CPU_CGROUP / f"muster-lab-{self.lab.slot}-{number}"
             (group / "cpu.shares").write_text(str(_PRIORITY))
@@ -56,10 +59,6 @@ class BenchLab:
 
     def __exit__(self, *_: object) -> None:
         self.lab.close()
-
-    def set_rate(self, mbit: float) -> None:
-        for host in self.lab:
-            host.set_rate(mbit)
 
     def train(self, names: Sequence[str], profile: str, options: Mapping[str, Any]) -> Measured:
         """Run a profile on some hosts as ``distributed-train`` does.
@@ -110,11 +109,11 @@ class BenchLab:
         for name in names:
             for pid in self.lab[name].pids("benchmarks/peers"):
                 with contextlib.suppress(ProcessLookupError):
-                    network.os.kill(pid, 9)
+                    os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def _quota(self, names: Sequence[str]) -> Iterator[_Quota]:
-        quota = _Quota([self.lab[name] for name in names], self.cores)
+        quota = _Quota([self.lab[name] for name in names], self.cores, self.mbit)
         try:
             yield quota
         finally:
@@ -122,11 +121,12 @@ class BenchLab:
 
 
 class _Quota:
-    """Holds hosts to their quota from the moment they are ready to the last step."""
+    """Holds hosts to their quota, and their links to their rate, from the moment they are ready to the last step."""
 
-    def __init__(self, hosts: Sequence[LabHost], cores: float) -> None:
+    def __init__(self, hosts: Sequence[LabHost], cores: float, mbit: float) -> None:
         self._hosts = hosts
         self._cores = cores
+        self._mbit = mbit
         self._state = "start"
 
     def follow(self, logs: Sequence[Path], members: int, steps: int) -> None:
@@ -135,18 +135,19 @@ class _Quota:
             return
         text = "".join(log.read_text() for log in logs if log.exists())
         if self._state == "start" and text.count('"status":"ready"') >= members:
-            self._set(self._cores)
+            self._set(self._cores, self._mbit)
             self._state = "training"
         if self._state == "training" and text.count(f'"kind":"step","step":{steps},') >= members:
             self.lift()
             self._state = "done"
 
     def lift(self) -> None:
-        self._set(_UNLIMITED)
+        self._set(_UNLIMITED, None)
 
-    def _set(self, cores: float) -> None:
+    def _set(self, cores: float, mbit: float | None) -> None:
         for host in self._hosts:
             host.set_cores(cores)
+            host.set_rate(mbit)
 
 
 def _events(path: Path) -> Iterator[Event]:
@@ -157,6 +158,8 @@ def _events(path: Path) -> Iterator[Event]:
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
     """Print rows as a markdown table and write them as JSON."""
+    if not rows:
+        return
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for row in rows:
         print("| " + " | ".join("" if value is None else str(value) for value in row.values()) + " |", flush=True)

@@ -11,8 +11,12 @@ quotas and behind a link that is not shaped; so do store and lighthouse of the o
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import statistics
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from local_runs import Measured
 NAMES = ("a", "b", "c", "d")
 BATCH = 16
 INTERVAL = 50
+PEERS = Path(__file__).resolve().parent / "peers"
 WEIGHTS = 600_576
 """Weights of the demo's model."""
 COMMON = {
@@ -48,34 +53,75 @@ class Scaling:
         self.single: Measured | None = None
         self.compute = 0.0
 
-    def options(self, members: int, steps: int) -> dict[str, Any]:
+    def options(self, steps: int) -> dict[str, Any]:
         """The demo with a course of the learning rate that fits ``steps``."""
         return COMMON | {"max_steps": steps, "warmup_steps": max(1, steps // 10)}
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.lab.train(NAMES, "demo", COMMON | {"max_steps": 1, "warmup_steps": 1, "engine": "hub", "strategy": "allreduce"})
+        self.train(len(NAMES), 1, {"strategy": "allreduce", "engine": "hub"})
+
+    def one_host(self) -> None:
+        """The run that all ratios are to: plain training."""
+        self.single = self.train(1, self.samples // BATCH, {"strategy": "allreduce"})
+        self.compute = BATCH / self.single.samples_per_second(INTERVAL)
+        self.add("one host", 1, 100, self.single, INTERVAL, self.compute)
+
+    def side_by_side(self, members: int) -> None:
+        """Hosts that train at the same time and never exchange: what this machine's cores allow at most."""
+        steps = 2 * INTERVAL
+        run = self.train(members, steps, {"strategy": "diloco", "sync_interval": 10 * steps, "engine": "hub"})
+        self.add("no exchange", members, 100, run, INTERVAL, self.compute)
 
     def diloco(self, members: int) -> None:
-        steps = self.samples // BATCH // members
-        options = self.options(members, steps) | {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4"}
-        run = self.lab.train(NAMES[:members], "demo", options | {"engine": "hub"})
-        size = cost_model.payload(WEIGHTS, "mxfp4")
-        exchange = cost_model.star(size, 100) if members > 1 else 0.0
-        name = "one host" if members == 1 else f"diloco H={INTERVAL} mxfp4, hub"
-        if members == 1:
-            self.single = run
-            self.compute = BATCH / run.samples_per_second(INTERVAL)
-        self.add(name, members, 100, run, INTERVAL, cost_model.periodic(self.compute, exchange, INTERVAL))
+        options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
+        run = self.train(members, self.samples // BATCH // members, options)
+        exchange = cost_model.star(cost_model.payload(WEIGHTS, "mxfp4"), 100)
+        predicted = cost_model.periodic(self.compute, exchange, INTERVAL)
+        self.add(f"diloco H={INTERVAL} mxfp4, hub", members, 100, run, INTERVAL, predicted)
+
+    def train(self, members: int, steps: int, options: dict[str, Any]) -> Measured:
+        return self.lab.train(NAMES[:members], "demo", self.options(steps) | options)
 
     def allreduce(self, members: int, mbit: float, engine: str, steps: int, skip: int) -> None:
-        self.lab.set_rate(mbit)
-        options = self.options(members, steps) | {"strategy": "allreduce", "codec": "bf16", "engine": engine}
-        run = self.lab.train(NAMES[:members], "demo", options)
+        self.lab.mbit = mbit
+        run = self.train(members, steps, {"strategy": "allreduce", "codec": "bf16", "engine": engine})
         size = cost_model.payload(WEIGHTS, "bf16")
         exchange = cost_model.star(size, mbit) if engine == "hub" else cost_model.ring(size, members, mbit)
         self.add(f"allreduce bf16, {engine}", members, mbit, run, skip, cost_model.per_step(self.compute, exchange))
-        self.lab.set_rate(100)
+        self.lab.mbit = 100
+
+    def ddp(self, members: int, mbit: float, steps: int, skip: int) -> None:
+        """``torchrun``, one node a host; its store is on the first host, as usual."""
+        self.lab.mbit = mbit
+        options = json.dumps({key: str(value) for key, value in self.options(steps).items()})
+        commands = {}
+        for rank, name in enumerate(NAMES[:members]):
+            where = ["--master-addr", self.lab.lab[NAMES[0]].address, "--master-port", "29511"]
+            run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={members}", f"--node-rank={rank}", *where]
+            program = [*run, str(PEERS / "ddp_torchrun.py"), "--options", options]
+            commands[name] = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *program]
+        run = self.lab.run_programs(commands, steps)
+        exchange = cost_model.ring(cost_model.payload(WEIGHTS, "fp16"), members, mbit)
+        predicted = cost_model.per_step(self.compute, exchange)
+        self.add("torchrun: DDP fp16, gloo", members, mbit, run, skip, predicted)
+        self.lab.mbit = 100
+
+    def torchft(self, members: int, python: Path) -> None:
+        """torchft's DiLoCo, one replica group a host; the lighthouse is on the controller."""
+        steps = self.samples // BATCH // members
+        options = json.dumps({key: str(value) for key, value in self.options(steps).items()})
+        with lighthouse(python, self.lab.lab.address, members) as address:
+            commands = {}
+            for rank, name in enumerate(NAMES[:members]):
+                program = [str(python), str(PEERS / "diloco_torchft.py"), "--rank", str(rank), "--world", str(members)]
+                own = ["--address", self.lab.lab[name].address, "--lighthouse", address, "--options", options]
+                environment = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
+                commands[name] = [*environment, *program, *own, "--interval", str(INTERVAL)]
+            run = self.lab.run_programs(commands, steps)
+        exchange = cost_model.ring(cost_model.payload(WEIGHTS, "fp32"), members, 100)
+        predicted = cost_model.periodic(self.compute, exchange, INTERVAL)
+        self.add(f"torchft: DiLoCo H={INTERVAL} fp32, gloo", members, 100, run, INTERVAL, predicted)
 
     def add(self, name: str, members: int, mbit: float, run: Measured, skip: int, predicted: float) -> None:
         """Note a run."""
@@ -98,27 +144,52 @@ class Scaling:
         print(row, file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def lighthouse(python: Path, address: str, members: int) -> Iterator[str]:
+    """torchft's lighthouse, for one job."""
+    program = [str(python.with_name("torchft_lighthouse")), "--bind", "[::]:29510", "--min_replicas", str(members)]
+    process = subprocess.Popen([*program, "--join_timeout_ms", "1000"], stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://{address}:29510"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
+    """One host first: all ratios are to it."""
+    scaling.one_host()
+    if "diloco" in arguments.parts:
+        for members in (2, 4):
+            scaling.diloco(members)
+        scaling.side_by_side(4)
+    per_step = [(mbit, members) for mbit in (100, 1000) for members in (2, 4)]
+    for mbit, members in per_step:
+        for engine in ("hub", "torch") if "allreduce" in arguments.parts else ():
+            scaling.allreduce(members, mbit, engine, arguments.steps, arguments.steps // 4)
+        if "peers" in arguments.parts:
+            scaling.ddp(members, mbit, arguments.steps, arguments.steps // 4)
+    for members in (2, 4) if "peers" in arguments.parts and arguments.torchft else ():
+        scaling.torchft(members, arguments.torchft)
+
+
 def main() -> None:
     """Run all cases in one lab and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12_800, help="samples of the runs whose losses are compared")
     parser.add_argument("--steps", type=int, default=80, help="steps of the per-step runs")
     parser.add_argument("--cores", type=float, default=0.4)
-    parser.add_argument("--only", default="", help="diloco: leave the other cases out")
+    parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with BenchLab(NAMES, arguments.cores, 100) as lab:
         scaling = Scaling(lab, arguments.samples)
         scaling.prepare()
-        for members in (1, 2, 4):
-            scaling.diloco(members)
-        if arguments.only != "diloco":
-            for mbit in (100, 1000):
-                for engine in ("hub", "torch"):
-                    for members in (2, 4):
-                        scaling.allreduce(members, mbit, engine, arguments.steps, arguments.steps // 4)
-    write_rows(scaling.rows, arguments.json)
+        try:
+            run_cases(scaling, arguments)
+        finally:
+            write_rows(scaling.rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""A model of Whisper tiny's shape on four machines and slow links: time of a step and efficiency beside prediction.
+
+    .venv/bin/python benchmarks/lab_links.py [--mbit 50 200 1000] [--json FILE]
+
+Needs root. Forward and backward are a fixed 0.5 s of waiting (``emulated_job.py``): two cores are too few to compute
+four of them. Optimizer, coding, encryption and exchange are real, and all members and the hub share this machine's
+cores; *compute* is the step of four members that do not exchange. The hub runs on the controller, whose link is not shaped. DiLoCo is measured with a short interval, because the
+time of a synchronisation does not depend on it: its step is ``compute + excess / 50``, where *excess* is how much
+longer than the others a step with a synchronisation takes. Links are shaped from the first step to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cost_model
+from lab_runs import BenchLab, write_rows
+from local_runs import Measured
+
+NAMES = ("a", "b", "c", "d")
+JOB = Path(__file__).resolve().parent / "emulated_job.py"
+INTERVAL = 50
+SHORT = 4
+"""Interval that is really run."""
+ROUNDS = 3
+CASES: tuple[tuple[str, str, str], ...] = (
+    ("allreduce", "fp32", "hub"),
+    ("allreduce", "bf16", "hub"),
+    ("allreduce", "bf16", "torch"),
+    ("diloco", "bf16", "hub"),
+    ("diloco", "mxfp4", "hub"),
+)
+
+
+def options(steps: int) -> dict[str, Any]:
+    """Return a training of the emulated job."""
+    return {
+        "task": "custom",
+        "model_path": f"{JOB}:build",
+        "batch_size": 1,
+        "threads": 1,
+        "max_steps": steps,
+        "warmup_steps": 1,
+        "eval_interval": 0,
+        "eval_before": "false",
+        "snapshot_interval": 0,
+    }
+
+
+def step_seconds(run: Measured, skip: int) -> float:
+    """Return the mean time of a step of the slowest member after the first ``skip``."""
+    return max(statistics.fmean(e.compute + e.wait for e in run.steps(rank)[skip:]) for rank in range(len(NAMES)))
+
+
+def excess_seconds(run: Measured) -> float:
+    """Return how much longer a step with a synchronisation takes than one without; the first round is left out."""
+    found = []
+    for rank in range(len(NAMES)):
+        walls = {e.step: e.compute + e.wait for e in run.steps(rank) if e.step > SHORT}
+        plain = statistics.median(wall for step, wall in walls.items() if step % SHORT)
+        found.append(statistics.fmean(wall - plain for step, wall in walls.items() if step % SHORT == 0))
+    return max(found)
+
+
+def exchange_seconds(weights: int, codec: str, engine: str, mbit: float) -> float:
+    """Predict one exchange."""
+    size = cost_model.payload(weights, codec)
+    return cost_model.star(size, mbit) if engine == "hub" else cost_model.ring(size, len(NAMES), mbit)
+
+
+def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int, compute: float) -> dict[str, Any]:
+    """Run one case and return its row."""
+    strategy, codec, engine = case
+    lab.mbit = mbit
+    steps = SHORT * ROUNDS if strategy == "diloco" else (4 if mbit < 100 else 8)
+    given = options(steps) | {"strategy": strategy, "codec": codec, "engine": engine, "sync_interval": SHORT}
+    run = lab.train(NAMES, "nanogpt", given)
+    exchange = exchange_seconds(weights, codec, engine, mbit)
+    if strategy == "diloco":
+        excess = excess_seconds(run)
+        step, predicted = compute + excess / INTERVAL, cost_model.periodic(compute, exchange, INTERVAL)
+        shown = f"{excess:.2f} / {exchange:.2f}"
+    else:
+        step, predicted = step_seconds(run, 1), cost_model.per_step(compute, exchange)
+        shown = f"{step - compute:.2f} / {predicted - compute:.2f}"
+    own = statistics.fmean(e.compute for e in run.steps(0)[1:])
+    row = {
+        "Mbit/s": f"{mbit:g}",
+        "case": f"{strategy}{f' H={INTERVAL}' if strategy == 'diloco' else ''} {codec}, {engine}",
+        "step, s": f"{step:.3f}",
+        "predicted, s": f"{predicted:.3f}",
+        "efficiency, %": f"{100 * compute / step:.1f}",
+        "predicted, %": f"{100 * compute / predicted:.1f}",
+        "exposed exchange, s / predicted": shown,
+        "compute in the run, s": f"{own:.3f}",
+    }
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def main() -> None:
+    """Run all cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 200, 50])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    from emulated_job import EmulatedWhisper
+
+    weights = EmulatedWhisper().weights()
+    rows: list[dict[str, Any]] = []
+    with BenchLab(NAMES, 2.0, 1000) as lab:
+        apart = lab.train(NAMES, "nanogpt", options(8) | {"strategy": "diloco", "sync_interval": 1000})
+        compute = step_seconds(apart, 2)
+        print(f"{weights} weights; a step of four members that do not exchange: {compute:.3f} s", flush=True)
+        try:
+            for mbit in arguments.mbit:
+                for case in CASES:
+                    rows.append(measure(lab, case, mbit, weights, compute))
+        finally:
+            write_rows(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

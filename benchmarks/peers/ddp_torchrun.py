@@ -1,0 +1,38 @@
+"""The demo job under ``torchrun``: DistributedDataParallel over gloo with gradients in fp16.
+
+Its bf16 hook refuses gloo, so the 16 bits are fp16 here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from job import Job, parse
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    arguments = parse()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job = Job(rank, world, arguments.options)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(job.model, find_unused_parameters=False)
+    model.register_comm_hook(None, fp16_compress_hook)
+    for _ in job.train(model):
+        pass
+    dist.barrier()
+    if rank == 0:
+        job.evaluate()
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
