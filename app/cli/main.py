@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.boundary import run_app
+from app.cli.discover import announce, discover
 from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -315,7 +316,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command("distributed-check")(distributed_check)
     app.command()(access)
     app.command()(clean)
-    for command in (attach, logs, stop, transcribe, evaluate):
+    for command in (attach, logs, stop, transcribe, evaluate, discover, announce):
         app.command()(command)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)

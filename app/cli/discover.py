@@ -1,0 +1,273 @@
+"""``discover`` and ``announce``: which machines there are, and this one for others."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.console import bytes_text, command_line, interactive, say, show, show_json, show_line, visible
+from profiles.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from distributed.discovery import Discovery, Sources
+    from distributed.machine_identity import FoundMachine
+    from distributed.sightings import State
+
+_HOSTS_FILE = Path("distributed_hosts.json")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SYMBOLS = {"online": "●", "offline": "○", "checking": "…", "not checked": "?"}
+_PAINT_EVERY = 0.5
+_FOLLOW_EVERY = 5.0
+
+
+def discover(
+    typed: Annotated[
+        list[str], typer.Argument(metavar="USER@HOST", help="Machines to look at besides those that are found.")
+    ] = [],  # noqa: B006 - typer copies it
+    watch: Annotated[bool, typer.Option("--watch", help="Go on and show what changes, until Ctrl-C.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout; with --watch one line a change.")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to look; 4 without --watch.")
+    ] = None,
+    hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to look at, too.")] = None,
+) -> ExitCode:
+    """Find the machines in this network and those this computer knows, and whether they answer."""
+    from distributed.discovery import Discovery
+
+    seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
+    with _until_signal() as stop, Discovery(_sources(typed, hosts)) as discovery:
+        if watch:
+            _watch(discovery, seconds, stop, as_json)
+        else:
+            stop.wait(seconds)
+            _tell(discovery, as_json)
+    return ExitCode.DONE
+
+
+def announce(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of this machine's SSH server.")] = 22,
+    name: Annotated[str, typer.Option("--name", help="How it is to be called; left out: its host name.")] = "",
+) -> ExitCode:
+    """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
+    from distributed.announce import Announcement
+
+    with _until_signal() as stop, Announcement(port, name) as announcement:
+        say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C takes it back")
+        while not stop.wait(_FOLLOW_EVERY):
+            if announcement.follow_interfaces():
+                say(f"the network changed; announced on {', '.join(announcement.interfaces)}")
+    return ExitCode.DONE
+
+
+def _sources(typed: list[str], hosts: Path | None) -> Sources:
+    from distributed.discovery import Sources
+    from distributed.sightings import Origin
+
+    path = hosts or (_HOSTS_FILE if _HOSTS_FILE.exists() else None)
+    return Sources(tuple(typed), ((Origin.HOSTS_FILE, path),) if path else ())
+
+
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C, a kill, or a closed terminal sets."""
+    stop = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---------------------------------------------------------------------------------------------------------------- watch
+
+
+def _watch(discovery: Discovery, seconds: float, stop: threading.Event, as_json: bool) -> None:
+    if as_json or not interactive():
+        for event, machine in _changes(discovery, seconds, stop):
+            if as_json:
+                show_line(json.dumps({"event": event, "machine": _document(machine)}, default=str))
+            else:
+                show_line(f"{event}: {_line(machine)}")
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    end = time.monotonic() + seconds
+    with Live(console=Console(highlight=False, markup=False, emoji=False), auto_refresh=False) as live:
+        while time.monotonic() < end and not stop.is_set():
+            live.update(_table(_machines(discovery.state)), refresh=True)
+            stop.wait(_PAINT_EVERY)
+    _tell_notices(discovery)
+
+
+def _changes(discovery: Discovery, seconds: float, stop: threading.Event) -> Iterator[tuple[str, FoundMachine]]:
+    """Give what has changed, each as a word and the machine: found, changed, gone."""
+    end, version = time.monotonic() + seconds, 0
+    shown: dict[str, FoundMachine] = {}
+    while not stop.is_set() and time.monotonic() < end:
+        newest = discovery.wait(version, 0.2)
+        if newest == version:
+            continue
+        version, now = newest, {machine.id: machine for machine in _machines(discovery.state)}
+        for identity in shown.keys() - now.keys():
+            yield "gone", shown[identity]
+        for identity, machine in now.items():
+            before = shown.get(identity)
+            if before is None:
+                yield "found", machine
+            elif _line(before) != _line(machine):
+                yield "changed", machine
+        shown = now
+
+
+def _machines(state: State) -> tuple[FoundMachine, ...]:
+    from distributed.machine_identity import machines
+
+    return machines(state)
+
+
+def _line(machine: FoundMachine) -> str:
+    where = f" at {_best(machine)}" if machine.paths else ""
+    why = f" ({visible(machine.problem.message)})" if machine.problem else ""
+    return f"{visible(machine.name)} {machine.status.value}{where}{why}"
+
+
+# ----------------------------------------------------------------------------------------------------------------- once
+
+
+def _tell(discovery: Discovery, as_json: bool) -> None:
+    state = discovery.state
+    found = _machines(state)
+    if as_json:
+        show_json(_whole_document(state, found))
+        return
+    show(_table(found))
+    for machine in found:
+        if machine.problem is not None:
+            show_line(f"{visible(machine.name)}: {visible(machine.problem.message)}")
+            if machine.problem.hint:
+                show_line(f"  fix: {visible(machine.problem.hint)}")
+    _tell_notices(discovery)
+
+
+def _table(found: tuple[FoundMachine, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("machine", "state", "address", "over", "what", "found by"):
+        table.add_column(heading, overflow="fold")
+    for machine in found:
+        over = " ".join(_over(machine))
+        cells = (machine.name, _state(machine), _best(machine), over, _what(machine), _found_by(machine))
+        table.add_row(*(Text(visible(cell)) for cell in cells))
+    return table
+
+
+def _state(machine: FoundMachine) -> str:
+    return f"{_SYMBOLS[machine.status.value]} {machine.status.value}"
+
+
+def _best(machine: FoundMachine) -> str:
+    if not machine.paths:
+        return f"through {machine.through}" if machine.through else "-"
+    best = machine.paths[0].endpoint
+    more = f" +{len(machine.paths) - 1}" if len(machine.paths) > 1 else ""
+    return f"{best.scoped if best.port == 22 else best.where}{more}"
+
+
+def _over(machine: FoundMachine) -> tuple[str, ...]:
+    if not machine.paths or machine.here:
+        return ()
+    best = machine.paths[0].endpoint
+    return (best.kind.value, best.interface)
+
+
+def _what(machine: FoundMachine) -> str:
+    details = machine.details
+    memory = details.get("memory", "")
+    size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
+    return ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
+
+
+def _found_by(machine: FoundMachine) -> str:
+    return ", ".join(origin.value for origin in machine.found_by)
+
+
+def _tell_notices(discovery: Discovery) -> None:
+    """Say on stderr what is wrong with the search itself, and what to do where it found nobody."""
+    state = discovery.state
+    for problem in state.browsed.problems:
+        say(f"{visible(problem.message)}; {visible(problem.hint)}")
+    if state.ignored:
+        say(f"{state.ignored} announcements were ignored, the last from {state.ignored_from}: they are too many")
+    if all(machine.here for machine in _machines(state)):
+        _tell_nobody(discovery)
+
+
+def _tell_nobody(discovery: Discovery) -> None:
+    from distributed.mdns_records import SERVICES
+
+    interfaces = ", ".join(discovery.state.browsed.interfaces) or "no interface"
+    say(f"nobody else found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
+    if discovery.hashed_names:
+        say(f"{discovery.hashed_names} names in known_hosts are hashed, so they cannot be listed: type them")
+    say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
+    say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
+
+
+def _whole_document(state: State, found: tuple[FoundMachine, ...]) -> dict[str, Any]:
+    return {
+        "machines": [_document(machine) for machine in found],
+        "browsed": {
+            "interfaces": list(state.browsed.interfaces),
+            "problems": [vars(problem) for problem in state.browsed.problems],
+        },
+        "ignored": state.ignored,
+        "exit_code": int(ExitCode.DONE),
+    }
+
+
+def _document(machine: FoundMachine) -> dict[str, Any]:
+    return {
+        "name": machine.name,
+        "names": list(machine.names),
+        "status": machine.status.value,
+        "here": machine.here,
+        "fingerprint": machine.fingerprint,
+        "known_as": list(machine.known_as),
+        "found_by": [origin.value for origin in machine.found_by],
+        "details": dict(machine.details),
+        "through": machine.through,
+        "problem": vars(machine.problem) if machine.problem else None,
+        "paths": [
+            {
+                "address": path.endpoint.scoped,
+                "port": path.endpoint.port,
+                "interface": path.endpoint.interface,
+                "kind": path.endpoint.kind.value,
+                "status": path.status.value,
+                "problem": vars(path.problem) if path.problem else None,
+            }
+            for path in machine.paths
+        ],
+    }

@@ -1,0 +1,226 @@
+"""This machine's network interfaces, and through which of them an address is reached."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Attached = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+_DOCKER = re.compile(r"docker|br-[0-9a-f]|veth|cni|podman|lxc|lxd|flannel|cali")
+_VIRTUAL = re.compile(r"virbr|vmnet|vboxnet|vnet|bridge\d{3}|anpi|awdl|llw|ap\d")
+_VPN = re.compile(r"utun|tun|tap|wg|ppp|ipsec|tailscale|zt|nordlynx|gpd")
+_WIFI = re.compile(r"wl|wifi|ath\d")
+_CARRIER_GRADE = ipaddress.ip_network("100.64.0.0/10")
+"""Shared address space (RFC 6598): at home it is a mesh VPN."""
+_PATIENCE = 3.0
+
+
+class PathKind(str, Enum):
+    """What a path runs over; the order is the rank, the best one first."""
+
+    HERE = "this computer"
+    WIRED = "wired"
+    LINK_LOCAL = "link-local"
+    """169.254 on something wired: often a Thunderbolt or a direct cable."""
+    WIFI = "wifi"
+    ROUTED = "routed"
+    """Not in a network of this machine: a router lies between."""
+    VIRTUAL = "virtual"
+    VPN = "vpn"
+    DOCKER = "docker"
+
+    @property
+    def rank(self) -> int:
+        return list(PathKind).index(self)
+
+
+@dataclass(frozen=True, order=True)
+class Endpoint:
+    """One path to an SSH server: address, the interface of this machine it is reached through, and port."""
+
+    address: str
+    """IP address without a scope."""
+    interface: str
+    port: int = 22
+    kind: PathKind = field(default=PathKind.WIRED, compare=False)
+
+    @property
+    def scoped(self) -> str:
+        """The address as a socket or a hosts file takes it."""
+        ip = ipaddress.ip_address(self.address)
+        return f"{self.address}%{self.interface}" if ip.version == 6 and ip.is_link_local else self.address
+
+    @property
+    def where(self) -> str:
+        return f"[{self.scoped}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One network interface that is up."""
+
+    name: str
+    index: int
+    addresses: tuple[Attached, ...]
+    kind: PathKind
+    multicast: bool
+
+    def on_link(self, address: Address) -> bool:
+        """Whether an address is one hop away through this interface."""
+        return address.is_link_local or any(address in attached.network for attached in self.addresses)
+
+    def first(self, version: int) -> Attached | None:
+        """Return the address to speak from: for IPv6 the link-local one."""
+        fitting = (one for one in self.addresses if one.version == version)
+        return next((one for one in fitting if version == 4 or one.is_link_local), None)
+
+
+@dataclass(frozen=True)
+class Interfaces:
+    """All interfaces of this machine at one moment, loopback left out."""
+
+    all: tuple[Interface, ...]
+
+    def own(self, address: Address) -> bool:
+        """Whether an address is this machine's."""
+        return address.is_loopback or any(address == one.ip for interface in self.all for one in interface.addresses)
+
+    @property
+    def browsable(self) -> tuple[Interface, ...]:
+        """Those that multicast can be sent and heard on."""
+        return tuple(one for one in self.all if one.multicast and (one.first(4) or one.first(6)))
+
+    def place(self, text: str, port: int, seen_on: str = "") -> Endpoint | None:
+        """Return the path to an address.
+
+        Args:
+            text: IP address, with or without scope.
+            port: of the SSH server.
+            seen_on: interface on which the address was heard of; it alone tells where a link-local one is.
+
+        Returns:
+            ``None`` for what nobody can connect to.
+        """
+        plain, _, scope = text.partition("%")
+        try:
+            address = ipaddress.ip_address(plain)
+        except ValueError:
+            return None
+        if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
+            return None
+        if self.own(address):
+            return Endpoint(str(address), self._owner(address), port, PathKind.HERE)
+        interface = self._toward(address, self._scope(scope) or seen_on)
+        if interface is None:
+            return None if address.is_link_local else Endpoint(str(address), "", port, _routed_kind(address))
+        return Endpoint(str(address), interface.name, port, _path_kind(address, interface))
+
+    def _owner(self, address: Address) -> str:
+        holders = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
+        return next(holders, "lo")
+
+    def _scope(self, scope: str) -> str:
+        return next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
+
+    def _toward(self, address: Address, seen_on: str) -> Interface | None:
+        candidates = [interface for interface in self.all if interface.on_link(address)]
+        seen = [interface for interface in candidates if interface.name == seen_on]
+        if address.is_link_local and not seen and len(candidates) > 1:
+            return None  # every interface has such a network: without a scope nobody can tell
+        return next(iter(seen or candidates), None)
+
+
+def _routed_kind(address: Address) -> PathKind:
+    return PathKind.VPN if address.version == 4 and address in _CARRIER_GRADE else PathKind.ROUTED
+
+
+def _path_kind(address: Address, interface: Interface) -> PathKind:
+    if _routed_kind(address) is PathKind.VPN:
+        return PathKind.VPN
+    if address.version == 4 and address.is_link_local and interface.kind is PathKind.WIRED:
+        return PathKind.LINK_LOCAL
+    return interface.kind
+
+
+def list_interfaces() -> Interfaces:
+    """Look at this machine's interfaces as they are now."""
+    import psutil  # 20 ms, not needed by those who only use the types
+
+    stats, found = psutil.net_if_stats(), []
+    for name, listed in psutil.net_if_addrs().items():
+        state = stats.get(name)
+        attached = tuple(a for one in listed if (a := _attached(one.address, one.netmask)) is not None)
+        if state is None or not state.isup or not attached or all(one.is_loopback for one in attached):
+            continue
+        if Path("/sys/class/net", name, "master").exists():
+            continue  # a port of a bridge: the bridge is what has the network
+        flags = getattr(state, "flags", "").split(",")
+        multicast = "multicast" in flags or flags == [""]
+        found.append(Interface(name, _index(name), attached, interface_kind(name, hardware_kinds()), multicast))
+    return Interfaces(tuple(found))
+
+
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return 0
+
+
+def _attached(address: str, netmask: str | None) -> Attached | None:
+    try:
+        plain = ipaddress.ip_address(address.partition("%")[0])
+        if plain.version == 4:
+            return ipaddress.IPv4Interface(f"{plain}/{netmask or 32}")
+        bits = bin(int(ipaddress.IPv6Address(netmask))).count("1") if netmask else 64
+        return ipaddress.IPv6Interface(f"{plain}/{bits}")
+    except ValueError:
+        return None  # a hardware address, or something that is no IP address
+
+
+def interface_kind(name: str, hardware: Mapping[str, PathKind]) -> PathKind:
+    """Say what an interface is, by its name and by what the system says of its hardware."""
+    for kind, names in ((PathKind.DOCKER, _DOCKER), (PathKind.VIRTUAL, _VIRTUAL), (PathKind.VPN, _VPN)):
+        if names.match(name):
+            return kind
+    if name in hardware:
+        return hardware[name]
+    wireless = Path("/sys/class/net", name, "wireless").exists()
+    return PathKind.WIFI if wireless or _WIFI.match(name) else PathKind.WIRED
+
+
+@lru_cache(maxsize=1)
+def hardware_kinds() -> Mapping[str, PathKind]:
+    """Ask macOS which interface is which port; other systems tell by name and /sys."""
+    program = shutil.which("networksetup") if sys.platform == "darwin" else None
+    if program is None:
+        return {}
+    try:
+        command = [program, "-listallhardwareports"]
+        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return parse_hardware_ports(said.splitlines())
+
+
+def parse_hardware_ports(lines: Iterable[str]) -> dict[str, PathKind]:
+    """Parse what ``networksetup -listallhardwareports`` prints: blocks of ``Hardware Port:`` and ``Device:``."""
+    kinds, port = {}, ""
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "Hardware Port":
+            port = value.strip()
+        elif key.strip() == "Device" and value.strip():
+            kinds[value.strip()] = PathKind.WIFI if port in ("Wi-Fi", "AirPort") else PathKind.WIRED
+    return kinds
