@@ -183,6 +183,17 @@ class Cluster(Document):
             found[ends], found[ends[::-1]] = link, link.reversed()
         return found
 
+    @cached_property
+    def _interfaces(self) -> dict[str, float]:
+        """What every host's interface carries: what was stated, or its fastest link."""
+        found = dict.fromkeys((machine.host for machine in self.machines), 0.0)
+        for machine in self.machines:
+            found[machine.host] = max(found[machine.host], machine.interface_mbit)
+        for (source, _), link in self._by_hosts.items():
+            if link.usable:
+                found[source] = max(found[source], link.mbit, link.mbit_back)
+        return found
+
     def machine(self, name: str) -> Machine:
         """Return the machine of this name.
 
@@ -213,8 +224,7 @@ class Cluster(Document):
 
     def interface(self, name: str) -> float:
         """Return what a machine's network interface carries in each direction, in Mbit/s; 0 without any link."""
-        stated = [m.interface_mbit for m in self.machines if m.host == self.machine(name).host]
-        return max([*stated, *(rate for link in self.links_of(name) for rate in (link.mbit, link.mbit_back))])
+        return self._interfaces[self.machine(name).host]
 
     def slowest_link(self, names: tuple[str, ...]) -> Link | None:
         """Return the slowest link among some machines, in its slower direction; ``None`` where there is none."""

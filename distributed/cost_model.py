@@ -1,0 +1,250 @@
+"""What an exchange and a step should cost: small pure functions.
+
+Units: seconds, bytes, and Mbit/s of payload in one direction (``rate``). ``a`` is the one-way latency.
+:data:`LINE_SHARE` turns a line rate into a rate; measured rates are payload already.
+
+Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring,
+reduce-scatter and all-gather); Li et al. 2020, "PyTorch Distributed", section 3.2 (overlap with backward); the figures
+that were measured for this project are in docs/performance.md and named where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distributed.cluster import Cluster
+from profiles.errors import BadInput
+
+LINE_SHARE = 0.952
+"""Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
+OVERLAP = 0.4
+"""Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
+HUB_MBIT = 1450.0
+"""Payload, in and out together, that a hub process works through with TLS on one core. From docs/performance.md: 40 MB
+of two members in 0.884 s, where hub and members shared two cores (320 MB through processes in 1.77 core seconds)."""
+TORCH_MBIT = 5660.0
+"""The same for a member of the torch engine: 40 MB of two members in 0.113 s."""
+OPERATION = {"hub": 0.006, "torch": 0.0011}
+"""Seconds of an exchange of nothing, by engine (4 kB in docs/performance.md)."""
+_BLOCK = 32
+
+
+# -------------------------------------------------------------------------------------------------------------- payload
+
+
+def payload_bytes(parameters: int, codec: str) -> float:
+    """Return the encoded size of a vector, block scales included.
+
+    fp32 4, bf16 and fp16 2, int8 33/32, mxfp4 17/32 bytes an element; ``topk:SHARE`` 4 bytes (a 16-bit position and a
+    bf16 value) for each element that travels.
+
+    Raises:
+        BadInput: an unknown codec.
+    """
+    blocks = math.ceil(parameters / _BLOCK)
+    sizes = {"fp32": 4.0 * parameters, "bf16": 2.0 * parameters, "fp16": 2.0 * parameters,
+             "int8": float(parameters + blocks), "mxfp4": float(math.ceil(parameters / 2) + blocks)}  # fmt: skip
+    kind, _, share = codec.partition(":")
+    if kind == "topk":
+        return 4.0 * float(share) * parameters
+    if codec not in sizes:
+        raise BadInput(f"the cost of codec '{codec}' is not known", f"known: {', '.join(sizes)}, topk:SHARE")
+    return sizes[codec]
+
+
+def reply_bytes(parameters: int, codec: str, members: int) -> float:
+    """Return the encoded size of the mean. A mean of sparse vectors holds what any member kept, at most all of it."""
+    size = payload_bytes(parameters, codec)
+    return min(members * size, payload_bytes(parameters, "bf16")) if codec.startswith("topk") else size
+
+
+# ----------------------------------------------------------------------------------------------- one rate for all links
+
+
+def transfer(size: float, rate: float) -> float:
+    """Return the time of ``size`` bytes at ``rate`` Mbit/s."""
+    return size * 8 / (rate * 1e6)
+
+
+def ring(size: float, members: int, rate: float, a: float = 0.0, pieces: int = 1) -> float:
+    """Ring all-reduce in ``pieces`` buckets: ``2 (n-1)/n S/B + 2 (n-1) a K``, where B is the slowest link's rate."""
+    return transfer(2 * (members - 1) / members * size, rate) + 2 * (members - 1) * a * pieces
+
+
+def star(size: float, members: int, rate: float, a: float = 0.0, hub_trains: bool = True) -> float:
+    """Star, up and down at the same time: ``(n-1) S/B + 2 a`` where a member carries the hub, else ``n S/B + 2 a``.
+
+    B is the hub's own rate in each direction.
+    """
+    return transfer((members - hub_trains) * size, rate) + 2 * a
+
+
+def sharded(size: float, members: int, rate: float, a: float = 0.0) -> float:
+    """Reduce-scatter by owner and all-gather, without a ring's chain: ``2 (n-1)/n S/B + 2 a``. The torch engine."""
+    return transfer(2 * (members - 1) / members * size, rate) + 2 * a
+
+
+def all_gather(size: float, members: int, rate: float, a: float = 0.0) -> float:
+    """Everybody gets everybody's payload: ``(n-1) (s/B + a)``."""
+    return (members - 1) * (transfer(size, rate) + a)
+
+
+def wifi_ring(size: float, members: int, air: float) -> float:
+    """Ring of wireless members on one channel: every byte crosses the air twice, ``4 (n-1) S/B_air``."""
+    return transfer(4 * (members - 1) * size, air)
+
+
+def wifi_star(size: float, members: int, air: float, hub_wired: bool) -> float:
+    """Star of ``n`` wireless members on one channel, the hub being one of them: ``4 (n-1) S/B_air``; half of it where
+    the hub's member is on the wire."""
+    return transfer((2 if hub_wired else 4) * (members - 1) * size, air)
+
+
+# --------------------------------------------------------------------------------------------- links as they really are
+
+Flows = Mapping[tuple[str, str], float]
+"""Bytes from one machine to another in one exchange."""
+
+
+def star_flows(members: Sequence[str], hub: str, up: float, down: float) -> dict[tuple[str, str], float]:
+    """Every member sends ``up`` bytes to the hub and gets ``down`` bytes back.
+
+    Args:
+        members: the machine of each member; a machine may appear several times.
+    """
+    flows: dict[tuple[str, str], float] = {}
+    for member in members:
+        if member != hub:
+            flows[member, hub] = flows.get((member, hub), 0.0) + up
+            flows[hub, member] = flows.get((hub, member), 0.0) + down
+    return flows
+
+
+def sharded_flows(members: Sequence[str], up: float, down: float) -> dict[tuple[str, str], float]:
+    """Every member sends each owner its slice, and its own averaged slice to each other member."""
+    flows: dict[tuple[str, str], float] = {}
+    for one, source in enumerate(members):
+        for other, target in enumerate(members):
+            if one != other and source != target:
+                flows[source, target] = flows.get((source, target), 0.0) + (up + down) / len(members)
+    return flows
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What takes longest in an exchange."""
+
+    kind: str
+    """``link``, ``interface``, ``air``, ``hub`` or ``engine``; ``none`` where nothing is exchanged."""
+    subject: str
+    other: str
+    mbit: float
+    seconds: float
+
+
+NOTHING = Bottleneck("none", "", "", 0.0, 0.0)
+
+
+def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
+    """Return the part of the network that these flows keep busy longest; flows run side by side.
+
+    A link carries its two directions at once, so does a wired interface, which all flows of its machine share; a radio
+    channel carries one byte at a time, and a byte between two of its stations twice.
+
+    Args:
+        flows: by names of machines; every pair has a usable link.
+    """
+    found = [NOTHING]
+    through: dict[tuple[str, str], float] = {}
+    air: dict[str, float] = {}
+    for (source, target), size in sorted(flows.items()):
+        link = cluster.link(source, target)
+        if link is None:
+            raise ValueError(f"no link from {source} to {target}")
+        found.append(Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit)))
+        for key in (("out", source), ("in", target)):
+            through[key] = through.get(key, 0.0) + size
+        if link.air:
+            air[link.air] = air.get(link.air, 0.0) + size * cluster.crossings(link)
+    for (_, name), size in through.items():
+        rate = cluster.interface(name)
+        found.append(Bottleneck("interface", name, "", rate, transfer(size, rate)))
+    for channel, size in air.items():
+        rate = cluster.air_mbit(channel)
+        found.append(Bottleneck("air", channel, "", rate, transfer(size, rate)))
+    return max(found, key=lambda part: part.seconds)
+
+
+def longest_round_trip(cluster: Cluster, flows: Flows) -> float:
+    """Return the longest round trip among the links in use, in seconds: ``2 a``."""
+    links = (cluster.link(source, target) for source, target in flows)
+    return max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+def synchronous_step(compute: float, exchange: float, credit: float) -> float:
+    """Return the time of a step that exchanges gradients: ``t + max(0, T - credit)``.
+
+    Args:
+        compute: of the slowest member, all its micro-batches.
+        credit: compute that hides the exchange: :data:`OVERLAP` of the last micro-batch.
+    """
+    return compute + max(0.0, exchange - credit)
+
+
+def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:
+    """Return the mean time of a step with an exchange every ``interval`` steps: ``t + max(0, T - D t)/H``.
+
+    With ``delay`` D steps the exchange overlaps with training; ``D = H`` gives the fully overlapped ``max(t, T/H)``.
+    """
+    return compute + max(0.0, exchange - delay * compute) / interval
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+
+
+def shares(total: int, overheads: Sequence[float], speeds: Sequence[float], caps: Sequence[int]) -> list[int] | None:
+    """Split ``total`` samples so that all members finish together: ``b_i = v_i (t - o_i)``, whole, at least 1.
+
+    Args:
+        caps: the largest micro-batch that fits a member's memory.
+
+    Returns:
+        One batch a member, or ``None`` where ``total`` samples cannot be split so.
+    """
+    if total < len(speeds) or sum(caps) < total or min(caps, default=0) < 1 or min(speeds, default=0.0) <= 0:
+        return None
+    ideal = _level(total, overheads, speeds, caps)
+    found = [max(1, math.floor(value + 1e-9)) for value in ideal]
+    order = range(len(found))
+
+    def finish(i: int, batch: int) -> float:
+        return overheads[i] + batch / speeds[i]
+
+    while sum(found) < total:
+        chosen = min((i for i in order if found[i] < caps[i]), key=lambda i: (finish(i, found[i] + 1), i))
+        found[chosen] += 1
+    while sum(found) > total:
+        chosen = max((i for i in order if found[i] > 1), key=lambda i: (finish(i, found[i]), i))
+        found[chosen] -= 1
+    return found
+
+
+def _level(total: int, overheads: Sequence[float], speeds: Sequence[float], caps: Sequence[int]) -> list[float]:
+    """Fill all members up to one finishing time, by bisection."""
+
+    def at(moment: float) -> list[float]:
+        return [
+            min(float(cap), max(1.0, speed * (moment - overhead)))
+            for overhead, speed, cap in zip(overheads, speeds, caps, strict=True)
+        ]
+
+    low, high = 0.0, max(overheads) + total / min(speeds)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(at(middle)) < total else (low, middle)
+    return at(low)

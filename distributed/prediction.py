@@ -1,0 +1,286 @@
+"""From one choice to what it should cost: step time, traffic, memory and learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distributed import cost_model, memory_model, statistical_cost
+from distributed.cluster import Cluster, Machine
+from distributed.cost_model import Bottleneck
+from distributed.job import Job
+from distributed.planning import Candidate, Choice, MemberForecast, Reason
+from profiles.errors import BadInput
+
+
+@dataclass(frozen=True)
+class StrategyModel:
+    """How a strategy of the registry communicates. A new strategy that one of the two step formulas fits needs an
+    entry in :data:`STRATEGIES`, its vectors in ``memory_model`` and its loss in ``statistical_cost``."""
+
+    codecs: tuple[str, ...]
+    """What it may send, exact or best first."""
+    periodic: bool
+    """Weights every H steps, or gradients in every step."""
+
+
+STRATEGIES = {
+    "allreduce": StrategyModel(("fp32", "bf16"), periodic=False),
+    "diloco": StrategyModel(("mxfp4", "bf16"), periodic=True),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a group shares the samples of a step."""
+
+    batches: tuple[int, ...]
+    accumulation: int
+    compute: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a group."""
+
+    seconds: float
+    slowest: Bottleneck
+    moved: tuple[tuple[str, float], ...]
+    """Bytes sent and received over the network, by machine."""
+
+
+class Predictor:
+    """Predicts choices for one job on one cluster.
+
+    Args:
+        cluster: what was measured.
+        job: what is to be trained.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job) -> None:
+        self.cluster = cluster
+        self.job = job
+        self._splits: dict[tuple[object, ...], Split | None] = {}
+        self._exchanges: dict[tuple[object, ...], Exchange] = {}
+        self._place = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
+        self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
+        self.alone_rate = self._best_alone()
+
+    def _best_alone(self) -> float:
+        """Return the samples/s of the best machine alone; of one that has the memory, where there is one."""
+        batch = self.job.global_batch_of(1)
+        splits = [split for name in self.workable if (split := self.split((name,), "", "")) is not None]
+        fitting = [split for split in splits if split.fits] or splits
+        return max((batch / split.compute for split in fitting), default=0.0)
+
+    def predict(self, choice: Choice) -> Candidate:
+        """Return what a choice should cost.
+
+        Raises:
+            BadInput: it cannot be: a machine without figures or without a link, or fewer samples than members.
+        """
+        unknown = [name for name in choice.members if name not in self.workable]
+        if unknown:
+            raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
+        if not choice.alone and not self.linked(choice):
+            raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
+        members = tuple(sorted(choice.members))
+        split = self.split(members, choice.strategy, choice.hub)
+        if split is None:
+            raise BadInput(f"a step has fewer samples than {len(members)} members", "raise the batch size")
+        return self._candidate(choice.model_copy(update={"members": members}), split)
+
+    def linked(self, choice: Choice) -> bool:
+        """Whether everything that has to talk to each other can."""
+        return all(self.cluster.link(one, other) is not None for one, other in self._flows(choice, 1.0, 1.0))
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    def caps(self, members: Sequence[str], strategy: str, hub: str) -> list[int]:
+        """Return the largest micro-batch of each member."""
+        return [
+            memory_model.largest_batch(self.job, machine, strategy, self._reserved(machine, hub, len(members)))
+            for machine in map(self.cluster.machine, members)
+        ]
+
+    def _reserved(self, machine: Machine, hub: str, members: int) -> int:
+        """Return what the hub needs of the memory in which this machine trains, at most."""
+        carries = bool(hub) and self.cluster.same_host(machine.name, hub) and machine.device != "cuda"
+        return memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, members) if carries else 0
+
+    def split(self, members: tuple[str, ...], strategy: str, hub: str) -> Split | None:
+        """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
+        fewer samples than members."""
+        key = (members, strategy, hub)
+        if key not in self._splits:
+            caps = self.caps(members, strategy, hub)
+            found = self._fitting(members, caps, fits=True)
+            self._splits[key] = found or self._fitting(members, [10**9] * len(members), fits=False)
+        return self._splits[key]
+
+    def _fitting(self, members: tuple[str, ...], caps: list[int], fits: bool) -> Split | None:
+        machines = [self.cluster.machine(name) for name in members]
+        overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
+        batch = self.job.global_batch_of(len(members))
+        for accumulation in self._accumulations(batch):
+            found = cost_model.shares(batch // accumulation, overheads, speeds, caps)
+            if found is not None:
+                slowest = max(o + b / v for o, b, v in zip(overheads, found, speeds, strict=True))
+                return Split(tuple(found), accumulation, accumulation * slowest, fits)
+        return None
+
+    def _accumulations(self, batch: int) -> list[int]:
+        """Return into how many micro-batches a step may be cut without changing it, the profile's own first."""
+        whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]
+        return [k for k in whole if k >= self.job.accumulation] or whole[-1:]
+
+    def _flows(self, choice: Choice, up: float, down: float) -> dict[tuple[str, str], float]:
+        places = [self._place[name] for name in choice.members]
+        if choice.alone:
+            return {}
+        if choice.engine == "torch":
+            return cost_model.sharded_flows(places, up, down)
+        return cost_model.star_flows(places, self._place[choice.hub], up, down)
+
+    def exchange(self, choice: Choice) -> Exchange:
+        """Return time and traffic of one exchange of a group whose members are linked."""
+        key = (choice.members, choice.engine, choice.hub, choice.codec)
+        if key not in self._exchanges:
+            self._exchanges[key] = self._exchange(choice)
+        return self._exchanges[key]
+
+    def _exchange(self, choice: Choice) -> Exchange:
+        if choice.alone:
+            return Exchange(0.0, cost_model.NOTHING, ())
+        n = len(choice.members)
+        up = cost_model.payload_bytes(self.job.trainable, choice.codec)
+        down = cost_model.reply_bytes(self.job.trainable, choice.codec, n)
+        flows = self._flows(choice, up, down)
+        slowest = cost_model.slowest_part(self.cluster, flows)
+        if choice.engine == "hub":
+            rate = self.cluster.machine(choice.hub).hub_mbit or cost_model.HUB_MBIT
+            work = Bottleneck("hub", choice.hub, "", rate, cost_model.transfer(n * (up + down), rate))
+        else:
+            rate = cost_model.TORCH_MBIT
+            work = Bottleneck("engine", "", "", rate, cost_model.transfer(2 * (n - 1) / n * (up + down), rate))
+        slowest = max((slowest, work), key=lambda part: part.seconds)
+        fixed = cost_model.longest_round_trip(self.cluster, flows) + cost_model.OPERATION[choice.engine]
+        moved: dict[str, float] = {}
+        for ends, size in flows.items():
+            for end in ends:
+                moved[end] = moved.get(end, 0.0) + size
+        return Exchange(slowest.seconds + fixed, slowest, tuple(sorted(moved.items())))
+
+    # ------------------------------------------------------------------------------------------------------- intervals
+
+    def intervals(self, choice: Choice, grid: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield intervals and delays whose expected loss is within the job's bound.
+
+        The overlap is offered where it is short beside the interval: the paper's intervals were 30 and more.
+        """
+        job = self.job
+        steps = job.steps_of(len(choice.members))
+        for interval in grid:
+            rounds = steps // interval
+            sparse_too_soon = choice.codec.startswith("topk") and rounds < statistical_cost.SPARSE_ROUNDS
+            lora_too_far = job.lora and interval > statistical_cost.LORA_INTERVAL
+            if not rounds or sparse_too_soon or lora_too_far:
+                continue
+            for delay in (0, 5) if interval >= 20 else (0,):
+                if statistical_cost.loss_increase(interval, rounds, job.start, delay) <= job.max_loss_increase:
+                    yield interval, delay
+
+    # ------------------------------------------------------------------------------------------------------- candidate
+
+    def _step(self, choice: Choice, split: Split, exchange: float) -> float:
+        if choice.alone:
+            return split.compute
+        if STRATEGIES[choice.strategy].periodic:
+            return cost_model.periodic_step(split.compute, exchange, choice.interval, choice.delay)
+        credit = cost_model.OVERLAP * split.compute / split.accumulation
+        return cost_model.synchronous_step(split.compute, exchange, credit)
+
+    def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
+        """Return token efficiency, expected loss increase, and the sources of both."""
+        job, members = self.job, len(choice.members)
+        if choice.alone:
+            return 1.0, 0.0, ("exact",)
+        ratio = job.global_batch_of(members) / job.global_batch_of(1)
+        share = statistical_cost.batch_efficiency(ratio, job.lr_scaling)
+        sources = ("batch",) if ratio > 1 else ()
+        if not STRATEGIES[choice.strategy].periodic:
+            return share, 0.0, ("exact" if choice.codec == "fp32" else "bf16", *sources)
+        rounds = job.steps_of(members) // choice.interval
+        worth = sum(split.batches) / max(split.batches)
+        share *= statistical_cost.merge_efficiency(worth, statistical_cost.gain_kept(max(1, rounds), job.start))
+        loss = statistical_cost.loss_increase(choice.interval, max(1, rounds), job.start, choice.delay)
+        codec = ("sparse",) if choice.codec.startswith("topk") else ("mxfp4",) if choice.codec == "mxfp4" else ()
+        overlap = ("overlap",) if choice.delay else ()
+        return max(0.0, share), loss, (f"diloco-{job.start}", *codec, *overlap, *sources)
+
+    def _candidate(self, choice: Choice, split: Split) -> Candidate:
+        job, members = self.job, len(choice.members)
+        exchange = self.exchange(choice)
+        step = self._step(choice, split, exchange.seconds)
+        efficiency, loss, sources = self._learning(choice, split)
+        rate = job.global_batch_of(members) / step
+        speed_up = rate / self.alone_rate
+        hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
+        steps = job.steps_of(members)
+        payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
+        return Candidate(
+            choice=choice,
+            fits=split.fits,
+            members=tuple(self._forecasts(choice, split, exchange, hourly)),
+            accumulation=split.accumulation,
+            global_batch=job.global_batch_of(members),
+            steps=steps,
+            rounds=0 if choice.alone else steps // choice.interval,
+            compute=split.compute,
+            exchange=exchange.seconds,
+            exposed=step - split.compute,
+            step=step,
+            samples_per_second=rate,
+            speed_up=speed_up,
+            token_efficiency=efficiency,
+            useful_speed_up=speed_up * efficiency,
+            loss_increase=loss,
+            bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
+            hub_memory=memory_model.hub_bytes(job.trainable, payload, members) if choice.hub else 0,
+            sources=sources,
+            reasons=() if choice.alone else (_bottleneck(exchange.slowest),),
+        )
+
+    def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
+        moved = dict(exchange.moved)
+        strategy = "" if choice.alone else choice.strategy
+        for name, batch in zip(choice.members, split.batches, strict=True):
+            machine = self.cluster.machine(name)
+            yield MemberForecast(
+                name=name,
+                micro_batch=batch,
+                seconds=split.accumulation * (machine.overhead + batch / machine.speed),
+                memory=memory_model.member_bytes(self.job, machine, strategy, batch),
+                memory_free=machine.memory_free,
+                bytes_per_hour=moved.get(self._place[name], 0.0) * hourly,
+            )
+
+
+def _bottleneck(part: Bottleneck) -> Reason:
+    numbers = {"mbit": part.mbit, "seconds": part.seconds}
+    return Reason(code=f"slowest-{part.kind}", subject=part.subject, other=part.other, numbers=numbers)
+
+
+@lru_cache(maxsize=64)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors of a positive whole number, ascending."""
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return tuple(sorted({*small, *(number // k for k in small)}))
+
+
+def significant(value: float, digits: int = 3) -> float:
+    """Return a number rounded to its leading digits, so that noise decides no order."""
+    return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0.0
