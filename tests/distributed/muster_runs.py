@@ -18,10 +18,8 @@ from training.run_folder import RunFolder
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0
 
-GATE_AFTER = 5
 JOB = """
 import itertools
-import os
 import time
 import torch
 from torch import nn
@@ -32,14 +30,15 @@ def build():
     dice = torch.Generator().manual_seed(1)
     points = torch.rand(600, 2, generator=dice)
     wanted = (points.sum(dim=1) > 1).long()
-    return CustomJob(nn.Linear(2, 2), TensorDataset(points, wanted), TensorDataset(points[:60], wanted[:60]), loss)
+    return CustomJob({model}, TensorDataset(points, wanted), TensorDataset(points[:60], wanted[:60]), loss)
 
 steps = itertools.count(1)
 
 def loss(scores, wanted):
     time.sleep({pause})
-    if scores.requires_grad and next(steps) > {gate_after}:
-        while {gate!r} and not os.path.exists({gate!r}):
+    if {gate!r} and scores.requires_grad:
+        step = next(steps)
+        while step > int(open({gate!r}).read() or 0):
             time.sleep(0.01)
     return nn.functional.cross_entropy(scores, wanted)
 """
@@ -50,14 +49,23 @@ class Muster:
 
     Args:
         pause: seconds that a step takes at least.
-        gate: file without which no step after ``GATE_AFTER`` goes on.
+        gate: file in which :meth:`let_pass` writes how far the run may go; all machines must see it.
+        model: what is trained.
     """
 
-    def __init__(self, folder: Path, hosts_file: Path, pause: float = 0.0, gate: str | Path = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts_file: Path,
+        pause: float = 0.0,
+        gate: Path | None = None,
+        model: str = "nn.Linear(2, 2)",
+    ) -> None:
         self.folder = folder
         self.hosts_file = hosts_file
         self.job = folder / "job.py"
-        self.job.write_text(JOB.format(pause=pause, gate=str(gate), gate_after=GATE_AFTER))
+        self.job.write_text(JOB.format(pause=pause, gate=str(gate or ""), model=model))
+        self.gate = gate
         folder.chmod(0o755)
 
     def train(self, *arguments: str) -> list[str]:
@@ -65,6 +73,11 @@ class Muster:
         options = {"task": "custom", "model-path": f"{self.job}:build", "batch-size": "8", "threads": "1", "seed": "3"}
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
         return ["distributed-train", "nanogpt", "--hosts", str(self.hosts_file), *flags, *arguments]
+
+    def let_pass(self, step: int) -> None:
+        """Let all members go on to the end of this step."""
+        assert self.gate is not None
+        self.gate.write_text(str(step))
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, str(REPOSITORY / "cli_typer.py"), *arguments]
@@ -93,8 +106,10 @@ class Muster:
     def events(self, run_id: str) -> list[Event]:
         return [e for e in RunFolder.open(self.folder_of(run_id)).events() if not isinstance(e, UnknownEvent)]
 
-    def until_step(self, run_id: str, step: int) -> None:
-        until(lambda: any(s >= step for s, _ in self.losses(run_id)))
+    def until_step(self, run_id: str, step: int, members: int = 1) -> None:
+        """Wait until the first ``members`` members have taken this step."""
+        for rank in range(members):
+            until(lambda: any(s >= step for s, _ in self.losses(run_id, rank)))  # noqa: B023 - called at once
 
     def losses(self, run_id: str, member: int = 0) -> list[tuple[int, float]]:
         events = self.events(run_id)

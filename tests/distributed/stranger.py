@@ -90,7 +90,10 @@ def hold(address: str, port: int, count: int) -> None:
         for number, stream in enumerate(held):
             if ended(stream):
                 stream.close()
-                held[number] = dial(address, port)
+                try:
+                    held[number] = dial(address, port)
+                except ConnectionError:  # the hub is gone
+                    return
         time.sleep(0.2)
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from distributed.hosts import save_hosts
-from tests.distributed.muster_runs import GATE_AFTER, Muster, ours, until
+from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
@@ -31,6 +31,7 @@ STRANGER = Path(__file__).with_name("stranger.py")
 MEMBERS = ("a", "b", "c")
 FEW_FILES = 512
 STEPS = 30
+VISITED_AT = 5
 CLIENT_HELLO = b"\x16\x03\x01"
 NOT_LET_IN = re.compile(r"|ConnectionResetError|BrokenPipeError|15030[0-9](..)*")
 """Nothing, or a TLS alert."""
@@ -49,9 +50,9 @@ class Visited:
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
-        self._gate = lab.folder / "gate"  # where all hosts see it
         save_hosts(lab.hosts(*MEMBERS), folder / "members.json")
-        self.muster = Muster(folder, folder / "members.json", gate=self._gate)
+        self.muster = Muster(folder, folder / "members.json", gate=lab.folder / "gate")
+        self.muster.let_pass(VISITED_AT)
         self.run_id = self.muster.detach("--max-steps", str(STEPS), preexec_fn=few_files)
         until(lambda: self._find_port() > 0)
         self.port = self._find_port()
@@ -96,9 +97,9 @@ class Visited:
 
     def ends_well(self) -> None:
         """Let the run go on to its end; all three members must have trained to it, and nobody else."""
-        self.muster.until_step(self.run_id, GATE_AFTER)
+        self.muster.until_step(self.run_id, VISITED_AT)
         assert self.muster.metadata(self.run_id)["status"] == "running"
-        self._gate.touch()
+        self.muster.let_pass(STEPS)
         ended = self.muster.wait_for_end(self.run_id)
         assert ended.returncode == 0, ended.stderr
         assert self.muster.metadata(self.run_id)["metrics"]["lost_members"] == []
@@ -134,7 +135,7 @@ def test_rubbish_and_a_thousand_silent_connections(lab: Lab, run: Visited) -> No
 def test_recorded_bytes_and_a_certificate_of_another_run(lab: Lab, tmp_path: Path) -> None:
     with Capture(lab.bridge) as wire:
         run = Visited(lab, tmp_path)
-        run.muster.until_step(run.run_id, GATE_AFTER)
+        run.muster.until_step(run.run_id, VISITED_AT)
         recorded = wire.streams(lab["a"].address, run.port)
     assert len(recorded) == 2  # control and bulk
     for number, stream in enumerate(recorded):
