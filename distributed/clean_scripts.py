@@ -16,10 +16,10 @@ keys() {
 }
 folder() { [ -d "$1" ] && [ ! -L "$1" ]; }
 hex() {
-  for path in "$1"/*; do
-    name=${path##*/}
-    case $name in '*') continue;; *[!0-9a-f]*) return 1;; esac
-    [ ${#name} -eq "$2" ] || return 1
+  for inner in "$1"/*; do
+    inner=${inner##*/}
+    case $inner in '*') continue;; *[!0-9a-f]*) return 1;; esac
+    [ ${#inner} -eq "$2" ] || return 1
   done
 }
 ours() {
@@ -45,7 +45,8 @@ runs() {
     for state in "$path"/*/agent.json; do
       [ -f "$state" ] || continue
       mine=1
-      sed -n "s/.*\"worker\": *\\([0-9][0-9]*\\).*/group	\\1	$run/p" "$state"
+      group=$(sed -n 's/.*"worker": *\([0-9][0-9]*\).*/\1/p' "$state")
+      printf 'group\t%s\t%s\n' "$group" "$run"
     done
     if [ -n "$mine" ]; then set -- "$@" "$path"; else printf 'left\t%s\n' "$path"; fi
   done
@@ -78,11 +79,14 @@ done"""
 
 END = r"""kill -TERM "$@" 2>/dev/null
 for wait in 1 2 3 4 5 6 7 8 9 10; do
-  kill -0 "$@" 2>/dev/null || exit 0
+  alive=
+  for pid; do kill -0 "$pid" 2>/dev/null && alive=1; done
+  [ -n "$alive" ] || exit 0
   sleep 0.2 2>/dev/null || sleep 1
 done
 kill -KILL "$@" 2>/dev/null
 exit 0"""
+"""Ends ``PID...``, within about 2 s by force."""
 
 REMOVE = r"""cd / || exit 1
 while IFS= read -r line; do

@@ -1,0 +1,217 @@
+"""Everything of ours off a machine, and nothing else: the scripts in a home folder of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed import agent
+from distributed.clean import Inventory, _read, remove, survey
+from distributed.here import HereConnection
+
+BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
+HASH, SHORT = "ab" * 32, "cd" * 8
+SLEEPER = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of the machine to clean: this one."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def machine(home: Path) -> HereConnection:
+    return HereConnection("box")
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(cwd: Path, *words: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", SLEEPER, *words], cwd=cwd, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def fill(root: Path) -> None:
+    """Lay out what a run leaves behind."""
+    for name in (f"blobs/ab/{HASH}", f"agent/{SHORT}/agent.py", "runs/dead/0/spool.jsonl"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(b"x" * 50_000)
+    (root / "trees" / HASH).mkdir(parents=True)
+    os.link(root / "blobs" / "ab" / HASH, root / "trees" / HASH / "weights")
+    (root / "blobs" / "ab" / HASH).chmod(0o444)
+    (root / "runs" / "dead" / "0" / "agent.json").write_text(json.dumps({"agent": 1, "worker": 999_999_999}))
+
+
+def cache(home: Path) -> Path:
+    root = home / ".cache" / "muster"
+    fill(root)
+    return root
+
+
+def trust_us(home: Path, *others: str, end: str = "\n") -> Path:
+    file = home / ".ssh" / "authorized_keys"
+    file.parent.mkdir(mode=0o700)
+    file.write_text("\n".join([*others[:1], f"ssh-ed25519 {BLOB} muster@here", *others[1:]]) + end)
+    file.chmod(0o600)
+    return file
+
+
+def test_a_machine_without_anything_of_ours(machine: HereConnection) -> None:
+    assert survey(machine, BLOB).empty
+
+
+def test_the_survey_names_everything_with_its_size(machine: HereConnection, home: Path) -> None:
+    root = cache(home)
+    file = trust_us(home, "ssh-rsa AAAA old", "ssh-ed25519 BBBB muster@other")
+    (root / "envs").mkdir()
+    found = survey(machine, BLOB)
+    assert {Path(part.path).name: part.kind for part in found.parts} == {
+        "blobs": "cache", "trees": "cache", "agent": "cache", "envs": "environment and other files", "dead": "run",
+    }  # fmt: skip
+    assert 150_000 < found.size < 300_000  # 50 kB each, and the hard link counts once
+    assert found.keys == (f"{file}:2",) and found.foreign == ("muster@other",)
+    assert found.roots == ((str(root), True),) and not found.alive and not found.processes
+
+
+def test_all_of_it_goes_and_the_rest_stays(machine: HereConnection, home: Path) -> None:
+    cache(home)
+    file = trust_us(home, "ssh-rsa AAAA old", "ssh-ed25519 BBBB muster@other")
+    left = remove(machine, BLOB, survey(machine, BLOB))
+    assert left.empty and left.foreign == ("muster@other",)
+    assert file.read_text() == "ssh-rsa AAAA old\nssh-ed25519 BBBB muster@other\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["authorized_keys"]
+    assert list((home / ".cache").iterdir()) == []
+
+
+def test_a_last_line_without_newline_and_a_linked_file_survive(machine: HereConnection, home: Path) -> None:
+    file = trust_us(home, "ssh-rsa AAAA old", "ssh-rsa CCCC last", end="")
+    real = file.rename(home / "dotfile")
+    file.symlink_to("../dotfile")
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+    assert file.is_symlink() and real.read_text().splitlines() == ["ssh-rsa AAAA old", "ssh-rsa CCCC last"]
+
+
+def test_links_are_never_followed(machine: HereConnection, home: Path) -> None:
+    root = cache(home)
+    precious = home / "precious"
+    precious.mkdir()
+    (precious / "thesis").write_text("years of work")
+    for link in (root / "trees" / HASH / "data", root / "runs" / "dead" / "inputs", root / "shortcut"):
+        link.symlink_to(precious)
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+    assert (precious / "thesis").read_text() == "years of work" and not root.exists()
+
+
+@pytest.mark.parametrize("what", ["runs", "blobs"])
+def test_a_linked_folder_of_ours_is_taken_as_a_link(machine: HereConnection, home: Path, what: str) -> None:
+    root = cache(home)
+    elsewhere = (root / what).rename(home / "elsewhere")
+    (root / what).symlink_to(elsewhere)
+    count = len(list(elsewhere.rglob("*")))
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+    assert not root.exists() and len(list(elsewhere.rglob("*"))) == count
+
+
+def test_a_cache_that_is_itself_a_link_keeps_the_link_and_what_is_not_ours(machine: HereConnection, home: Path) -> None:
+    disk = home / "disk"
+    fill(disk)
+    (disk / "own").write_text("mine")
+    (home / ".cache").mkdir()
+    (home / ".cache" / "muster").symlink_to(disk)
+    left = remove(machine, BLOB, survey(machine, BLOB))
+    assert left.empty and left.left_alone == (str(disk / "own"),)
+    assert [path.name for path in disk.iterdir()] == ["own"]
+
+
+def test_a_project_folder_loses_only_what_is_shaped_like_ours(machine: HereConnection, home: Path) -> None:
+    root = home / "my work"
+    fill(root)
+    (root / "notes.txt").write_text("mine")
+    (root / "runs" / "of-my-own").mkdir()
+    (root / "agent" / "smith.txt").write_text("mine")
+    roots = ("~/.cache/muster", "~/my work")
+    left = remove(machine, BLOB, survey(machine, BLOB, roots), roots)
+    assert left.empty
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()) == [
+        f"agent/{SHORT}/agent.py", "agent/smith.txt", "notes.txt",
+    ]  # fmt: skip
+    assert (root / "runs" / "of-my-own").is_dir()
+
+
+def test_what_came_after_the_list_was_shown_stays(machine: HereConnection, home: Path) -> None:
+    root = cache(home)
+    shown = survey(machine, BLOB)
+    (root / "runs" / "new" / "0").mkdir(parents=True)
+    left = remove(machine, BLOB, shown)
+    assert [Path(part.path).name for part in left.parts] == ["new"]
+
+
+def test_left_over_processes_end_and_a_reused_number_does_not(
+    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    root = cache(home)
+    place = root / "runs" / "dead" / "0"
+    worker = spawn(home, "training.worker", f"{place}/plan.json")
+    child = spawn(place, "helper")
+    stranger = spawn(home, "somebody else's")
+    for number, pid in (("0", child.pid), ("1", stranger.pid)):
+        (place.parent / number).mkdir(exist_ok=True)
+        (place.parent / number / "agent.json").write_text(json.dumps({"agent": 1, "worker": pid}))
+    found = survey(machine, BLOB)
+    assert {process.pid for process in found.processes} == {worker.pid, child.pid}
+    assert remove(machine, BLOB, found).empty
+    assert worker.wait(5) != 0 and child.wait(5) != 0 and stranger.poll() is None
+
+
+@pytest.fixture
+def live(home: Path) -> Iterator[Path]:
+    """A cache with an ended run and one that goes on: a real agent with a worker."""
+    root = cache(home)
+    document = {
+        "argv": ["{python}", "-c", SLEEPER, "training.worker", "{folder}/plan.json"],
+        "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
+    }  # fmt: skip
+    command = [sys.executable, agent.__file__, "~/.cache/muster", "start", "alive", "0"]
+    subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=30)
+    yield root
+    command[3:] = ["attach", "alive", "0", "0", "20"]
+    bye = json.dumps({"n": 1, "signal": 9}) + "\n" + json.dumps({"n": 2, "bye": True}) + "\n"
+    subprocess.run(command, input=bye, text=True, capture_output=True, timeout=30)
+
+
+def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, live: Path) -> None:
+    file = trust_us(home)
+    found = survey(machine, BLOB)
+    assert found.alive == ("alive",) and not found.processes
+    left = remove(machine, BLOB, found)
+    assert left.alive == ("alive",) and not left.empty
+    assert {Path(part.path).name for part in left.parts} == {"blobs", "trees", "agent", "alive"}
+    assert BLOB in file.read_text() and (live / "runs" / "alive" / "0" / "agent.sock").exists()
+
+
+@given(st.text(alphabet="part\troot\nkey0123456789/.\\é\x1b", max_size=200))
+def test_whatever_a_machine_says_is_read_without_harm(text: str) -> None:
+    inventory, groups = _read(text)
+    tops = tuple(f"{root}/" for root, _ in inventory.roots)
+    assert isinstance(inventory, Inventory) and all(isinstance(group, int) for group in groups)
+    assert all(part.path.startswith(tops) and "/../" not in part.path for part in inventory.parts)
