@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,12 @@ MODEL = f"nn.Sequential(nn.Linear(2, {WIDTH}), nn.Linear({WIDTH}, {WIDTH}), nn.L
 ELEMENTS = 3 * WIDTH + (WIDTH + 1) * WIDTH + 2 * WIDTH + 2
 FIRST, LAST = 3, 13
 CONSTANT = 8_000
-"""Bytes in either direction besides: events of a step over SSH, heartbeats, acknowledgements; or 3 % if that is more."""
+"""Bytes in either direction besides: events of a step over SSH, heartbeats, acknowledgements, or 3 % of it."""
 
 
 @pytest.fixture
-def lab(make_lab: MakeLab) -> Iterator[Lab]:
-    yield make_lab(*HOSTS)
+def lab(make_lab: MakeLab) -> Lab:
+    return make_lab(*HOSTS)
 
 
 def traffic_of_one(lab: Lab, muster: Muster, run_id: str) -> list[Traffic]:
