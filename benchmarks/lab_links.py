@@ -2,11 +2,12 @@
 
     .venv/bin/python benchmarks/lab_links.py [--mbit 50 200 1000] [--json FILE]
 
-Needs root. Forward and backward are a fixed 0.5 s of waiting (``emulated_job.py``): two cores are too few to compute
-four of them. Optimizer, coding, encryption and exchange are real, and all members and the hub share this machine's
-cores; *compute* is the step of four members that do not exchange. The hub runs on the controller, whose link is not shaped. DiLoCo is measured with a short interval, because the
-time of a synchronisation does not depend on it: its step is ``compute + excess / 50``, where *excess* is how much
-longer than the others a step with a synchronisation takes. Links are shaped from the first step to the last.
+Needs root. Forward, backward and optimizer are a fixed 0.5 s of waiting (``emulated_job.py``): two cores are too few to
+compute four of them. Coding, encryption and exchange are real, and all members and the hub share this machine's cores;
+*compute* is the step of four members that do not exchange. The hub runs on the controller, whose link is not shaped.
+DiLoCo is measured with a short interval, because the time of a synchronisation does not depend on it: its step is
+``compute + excess / 50``, where *excess* is how much longer than the others a step with a synchronisation takes. Links
+are shaped from the first step to the last.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def options(steps: int) -> dict[str, Any]:
         "threads": 1,
         "max_steps": steps,
         "warmup_steps": 1,
+        "max_grad_norm": 0,
         "eval_interval": 0,
         "eval_before": "false",
         "snapshot_interval": 0,
@@ -78,7 +80,7 @@ def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int
     """Run one case and return its row."""
     strategy, codec, engine = case
     lab.mbit = mbit
-    steps = SHORT * ROUNDS if strategy == "diloco" else (4 if mbit < 100 else 8)
+    steps = SHORT * ROUNDS if strategy == "diloco" else (4 if mbit < 100 else 7)
     given = options(steps) | {"strategy": strategy, "codec": codec, "engine": engine, "sync_interval": SHORT}
     run = lab.train(NAMES, "nanogpt", given)
     exchange = exchange_seconds(weights, codec, engine, mbit)

@@ -81,7 +81,7 @@ class BenchLab:
                 raise SystemExit(f"{profile}: {run.metadata.status}: {run.metadata.error_message}")
             return Measured(run.metadata.metrics, list(run.events()))
 
-    def run_programs(self, commands: Mapping[str, Sequence[str]], steps: int, deadline: float = 900.0) -> Measured:
+    def run_programs(self, commands: Mapping[str, Sequence[str]], steps: int, deadline: float = 300.0) -> Measured:
         """Run one program a host, whose standard output is events, and wait for all.
 
         Raises:
