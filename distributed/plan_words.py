@@ -46,6 +46,7 @@ WORDS = {
     "no-link": "{subject} has no measured link to {other} as the hub",
     "no-link-torch": "{subject} has not a link to every machine, which the torch engine needs",
     "not-measured": "{subject} is in the hosts file and was not measured",
+    "fixed": "only {other} = {subject} was considered, as the profile says (--set {other}=auto compares all)",
     "mixed-systems": "the torch engine joins machines of one operating system only",
     "no-cost-model": "{subject} was not considered: what it costs is not known",
     "no-interval": "{subject} was not considered: no interval keeps the expected loss within {bound_percent:.2g} %",

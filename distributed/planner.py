@@ -16,7 +16,7 @@ from distributed.cluster import Cluster
 from distributed.job import Job
 from distributed.plan_reasons import WORTH, memory_reasons, settings_of, why
 from distributed.planning import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
-from distributed.prediction import STRATEGIES, Predictor, significant
+from distributed.prediction import STRATEGIES, Outcome, Predictor, significant
 from profiles.schema import Profile
 from training.strategies.registry import STRATEGY_NAMES, check_strategy
 
@@ -127,10 +127,9 @@ class _Planner:
         whole = self._best_interval(way, members)
         if whole is None:
             return
-        yield whole
-        fewer = self._without_brakes(way, whole)
-        if fewer is not whole:
-            yield fewer
+        best = self._without_brakes(way, whole)
+        for outcome in (whole, best) if best is not whole else (whole,):
+            yield self._predictor.predict(outcome.choice)
 
     def _able(self, way: _Way) -> tuple[str, ...]:
         """Return the machines that can take part this way."""
@@ -165,43 +164,47 @@ class _Planner:
             self._note("no-link-torch", worst)
             names = [name for name in names if name != worst]
 
-    def _without_brakes(self, way: _Way, whole: Candidate) -> Candidate:
+    def _without_brakes(self, way: _Way, whole: Outcome) -> Outcome:
         """Drop the machine whose absence helps most, until every one left adds something."""
+
+        def worth(outcome: Outcome) -> tuple[bool, float]:
+            return outcome.fits, significant(outcome.useful)
+
         best = whole
         while len(best.choice.members) > 2:
             members = best.choice.members
             rests = [tuple(name for name in members if name != dropped) for dropped in members]
             options = [found for rest in rests if (found := self._best_interval(way, rest)) is not None]
-            leader = max(options, key=lambda found: (found.fits, significant(found.useful_speed_up)), default=best)
-            if (leader.fits, significant(leader.useful_speed_up)) <= (best.fits, significant(best.useful_speed_up)):
+            leader = max(options, key=worth, default=best)
+            if worth(leader) <= worth(best):
                 return best
             best = leader
         return best
 
-    def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Candidate | None:
+    def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
         """Return the choice with the interval that the preference likes best."""
         base = Choice(strategy=way.strategy, codec=way.codec, engine=way.engine, hub=way.hub, members=members)
-        if self._predictor.split(members, way.strategy, way.hub) is None:
+        split = self._predictor.split(members, way.strategy, way.hub)
+        if split is None:
             self._note("batch-too-small")
             return None
         if not STRATEGIES[way.strategy].periodic:
-            return self._predictor.predict(base)
+            return self._predictor.outcome(base, split)
         intervals = list(self._predictor.intervals(base, INTERVALS))
         if not intervals:
             self._note("no-interval", way.strategy, bound=self._job.max_loss_increase)
             return None
-        found = [self._predictor.predict(base.model_copy(update={"interval": h, "delay": d})) for h, d in intervals]
-        return min(found, key=self._interval_order)
+        choices = [base.model_copy(update={"interval": interval, "delay": delay}) for interval, delay in intervals]
+        return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
 
-    def _interval_order(self, candidate: Candidate) -> tuple[float, ...]:
+    def _interval_order(self, outcome: Outcome) -> tuple[float, ...]:
         """Best first. An overlap has to be worth 1 %."""
-        useful = significant(candidate.useful_speed_up * (0.99 if candidate.choice.delay else 1.0))
-        worth = candidate.useful_speed_up >= WORTH
-        if self._job.preference == "closest-to-exact" and worth:
-            return (0, candidate.loss_increase, -useful)
-        if self._job.preference == "least-traffic" and worth:
-            return (0, candidate.bytes_per_hour, candidate.loss_increase, -useful)
-        return (1, -useful, candidate.loss_increase)
+        useful = significant(outcome.useful * (0.99 if outcome.choice.delay else 1.0))
+        if self._job.preference == "closest-to-exact" and outcome.useful >= WORTH:
+            return (0, outcome.loss, -useful)
+        if self._job.preference == "least-traffic" and outcome.useful >= WORTH:
+            return (0, outcome.bytes_per_hour, outcome.loss, -useful)
+        return (1, -useful, outcome.loss)
 
     # ---------------------------------------------------------------------------------------------------------- ranking
 
@@ -237,6 +240,10 @@ class _Planner:
 
     def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
         """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""
+        for option in ("strategy", "engine", "codec"):
+            value: str = getattr(self._job, option)
+            if value != "auto":
+                yield Reason(code="fixed", subject=value, other=option)
         for machine in sorted(self._cluster.machines, key=lambda machine: machine.name):
             if machine.trains and machine.speed <= 0:
                 yield Reason(code="no-speed", subject=machine.name)

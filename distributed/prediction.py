@@ -52,6 +52,22 @@ class Exchange:
     """Bytes sent and received over the network, by machine."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What ranks a choice; names as in :class:`Candidate`."""
+
+    choice: Choice
+    fits: bool
+    step: float
+    samples_per_second: float
+    useful: float
+    efficiency: float
+    loss: float
+    sources: tuple[str, ...]
+    exchanges_per_hour: float
+    bytes_per_hour: float
+
+
 class Predictor:
     """Predicts choices for one job on one cluster.
 
@@ -221,36 +237,52 @@ class Predictor:
         overlap = ("overlap",) if choice.delay else ()
         return max(0.0, share), loss, (f"diloco-{job.start}", *codec, *overlap, *sources)
 
-    def _candidate(self, choice: Choice, split: Split) -> Candidate:
-        job, members = self.job, len(choice.members)
+    def outcome(self, choice: Choice, split: Split) -> Outcome:
+        """Return what ranks a choice; cheap. Members sorted, split theirs."""
         exchange = self.exchange(choice)
         step = self._step(choice, split, exchange.seconds)
         efficiency, loss, sources = self._learning(choice, split)
-        rate = job.global_batch_of(members) / step
-        speed_up = rate / self.alone_rate
+        rate = self.job.global_batch_of(len(choice.members)) / step
         hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
+        return Outcome(
+            choice=choice,
+            fits=split.fits,
+            step=step,
+            samples_per_second=rate,
+            useful=rate / self.alone_rate * efficiency,
+            efficiency=efficiency,
+            loss=loss,
+            sources=sources,
+            exchanges_per_hour=hourly,
+            bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
+        )
+
+    def _candidate(self, choice: Choice, split: Split) -> Candidate:
+        job, members = self.job, len(choice.members)
+        exchange = self.exchange(choice)
+        outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
         payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
         return Candidate(
             choice=choice,
             fits=split.fits,
-            members=tuple(self._forecasts(choice, split, exchange, hourly)),
+            members=tuple(self._forecasts(choice, split, exchange, outcome.exchanges_per_hour)),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
             steps=steps,
             rounds=0 if choice.alone else steps // choice.interval,
             compute=split.compute,
             exchange=exchange.seconds,
-            exposed=step - split.compute,
-            step=step,
-            samples_per_second=rate,
-            speed_up=speed_up,
-            token_efficiency=efficiency,
-            useful_speed_up=speed_up * efficiency,
-            loss_increase=loss,
-            bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
+            exposed=outcome.step - split.compute,
+            step=outcome.step,
+            samples_per_second=outcome.samples_per_second,
+            speed_up=outcome.samples_per_second / self.alone_rate,
+            token_efficiency=outcome.efficiency,
+            useful_speed_up=outcome.useful,
+            loss_increase=outcome.loss,
+            bytes_per_hour=outcome.bytes_per_hour,
             hub_memory=memory_model.hub_bytes(job.trainable, payload, members) if choice.hub else 0,
-            sources=sources,
+            sources=outcome.sources,
             reasons=() if choice.alone else (_bottleneck(exchange.slowest),),
         )
 

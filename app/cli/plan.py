@@ -1,0 +1,90 @@
+"""``plan PROFILE``: which way of training is best on the machines that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from profiles.errors import BadInput, ExitCode
+
+if TYPE_CHECKING:
+    from distributed.cluster import Cluster
+    from distributed.planning import Planning, Reason
+
+
+def plan(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Only the machines of this hosts file.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="FILE", help="Measured machines, links and model.")
+    ] = None,
+    preference: Annotated[
+        Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option("--preference", help="What matters most.")
+    ] = "fastest",
+    lost_quality: Annotated[
+        float,
+        typer.Option("--lost-quality", metavar="PERCENT", min=0, max=100, help="How much higher the loss may end."),
+    ] = 2.0,
+    settings: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
+    ] = [],  # noqa: B006 - typer copies it
+    explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+    ] = False,
+) -> ExitCode:
+    """Predict every way to train a profile on these machines, and say which is best and why."""
+    from app.cli.option_flags import merged_overrides
+    from distributed.job import job_of, read_figures
+    from distributed.planner import plan as make_plan
+    from distributed.planner import signed
+    from distributed.planning import write_planning
+    from profiles.resolve import load_profile
+
+    if figures is None:
+        raise BadInput("nothing was measured on these machines", "give measured figures with --figures FILE")
+    found = read_figures(figures)
+    chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
+    job = job_of(chosen, found.workload, preference, lost_quality / 100)
+    cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
+    planning = signed(make_plan(cluster, job), cluster, chosen)
+    planning = planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
+    if out is not None:
+        write_planning(out, planning)
+    _tell(planning, explain, as_json, out)
+    return ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE
+
+
+def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:
+    """Return the part of the cluster that a hosts file names, and a reason for each machine that was not measured."""
+    from distributed.hosts import load_hosts
+    from distributed.planning import Reason
+
+    wanted = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
+    known = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}
+    names = tuple(name for name, bare in known.items() if name.casefold() in wanted or bare in wanted)
+    measured = {name.casefold() for name in names} | {known[name] for name in names}
+    missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(wanted) - measured))
+    return cluster.only(names), missing
+
+
+def _tell(planning: Planning, explain: bool, as_json: bool, out: Path | None) -> None:
+    from app.console import say, show_json, show_line
+    from app.plan_table import explanation_lines, summary_lines, table_lines
+    from distributed.plan_words import sentence
+
+    if as_json:
+        sentences = [sentence(reason) for reason in planning.reasons]
+        code = int(ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE)
+        show_json(planning.model_dump(mode="json") | {"sentences": sentences, "exit_code": code})
+        return
+    lines = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning)
+    for line in lines:
+        show_line(line)
+    if out is not None:
+        say(f"written to {out}")

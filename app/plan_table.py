@@ -1,0 +1,99 @@
+"""A plan for a person: what to do, why, and the ranking as a table of 80 columns."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+from app.console import bytes_text, duration_text, visible
+from distributed.plan_words import sentence
+from distributed.planning import Candidate, Planning
+from distributed.statistical_cost import SOURCES
+
+WIDTH = 80
+ROWS = 12
+_HEAD = "   way                  over             n  step s  wait   raw useful  loss    B/h"
+
+
+def way_text(candidate: Candidate) -> str:
+    """``diloco H=50 mxfp4``, or ``alone``."""
+    choice = candidate.choice
+    if choice.alone:
+        return "alone"
+    interval = f" H={choice.interval}" if choice.interval > 1 else ""
+    return f"{choice.strategy}{interval}{f'+{choice.delay}' if choice.delay else ''} {choice.codec}"
+
+
+def _over_text(candidate: Candidate) -> str:
+    choice = candidate.choice
+    if choice.alone:
+        return choice.members[0]
+    return "torch" if choice.engine == "torch" else f"hub {choice.hub}"
+
+
+def _cut(text: str, width: int) -> str:
+    text = visible(text)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _row(candidate: Candidate, chosen: bool) -> str:
+    hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
+    wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
+    loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
+    useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
+    return (
+        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 15):<15} "
+        f"{len(candidate.choice.members):>2} {candidate.step:>7.3g} {wait:>5} {candidate.speed_up:>5.2f} "
+        f"{useful:>6} {loss:>5} {hourly:>6}"
+    )
+
+
+def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:
+    """Yield the ranking, the best hub of every way; no line is longer than 80 columns."""
+    yield _HEAD
+    seen = set()
+    shown = 0
+    for index, candidate in enumerate(planning.ranking):
+        choice = candidate.choice
+        key = (choice.strategy, choice.codec, choice.engine, choice.members)
+        if key in seen or shown == rows:
+            continue
+        seen.add(key)
+        shown += 1
+        yield _row(candidate, index == planning.chosen).rstrip()
+    rest = len(planning.ranking) - shown
+    if rest:
+        yield f"   and {rest} more with --json: other hubs, and slower ways"
+
+
+def explanation_lines(planning: Planning) -> Iterator[str]:
+    """Yield why, one reason a paragraph, and where the figures of learning come from."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    for reason in planning.reasons:
+        yield from textwrap.wrap(visible(sentence(reason)), width, initial_indent="- ", subsequent_indent="  ")
+    best = planning.best
+    if best is not None:
+        for key in best.sources:
+            yield from textwrap.wrap(f"source: {SOURCES[key]}", width, initial_indent="  ", subsequent_indent="    ")
+
+
+def summary_lines(planning: Planning) -> Iterator[str]:
+    """Yield the choice in a few lines."""
+    best = planning.best
+    if best is None:
+        yield from explanation_lines(planning)
+        return
+    first = planning.reasons[0]
+    yield f"{_over_text(best) + ' ' if best.choice.alone else ''}{way_text(best)}: {visible(sentence(first))}"
+    yield (
+        f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
+        f"{duration_text(best.steps * best.step)} without start and evaluation"
+    )
+    for member in best.members:
+        memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
+        yield (
+            f"  {_cut(member.name, 30)}: {member.micro_batch} samples"
+            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}, "
+            f"{bytes_text(member.bytes_per_hour)}/h"
+        )
