@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from app.report import Ended
 from app.run_state import RunState
 from profiles.errors import ExitCode, MusterError
+from training.event_log import follow_lines as follow_lines
 from training.events import ErrorEvent, Event, RunEvent, from_line
 from training.plan import RunPlan
 from training.run_files import is_live
 from training.run_folder import RunFolder
 from training.run_metadata import FINAL
 
-_POLL = 0.1
 _INTERRUPTED = "interrupted: its supervisor is gone"
-
-
-def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield the whole lines of a growing file, and empty ones while there are none, until it grows no more.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    rest = b""
-    with path.open("rb") as stream:
-        while True:
-            ending = not goes_on()  # asked before reading, so that the last lines are not missed
-            while chunk := stream.read(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line for line in lines if line)
-            if ending:
-                return
-            yield b""
-            time.sleep(_POLL)
 
 
 class Follower:

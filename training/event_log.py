@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from profiles.errors import RunFailed
@@ -13,6 +14,7 @@ from training.events import Event, from_line, to_line
 from training.run_files import explain
 
 _TAIL = 1 << 16
+_POLL = 0.1
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -33,6 +35,25 @@ def _parse(line: bytes) -> Event | None:
         return from_line(line)
     except (ValueError, RecursionError):
         return None
+
+
+def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the whole lines of a growing file, and empty ones while there are none, until it grows no more.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    rest = b""
+    with path.open("rb") as stream:
+        while True:
+            ending = not goes_on()  # asked before reading, so that the last lines are not missed
+            while chunk := stream.read(1 << 16):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line for line in lines if line)
+            if ending:
+                return
+            yield b""
+            time.sleep(_POLL)
 
 
 class EventLog:
