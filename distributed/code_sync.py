@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import importlib.util
+import importlib.machinery
 import io
 import json
 import os
 import shutil
+import sys
+import sysconfig
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +36,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
+JOB_FACTORY = "training.tasks.object_files:build"
+"""``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
+JOB_CODE = "code"
+"""Folder beside it: the Python files that the job needs."""
+MOST_FILES, MOST_BYTES = 2000, 20_000_000
+"""Of a user's Python files in one run."""
 _CODE = ("profiles", "training")
+_FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
+"""What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})
 _SILENCE = 30.0
 """Seconds without a byte after which a transfer counts as broken."""
@@ -79,7 +90,9 @@ def collect(plan: RunPlan) -> Inputs:
     profile = plan.profile
     trees = {"inputs/code": _code_tree()}
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
-    if profile.model.task == "custom":
+    if model_path == JOB_FACTORY:
+        trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
+    elif profile.model.task == "custom":
         trees["inputs/user"], model_path = _user_code(model_path)
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
@@ -100,7 +113,7 @@ def _is_local(location: str) -> bool:
 
 def _code_tree() -> Tree:
     files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
-    return _tree(files, REPOSITORY)
+    return _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)
 
 
 def _location(location: str, place: str) -> tuple[Tree, str]:
@@ -112,37 +125,70 @@ def _location(location: str, place: str) -> tuple[Tree, str]:
 
 
 def _user_code(location: str) -> tuple[Tree, str]:
-    """Return the Python files beside the factory of a custom job, and how the worker names the factory.
-
-    Of ``package.module:factory`` that is the whole top package; of ``file.py:factory`` and of a single module its
-    folder.
-    """
+    """Return the Python files that a custom job needs, and how the worker names its factory."""
     module, _, factory = location.rpartition(":")
+    files, top = user_sources(module)
     if module.endswith(".py"):
-        file = Path(module).resolve()
-        return _python_files(file.parent, file.parent), f"inputs/user/{file.name}:{factory}"
-    top = Path.cwd() / module.partition(".")[0]
-    if top.is_dir():
-        return _python_files(top, Path.cwd()), location
-    if top.with_suffix(".py").is_file():
-        return _python_files(Path.cwd(), Path.cwd(), deep=False), location
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        location = f"inputs/user/{Path(module).name}:{factory}"
+    return _tree(files, top), location
+
+
+def user_sources(module: str) -> tuple[list[Path], Path]:
+    """Return the Python files that travel with a module, and the folder from which they are imported.
+
+    Of a package that is all of its top package; of a single file (``name`` or ``path/name.py``) the folder it is in and
+    what is below; of what is installed nothing: it has to be installed there too.
+
+    Raises:
+        BadInput: there is no such module, or too much lies there.
+    """
+    if module.endswith(".py"):
+        folder = Path(module).expanduser().resolve().parent
+        return _python_files(folder), folder
+    top = _top_of(module)
+    if top is None:
+        return [], Path.cwd()
+    return _python_files(top if top.is_dir() else top.parent), top.parent
+
+
+def _top_of(module: str) -> Path | None:
+    """Return the folder of the top package, or the file; ``None`` where it is installed, or Muster's own."""
+    spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
+    if spec is None:
         raise BadInput(f"module {module}: not found from {Path.cwd()}", "start from the folder that holds it")
-    return Tree({}, {}), location  # an installed package: it has to be installed there too
+    places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
+    place = Path(places[0])
+    installed = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
+    own = [REPOSITORY / part for part in (*_CODE, "distributed")]
+    alien = {"site-packages", "dist-packages"} & set(place.parts) or not place.is_absolute()
+    return None if alien or any(place.is_relative_to(root) for root in (*installed, *own)) else place
 
 
-def _python_files(folder: Path, top: Path, deep: bool = True) -> Tree:
-    files = _walk(folder) if deep else iter(sorted(folder.glob("*.py")))
-    return _tree((path for path in files if path.suffix == ".py"), top)
+def _python_files(folder: Path) -> list[Path]:
+    """The Python files of a folder and below, without hidden folders and virtual environments."""
+    found, size = [], 0
+    for path in _walk(folder, _holds_user_code):
+        if path.suffix == ".py":
+            found.append(path)
+            size += path.stat().st_size
+        if len(found) > MOST_FILES or size > MOST_BYTES:
+            message = f"{folder}: more than {MOST_FILES} Python files or {MOST_BYTES // 1_000_000} MB of them"
+            raise BadInput(message, "put the files of the job into a folder of their own")
+    return found
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _holds_user_code(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not (folder / "pyvenv.cfg").exists()
+
+
+def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
     for directory, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in IGNORED and not name.endswith(".egg-info"))
+        sound = (name for name in folders if name not in IGNORED and not name.endswith(".egg-info"))
+        folders[:] = sorted(name for name in sound if wanted(Path(directory, name)))
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _tree(paths: Iterator[Path] | list[Path], top: Path) -> Tree:
+def _tree(paths: Iterable[Path], top: Path) -> Tree:
     files, sources = {}, {}
     for path in paths:
         blob = _hash(path)

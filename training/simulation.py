@@ -1,4 +1,5 @@
-"""``LocalTrainer``: several workers on this machine through the very same trainer, exchange and strategies.
+"""Training from Python: ``LocalTrainer`` uses several workers of this machine, and its sister ``NetworkTrainer``
+(:mod:`distributed.network_trainer`) those of other machines, through the very same trainer, exchange and strategies.
 
 ::
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from profiles.errors import RunFailed
+from profiles.errors import BadInput, ExitCode, MachinesNotReady, RunFailed, StoppedByUser
+from profiles.schema import Profile
 from training.control import Control
 from training.events import Event, EventSink
 from training.local_plan import plan_local_run
@@ -29,42 +32,48 @@ if TYPE_CHECKING:
     from torch import nn
 
     from training.tasks.base import SizedDataset
+    from training.tasks.object_files import JobParts
 
-__all__ = ["LocalOutcome", "LocalRun", "LocalTrainer", "plan_local_run"]
+__all__ = ["LocalOutcome", "LocalRun", "LocalTrainer", "ObjectTrainer", "plan_local_run"]
+
+_ERRORS = {
+    ExitCode.BAD_INPUT: BadInput,
+    ExitCode.NOT_READY: MachinesNotReady,
+    ExitCode.STOPPED: StoppedByUser,
+}
 
 
-class LocalTrainer:
-    """Train an in-memory model with several workers of this machine.
-
-    Model and data sets travel to the workers by pickle, as with any ``multiprocessing`` child: define their classes at
-    module level and guard the script with ``if __name__ == "__main__":``.
+class ObjectTrainer(ABC):
+    """Trains what a person has in Python.
 
     Args:
-        model: its forward gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
-        train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch.
+        model: a module, or a function (also as text, ``module:name``) that takes nothing and returns one. Its forward
+            gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
+        train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or a function (also
+            as text) that takes nothing and returns one.
         val_dataset: evaluated before, at intervals, and after.
-        workers: how many processes train together.
-        loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs.
+        loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
+        collate: makes a batch of a list of samples, or ``module:name``.
         output_dir: folder of the run folders.
         on_event: called with every event of the run.
     """
 
+    profile_name: ClassVar[str]
+
     def __init__(
         self,
-        model: nn.Module,
-        train_dataset: SizedDataset,
-        val_dataset: SizedDataset | None = None,
+        model: nn.Module | Callable[[], nn.Module] | str,
+        train_dataset: SizedDataset | Callable[[], SizedDataset] | str,
+        val_dataset: SizedDataset | Callable[[], SizedDataset] | str | None = None,
         *,
-        workers: int = 2,
-        loss: Callable[..., Any] | None = None,
-        collate: Callable[..., Any] | None = None,
+        loss: Callable[..., Any] | str | None = None,
+        collate: Callable[..., Any] | str | None = None,
         output_dir: Path | str = "output",
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model
-        self.workers = workers
         self.outcome: LocalOutcome | None = None
-        self._objects = (model, train_dataset, val_dataset, loss, collate)
+        self._given = (train_dataset, val_dataset, loss, collate)
         self._output_dir = Path(output_dir)
         self._on_event = on_event or (lambda event: None)
 
@@ -73,30 +82,64 @@ class LocalTrainer:
 
         Raises:
             BadInput: an unknown option or strategy, or objects that cannot be used.
+            MachinesNotReady: a machine cannot take part.
             RunFailed: the run failed; the message names the first cause.
+            StoppedByUser: somebody stopped it.
         """
         from profiles.resolve import profile_from_options
+        from training.tasks.object_files import JobParts, load_result, make_model
 
-        profile = profile_from_options("local", {"task": "custom", "strategy": strategy, **options})
-        plan = plan_local_run(profile, self.workers)
-        with RunFolder.create(self._output_dir, plan, ["LocalTrainer.fit"]) as folder:
-            run = LocalRun(plan, folder, self._on_event, lambda rank, log: self._start(rank, folder, log))
-            run.start()
-            self.outcome = run.wait()
+        chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": strategy, **options}
+        profile = profile_from_options(self.profile_name, chosen)
+        parts = JobParts(self.model, *self._given)
+        self._check(parts)
+        model = make_model(self.model, profile.training.seed)
+        self.outcome = self._run(profile, parts)
         if self.outcome.status != "completed":
-            raise RunFailed(self.outcome.message, self.outcome.hint)
-        self._load_result(self.outcome.run_dir / "model")
-        return self.model
+            raise _ERRORS.get(self.outcome.exit_code, RunFailed)(self.outcome.message, self.outcome.hint)
+        load_result(model, self.outcome.run_dir / "model")
+        self.model = model
+        return model
 
-    def _start(self, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
-        log.flush()
-        payload = pickle.dumps(self._objects)
-        return SpawnedWorker(_object_worker, (payload, rank, folder.path, folder.secrets, log.name))
+    @abstractmethod
+    def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
+        """Carry the run out and say how it ended."""
 
-    def _load_result(self, directory: Path) -> None:
-        from safetensors.torch import load_model
+    def _check(self, parts: JobParts) -> None:
+        """Raise BadInput for what can never work, before anything is made."""
 
-        load_model(self.model, directory / "model.safetensors")
+
+class LocalTrainer(ObjectTrainer):
+    """Train with several workers of this machine.
+
+    Model and data sets travel to the workers by pickle, as with any ``multiprocessing`` child: define their classes at
+    module level and guard the script with ``if __name__ == "__main__":``.
+
+    Args:
+        model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
+        workers: how many processes train together.
+    """
+
+    profile_name = "local"
+
+    def __init__(
+        self, model: Any, train_dataset: Any, val_dataset: Any = None, *, workers: int = 2, **settings: Any
+    ) -> None:
+        super().__init__(model, train_dataset, val_dataset, **settings)
+        self.workers = workers
+
+    def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
+        plan = plan_local_run(profile, self.workers)
+        with RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]) as folder:
+            run = LocalRun(plan, folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
+            run.start()
+            return run.wait()
+
+
+def _start(parts: JobParts, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
+    log.flush()
+    payload = pickle.dumps(parts)
+    return SpawnedWorker(_object_worker, (payload, rank, folder.path, folder.secrets, log.name))
 
 
 class _PipeStream(io.StringIO):
@@ -116,12 +159,12 @@ def _object_worker(
     """Body of a spawned worker: the same as ``python -m training.worker`` with objects instead of a task by name."""
     import json
 
-    from training.tasks.custom import ObjectTask
+    from training.tasks.custom import CustomTask
     from training.worker import run_worker
 
     sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     plan: RunPlan = read_plan(run_dir / "plan.json")
-    model, train, validation, loss, collate = pickle.loads(payload)  # our own parent wrote it
+    parts: JobParts = pickle.loads(payload)  # our own parent wrote it
     emit = EventSink(_PipeStream(connection), rank)
     control = Control()
 
@@ -139,6 +182,6 @@ def _object_worker(
         control.read_from(commands, lambda message: print(message))
         return found
 
-    task = ObjectTask(model, train, validation, loss=loss, collate=collate)
+    task = CustomTask(plan.profile, lambda profile: parts.made(profile.training.seed))
     code = run_worker(plan, rank, task, address, run_dir, secrets, emit, control)
     sys.exit(int(code))

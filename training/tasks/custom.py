@@ -108,12 +108,12 @@ class ObjectTask(Task):
 
 
 class CustomTask(ObjectTask):
-    """The job that ``model_path = "module:factory"`` makes."""
+    """The job that a factory makes: that of ``model_path = "module:factory"``, or ``factory`` where it is given."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, factory: Callable[[Profile], CustomJob] | None = None) -> None:
         self.profile = profile
         self.path = profile.model.model_path
-        self._factory = find_factory(self.path)
+        self._factory = factory or find_factory(self.path)
         self._built = False
 
     def prepare(self, progress: Progress) -> None:

@@ -1,0 +1,236 @@
+"""Training from Python on other machines: the same face and the same result as on this one, and no pickle."""
+
+from __future__ import annotations
+
+import _thread
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from distributed.network_trainer import NetworkTrainer
+from profiles.errors import BadInput, MachinesNotReady, MusterError
+from tests.distributed.muster_runs import REPOSITORY, ours, until
+from tests.lab.fixtures import MakeLightLab
+from training.events import Event, StepEvent
+from training.run_folder import RunFolder
+from training.simulation import LocalTrainer
+
+SOURCE = """
+import pickle, sys, time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from helper_of_job import WIDTH
+
+if sys.argv[0].endswith("training/worker.py"):
+    def refuse(*arguments, **options):
+        raise AssertionError("something was unpickled")
+    pickle.loads = pickle.load = torch.load = refuse
+
+class Net(nn.Module):
+    def __init__(self, width=WIDTH, drop=0.1):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, width), nn.Dropout(drop), nn.Linear(width, 2))
+
+    def forward(self, points):
+        return self.layers(points)
+
+class Needy(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+
+def build():
+    return Net(4)
+
+def points():
+    dice = torch.Generator().manual_seed(1)
+    places = torch.rand(64, 2, generator=dice)
+    return TensorDataset(places, (places.sum(dim=1) > 1).long())
+
+def loss(scores, wanted):
+    return nn.functional.cross_entropy(scores, wanted)
+
+def slow_loss(scores, wanted):
+    time.sleep(0.05)
+    return loss(scores, wanted)
+
+def collate(samples):
+    return torch.stack([s[0] for s in samples]), torch.stack([s[1] for s in samples])
+
+def fails_there():
+    raise KeyError("oops")
+"""
+SCRIPT = """
+from distributed.network_trainer import NetworkTrainer
+from torch import nn
+import torch
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+
+if __name__ == "__main__":
+    data = [(torch.ones(2), torch.ones(1))] * 16
+    trainer = NetworkTrainer(Net, data, loss="torch.nn.functional:mse_loss", hosts="{hosts}", output_dir="{output}")
+    trainer.fit(max_steps=3, batch_size=2, threads=1)
+    print(trainer.outcome.status)
+"""
+OPTIONS = {"strategy": "diloco", "sync_interval": 3, "max_steps": 6, "batch_size": 4, "threads": 1, "seed": 5}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "job_of_user.py").write_text(SOURCE)
+    (folder / "helper_of_job.py").write_text("WIDTH = 3\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("job_of_user", "helper_of_job"):
+        sys.modules.pop(name, None)
+    return importlib.import_module("job_of_user")
+
+
+def refused(tmp_path: Path, model: Any, data: Any = (1.0, 2.0), **settings: Any) -> str:
+    """Return why a job is refused; nothing has been started, asked or written then."""
+    output = tmp_path / "output"
+    (tmp_path / "hosts.json").write_text('{"master": "nobody@192.0.2.1", "workers": []}')
+    trainer = NetworkTrainer(model, data, hosts=tmp_path / "hosts.json", output_dir=output, **settings)
+    with pytest.raises(BadInput) as caught:
+        trainer.fit()
+    assert not output.exists() or list(output.iterdir()) == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_no_import_finds_is_refused(tmp_path: Path, job: ModuleType) -> None:
+    assert refused(tmp_path, lambda: nn.Linear(2, 2)).startswith("model is a lambda: no import finds it")
+    assert "loss is defined inside a function" in refused(tmp_path, job.Net(), loss=closure())
+    assert "collate is a partial object" in refused(tmp_path, job.Net(), collate=__import__("functools").partial(sum))
+    assert "train_dataset is defined inside a function" in refused(tmp_path, job.build, closure())
+    assert "loss: " not in refused(tmp_path, job.build, loss="job_of_user:absent")
+
+
+def closure() -> Any:
+    def inside() -> None: ...
+
+    return inside
+
+
+def test_a_model_that_its_class_does_not_give_again_is_refused(tmp_path: Path, job: ModuleType) -> None:
+    hint = "give model as a function (or module:name) that takes nothing and returns it"
+    said = refused(tmp_path, job.Needy(2))
+    assert said == f"the class of the model, Needy, needs width: no other machine can build it again ({hint})"
+    assert "layers.1.p is 0.3, and then 0.1" in refused(tmp_path, job.Net(drop=0.3))
+    assert "size mismatch" in refused(tmp_path, job.Net(7))
+    assert "needs width" in refused(tmp_path, job.Needy)
+
+
+def test_samples_that_cannot_be_sent_are_refused(tmp_path: Path, job: ModuleType) -> None:
+    said = refused(tmp_path, job.Net(), [(torch.ones(2), object())])
+    assert said.startswith("train_dataset: sample 0 holds a value of type builtins.object")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+class TestOnMachines:
+    def test_the_result_is_that_of_the_local_trainer(
+        self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any
+    ) -> None:
+        lab = make_light_lab("a", "b")
+        torch.manual_seed(0)
+        weights = job.Net().state_dict()
+        results, events = [], list[Event]()
+        for kind, settings in (
+            (LocalTrainer, {"workers": 2}),
+            (NetworkTrainer, {"hosts": lab.hosts_file, "on_event": events.append}),
+        ):
+            model = job.Net()
+            model.load_state_dict(weights)
+            given = {"loss": job.loss, "collate": job.collate, "output_dir": tmp_path / "output", **settings}
+            trainer: Any = kind(model, job.points(), job.points(), **given)
+            results.append(trainer.fit(**OPTIONS))
+            assert trainer.outcome.metrics["after"]["validation"]["loss"] > 0
+        for name, value in results[0].state_dict().items():
+            assert torch.equal(value, results[1].state_dict()[name])
+            assert not torch.equal(value, weights[name])
+        folder = RunFolder.open(trainer.outcome.run_dir)
+        assert folder.metadata.run_type == "distributed"
+        assert sum(isinstance(event, StepEvent) for event in events) == 12
+        assert not (trainer.outcome.run_dir / "job").exists()
+        assert [ours(host) for host in lab] == [[], []]
+
+    def test_functions_are_called_there(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
+        lab = make_light_lab("a", "b")
+        given: dict[str, Any] = {"loss": job.loss, "output_dir": tmp_path / "output"}
+        local = LocalTrainer(job.build, job.points, **given).fit(**OPTIONS)
+        module = str(tmp_path / "user" / "job_of_user.py")
+        there = NetworkTrainer(f"{module}:build", f"{module}:points", hosts=lab.hosts_file, **given).fit(**OPTIONS)
+        assert all(torch.equal(a, b) for a, b in zip(local.parameters(), there.parameters()))
+        failing = NetworkTrainer(job.build, job.fails_there, hosts=lab.hosts_file, **given)
+        with pytest.raises(BadInput, match=r"^[ab]: train_dataset: fails_there failed: KeyError: 'oops' \(job_of_user"):
+            failing.fit(**OPTIONS)
+        assert len(list((tmp_path / "output").iterdir())) == 2
+
+    def test_ctrl_c_stops_the_run_everywhere(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
+        lab = make_light_lab("a")
+        pressed = threading.Event()
+
+        def press(event: Event) -> None:
+            if isinstance(event, StepEvent) and event.step >= 3 and not pressed.is_set():
+                pressed.set()
+                _thread.interrupt_main()
+
+        given: dict[str, Any] = {"loss": job.slow_loss, "hosts": lab.hosts_file, "on_event": press}
+        with pytest.raises(KeyboardInterrupt):
+            NetworkTrainer(job.Net(), job.points(), output_dir=tmp_path / "output", **given).fit(max_steps=5000)
+        (folder,) = (tmp_path / "output").iterdir()
+        assert RunFolder.open(folder).metadata.status == "cancelled"
+        assert (folder / "job" / "objects" / "job.json").is_file()  # to resume it
+        until(lambda: ours(lab["a"]) == [])
+
+    def test_a_script_brings_what_it_defines(self, make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+        lab = make_light_lab("a")
+        (tmp_path / "script").mkdir()
+        script = tmp_path / "script" / "my_training.py"
+        script.write_text(SCRIPT.format(hosts=lab.hosts_file, output=tmp_path / "output"))
+        command = [sys.executable, str(script)]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path)
+        assert done.stdout == "completed\n", done.stderr
+
+    def test_a_machine_that_is_not_ready_is_named(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
+        lab = make_light_lab("a")
+        hosts = tmp_path / "hosts.json"
+        hosts.write_text(lab.hosts_file.read_text().replace(sys.executable, "/no/python"))
+        with pytest.raises(MusterError, match="^a: no Python there: /no/python") as caught:
+            NetworkTrainer(job.build, job.points, hosts=hosts, output_dir=tmp_path / "output").fit()
+        assert caught.value.exit_code == MachinesNotReady.exit_code
+        assert list((tmp_path / "output").iterdir()) == []
+
+
+def test_a_script_without_a_guard_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    source = SCRIPT.format(hosts="hosts.json", output="output").replace('if __name__ == "__main__":', "if True:")
+    script.write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd=tmp_path)
+    assert "model is defined in unguarded.py, which would train again wherever it is imported" in done.stderr
+
+
+def test_an_object_and_its_name_are_both_taken(tmp_path: Path, job: ModuleType) -> None:
+    for model in (job.build, "job_of_user:build", f"{tmp_path}/user/job_of_user.py:build", job.Net()):
+        trainer = NetworkTrainer(model, TensorDataset(torch.ones(2, 2)), hosts=tmp_path / "none.json")
+        with pytest.raises(BadInput, match="no such hosts file"):
+            trainer.fit()
