@@ -114,6 +114,10 @@ grep -vF -- "$blob" "$file" > "$part"
 before=$(grep -c '' "$file") after=$(grep -c '' "$part") gone=$(grep -cF -- "$blob" "$file")
 if [ $((after + gone)) -ne "$before" ]; then echo "$file could not be copied" >&2; exit 1; fi
 mv -f -- "$part" "$file" || exit 1
+if [ ! -s "$file" ] && [ $hops -eq 0 ]; then rm -f -- "$file"; rmdir -- "$HOME/.ssh" 2>/dev/null; exit 0; fi
 if command -v restorecon >/dev/null 2>&1; then restorecon -F "$file" >/dev/null 2>&1; fi
 exit 0"""
-"""Takes the lines with a key out of authorized_keys: the file is replaced whole, with its owner and permissions."""
+"""Takes the lines with a key out of authorized_keys: the file is replaced whole, with its owner and permissions.
+
+A file that held nothing else goes too.
+"""

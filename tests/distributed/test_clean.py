@@ -111,6 +111,12 @@ def test_a_last_line_without_newline_and_a_linked_file_survive(machine: HereConn
     assert file.is_symlink() and real.read_text().splitlines() == ["ssh-rsa AAAA old", "ssh-rsa CCCC last"]
 
 
+def test_a_file_that_held_only_our_key_goes_with_its_empty_folder(machine: HereConnection, home: Path) -> None:
+    file = trust_us(home)
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+    assert not file.parent.exists()
+
+
 def test_links_are_never_followed(machine: HereConnection, home: Path) -> None:
     root = cache(home)
     precious = home / "precious"

@@ -1,0 +1,222 @@
+"""``access`` and ``clean`` as a person meets them: on a terminal, with a real server that knows a password."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab import Lab
+from tests.lab.spec import HostSpec, LabUnavailable
+
+pytestmark = pytest.mark.lab
+
+SECRET = "tr0ub4dor-and-3"
+CLI = str(Path(__file__).parents[2] / "cli_typer.py")
+_OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+)
+
+
+class Terminal:
+    """A command on a terminal of its own, 80 columns wide."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        words = [sys.executable, "-c", _OWN_TERMINAL, sys.executable, CLI, *arguments]
+        self._process = subprocess.Popen(
+            words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(home), cwd=home, start_new_session=True
+        )
+        os.close(theirs)
+        self.screen = ""
+        self._seen = 0
+
+    def wait_for(self, text: str, patience: float = 40.0) -> None:
+        """Read until ``text`` is on the screen, beyond what was waited for before."""
+        end = time.monotonic() + patience
+        while (place := self.screen.find(text, self._seen)) < 0:
+            if not self._read(end):
+                self._process.kill()
+                raise AssertionError(f"exit code {self.exit_code()}, no {text!r} in {self.screen!r}")
+        self._seen = place + len(text)
+
+    def _read(self, end: float) -> bool:
+        if not select.select([self._ours], [], [], max(end - time.monotonic(), 0.0))[0]:
+            return False
+        with contextlib.suppress(OSError):  # the other side is closed
+            data = os.read(self._ours, 65536)
+            self.screen += data.decode()
+            return bool(data)
+        return False
+
+    def type(self, line: str) -> None:
+        os.write(self._ours, f"{line}\n".encode())
+
+    def exit_code(self) -> int:
+        end = time.monotonic() + 60.0
+        while self._read(end):
+            pass
+        os.close(self._ours)
+        return self._process.wait(60)
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "NO_COLOR": "1"}
+
+
+def headless(home: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, CLI, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=environment(home), cwd=home, timeout=60,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    try:
+        with Lab(HostSpec("box", password=SECRET, key=False), HostSpec("other", password=SECRET, key=False)) as built:
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def hosts(lab: Lab, tmp_path: Path) -> list[str]:
+    """Options that name the lab's hosts, with a known_hosts file that knows none of them."""
+    config = tmp_path / "ssh_config"
+    config.write_text(f"UserKnownHostsFile {tmp_path / 'known_hosts'}\nMatch all\nInclude {lab.ssh_config}\n")
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"machines": ["box", "other"], "ssh_config": str(config)}))
+    return ["--hosts", str(file)]
+
+
+class Watch:
+    """Looks through arguments and environments of all processes, here and in the lab, for a text."""
+
+    def __init__(self, text: str) -> None:
+        self.found: list[str] = []
+        self.rounds = 0
+        self._text = text.encode()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self) -> None:
+        while not self._end.wait(0.05):
+            self.rounds += 1
+            for path in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+                with contextlib.suppress(OSError):
+                    if self._text in path.read_bytes():
+                        self.found.append(str(path))
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def files_with(text: str, *folders: Path) -> list[Path]:
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def test_one_password_on_a_terminal_then_none_then_nothing_is_left(lab: Lab, tmp_path: Path, hosts: list[str]) -> None:
+    key = lab["box"].folder / "host_key.pub"
+    shown = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
+    with Watch(SECRET) as watch:
+        terminal = Terminal(tmp_path, "access", "box", *hosts)
+        terminal.wait_for("Is it the right machine? [y/N]")
+        assert shown in terminal.screen and "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in terminal.screen
+        terminal.type("y")
+        for typed, answer in (("wrong", "2 more tries"), ("wrong again", "one more try")):
+            terminal.wait_for("Password of root at")
+            terminal.type(typed)
+            terminal.wait_for(answer)
+        terminal.wait_for("Password of root at")
+        terminal.type(SECRET)
+        assert terminal.exit_code() == 0
+    assert "was added to its ~/.ssh/authorized_keys" in terminal.screen
+    assert watch.rounds > 3 and watch.found == []
+    assert SECRET not in terminal.screen and "wrong again" not in terminal.screen
+    assert files_with(SECRET, tmp_path, lab.folder) == []
+
+    code, out = headless(tmp_path, "access", "box", *hosts, "--json")
+    assert code == 0 and json.loads(out)["machines"][0]["authenticated_by"].endswith("muster_ed25519")
+
+    (lab["box"].files / ".cache" / "muster" / "blobs" / "ab").mkdir(parents=True)
+    assert headless(tmp_path, "clean", "box", *hosts)[0] == 2  # nobody is there to confirm
+    terminal = Terminal(tmp_path, "clean", "box", *hosts)
+    terminal.wait_for("remove all this for good? [y/N]")
+    assert "/root/.cache/muster" in terminal.screen and "/root/.ssh/authorized_keys:1" in terminal.screen
+    terminal.type("y")
+    assert terminal.exit_code() == 0 and "box: nothing of ours is left" in terminal.screen
+    assert list(lab["box"].files.rglob("*muster*")) == [] and not (lab["box"].files / ".ssh/authorized_keys").exists()
+    assert headless(tmp_path, "access", "box", *hosts)[0] == 3
+
+
+def test_three_wrong_passwords_are_enough(tmp_path: Path, hosts: list[str]) -> None:
+    terminal = Terminal(tmp_path, "access", "box", "--trust-new", *hosts)
+    for _ in range(3):
+        terminal.wait_for("Password of root at")
+        terminal.type("wrong")
+    assert terminal.exit_code() == 3
+    assert "the password for user 'root' was refused" in terminal.screen
+
+
+def test_no_password_given_is_no_attempt(tmp_path: Path, hosts: list[str]) -> None:
+    terminal = Terminal(tmp_path, "access", "box", "--trust-new", *hosts)
+    terminal.wait_for("Password of root at")
+    terminal.type("")
+    assert terminal.exit_code() == 3
+    assert "no key was accepted" in terminal.screen
+
+
+def test_a_key_that_a_person_does_not_know_is_refused(tmp_path: Path, hosts: list[str]) -> None:
+    terminal = Terminal(tmp_path, "access", *hosts)
+    for name in ("box", "other"):
+        terminal.wait_for(f"{name} is met for the first time")
+        terminal.wait_for("[y/N]")
+        terminal.type("n")
+    assert terminal.exit_code() == 3
+    rows = [line for line in terminal.screen.splitlines() if line.startswith(("MACHINE", "box   ", "other   "))]
+    assert len(rows) == 3 and all(len(row) <= 80 for row in rows)
+    assert rows[1].split() == ["box", "ok", "FAILED", "-", "-"]
+    assert not (tmp_path / "known_hosts").exists()
+
+
+def test_without_a_person_a_stranger_is_refused_unless_all_are_trusted(tmp_path: Path, hosts: list[str]) -> None:
+    code, out = headless(tmp_path, "access", *hosts, "--json")
+    machines = json.loads(out)["machines"]
+    assert code == 3 and [machine["cause"] for machine in machines] == ["unknown_host_key"] * 2
+    code, out = headless(tmp_path, "access", *hosts, "--trust-new", "--json")
+    machines = json.loads(out)["machines"]
+    assert code == 3 and [machine["cause"] for machine in machines] == ["no_key_accepted"] * 2
+    assert all(machine["password_possible"] for machine in machines)
+
+
+def test_a_changed_key_is_refused_by_every_command(lab: Lab, tmp_path: Path, hosts: list[str]) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{lab['box'].address} {lab['other'].host_key}\n")
+    for command in (["access", "box", "--trust-new"], ["clean", "box", "--yes"]):
+        code, out = headless(tmp_path, *command, *hosts, "--json")
+        machine = json.loads(out)["machines"][0]
+        assert code == 3 and f"{known}:1" in machine["problem"] and "ssh-keygen -R" in machine["fix"]
+    assert known.read_text().count("\n") == 1
