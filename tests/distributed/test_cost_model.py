@@ -1,0 +1,265 @@
+"""The cost model against a table that was calculated before it, against measurements, and against itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed import statistical_cost
+from distributed.cluster import Cluster, Link, Machine
+from distributed.cost_model import (
+    LINE_SHARE,
+    OVERLAP,
+    all_gather,
+    payload_bytes,
+    periodic_step,
+    reply_bytes,
+    ring,
+    sharded,
+    sharded_flows,
+    shares,
+    slowest_part,
+    star,
+    star_flows,
+    synchronous_step,
+    wifi_ring,
+    wifi_star,
+)
+from profiles.errors import BadInput
+
+MEGABIT_100 = (95.0, 0.003)
+GIGABIT = (1000 * LINE_SHARE, 0.0003)
+TEN_GIGABIT = (6000.0, 0.00015)
+PARAMETERS = {"tiny": 39e6, "base": 74e6, "small": 244e6, "medium": 769e6, "large": 1550e6, "lora-large": 28.8e6}
+
+
+def efficiency(way: str, parameters: float, rate: float, a: float, members: int = 4) -> float:
+    """Compute over step in percent, for one second of compute."""
+    if way in ("ddp32", "ddp16"):
+        size = parameters * (4 if way == "ddp32" else 2)
+        buckets = math.ceil(size / 25e6)
+        return 100 / synchronous_step(1.0, ring(size, members, rate, a, buckets), OVERLAP)
+    if way.startswith("diloco"):
+        return 100 / periodic_step(1.0, ring(2 * parameters, members, rate, a), int(way[6:]))
+    if way == "stream":
+        return 100 / periodic_step(1.0, star(0.53 * parameters, members, rate, a), 50, 50)
+    exchange = {
+        "sparta": ring(0.005 * 2 * parameters, members, rate, a),
+        "demo": all_gather(4 * parameters / 85, members, rate, a),
+        "sparseloco": all_gather(0.0273 * parameters, members, rate, a) / 30,
+    }[way]
+    return 100 / (1.0 + exchange)
+
+
+CELLS = [
+    ("ddp32", "tiny", MEGABIT_100, 4.9),
+    ("ddp16", "tiny", MEGABIT_100, 9.5),
+    ("diloco50", "tiny", MEGABIT_100, 83),
+    ("diloco100", "base", MEGABIT_100, 84),
+    ("diloco500", "medium", MEGABIT_100, 72),
+    ("stream", "medium", MEGABIT_100, 49),
+    ("stream", "large", MEGABIT_100, 24),
+    ("sparta", "small", MEGABIT_100, 75),
+    ("demo", "tiny", MEGABIT_100, 68),
+    ("sparseloco", "medium", MEGABIT_100, 85),
+    ("ddp16", "lora-large", MEGABIT_100, 13),
+    ("ddp32", "tiny", GIGABIT, 39),
+    ("ddp16", "tiny", GIGABIT, 63),
+    ("diloco50", "medium", GIGABIT, 72),
+    ("diloco100", "large", GIGABIT, 72),
+    ("stream", "large", GIGABIT, 100),
+    ("sparta", "large", GIGABIT, 84),
+    ("demo", "medium", GIGABIT, 52),
+    ("ddp16", "lora-large", GIGABIT, 75),
+    ("ddp32", "base", TEN_GIGABIT, 83),
+    ("ddp16", "medium", TEN_GIGABIT, 27),
+    ("diloco50", "large", TEN_GIGABIT, 89),
+]
+
+
+@pytest.mark.parametrize(("way", "model", "network", "expected"), CELLS)
+def test_efficiency_of_four_equal_machines(way: str, model: str, network: tuple[float, float], expected: float) -> None:
+    """The table rounds to whole percents above 10, to tenths below."""
+    found = efficiency(way, PARAMETERS[model], *network)
+    assert found == pytest.approx(expected, abs=0.6 if expected >= 10 else 0.06)
+
+
+CROSSOVERS = [
+    ("ddp32", "tiny", 3663, 90),
+    ("ddp16", "small", 11457, 90),
+    ("diloco50", "medium", 3322, 90),
+    ("diloco500", "tiny", 17, 90),
+    ("sparta", "base", 80, 90),
+    ("demo", "small", 2480, 90),
+    ("sparseloco", "large", 305, 90),
+    ("stream", "medium", 196, 100),
+    ("ddp16", "tiny", 275, 25),
+    ("ddp16", "large", 10941, 25),
+]
+
+
+@pytest.mark.parametrize(("way", "model", "rate", "expected"), CROSSOVERS)
+def test_efficiency_at_the_crossover_bandwidth(way: str, model: str, rate: float, expected: float) -> None:
+    assert efficiency(way, PARAMETERS[model], rate, 0.0) == pytest.approx(expected, abs=0.4)
+
+
+@pytest.mark.parametrize(
+    ("line", "codec", "measured"),
+    [(1000, "fp32", 2.35), (1000, "fp16", 1.53), (100, "fp32", 18.41), (100, "fp16", 9.29)],
+)
+def test_measured_steps_of_three_machines(line: float, codec: str, measured: float) -> None:
+    """39 M parameters, 1 s of compute: within 4 % of what torch's DDP took."""
+    exchange = ring(payload_bytes(39_000_000, codec), 3, line * LINE_SHARE)
+    assert synchronous_step(1.0, exchange, OVERLAP) == pytest.approx(measured, rel=0.04)
+
+
+# -------------------------------------------------------------------------------------------------------------- payload
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8", "mxfp4"])
+@given(elements=st.integers(1, 5000))
+def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
+    from training.exchange.codecs import codec_by_name
+
+    assert payload_bytes(elements, codec) == codec_by_name(codec).max_encoded_bytes(elements)
+
+
+def test_payload_of_an_unknown_codec() -> None:
+    with pytest.raises(BadInput, match="codec 'fp8'"):
+        payload_bytes(10, "fp8")
+
+
+def test_a_sparse_mean_grows_with_the_members_but_not_beyond_a_dense_one() -> None:
+    assert reply_bytes(1000, "topk:0.01", 3) == 3 * payload_bytes(1000, "topk:0.01")
+    assert reply_bytes(1000, "topk:0.5", 9) == payload_bytes(1000, "bf16")
+
+
+# ---------------------------------------------------------------------------------- real links against one rate for all
+
+NAMES = ("a", "b", "c", "d")
+
+
+def network(mbit: float, wireless: str = "", extra: tuple[str, ...] = ()) -> Cluster:
+    """Equal links among four machines; those named in ``wireless`` are on one channel of ``mbit``."""
+    names = (*NAMES, *extra)
+    crossings = {(a, b): (a in wireless) + (b in wireless) for a in names for b in names}
+    links = tuple(
+        Link(source=a, target=b, mbit=mbit / max(1, crossings[a, b]), mbit_back=mbit / max(1, crossings[a, b]),
+             air="home" if crossings[a, b] else "")
+        for index, a in enumerate(names)
+        for b in names[index + 1 :]
+    )  # fmt: skip
+    return Cluster(machines=tuple(Machine(name=name, wifi=name in wireless) for name in names), links=links)
+
+
+def test_flows_of_a_star_take_what_the_formula_says() -> None:
+    flows = star_flows(NAMES, "b", 1e6, 1e6)
+    assert slowest_part(network(100), flows).seconds == pytest.approx(star(1e6, 4, 100))
+
+
+def test_flows_to_a_hub_that_does_not_train() -> None:
+    part = slowest_part(network(100, extra=("hub",)), star_flows(NAMES, "hub", 1e6, 1e6))
+    assert (part.kind, part.subject) == ("interface", "hub")
+    assert part.seconds == pytest.approx(star(1e6, 4, 100, hub_trains=False))
+
+
+def test_flows_by_owner_take_what_the_formula_says() -> None:
+    part = slowest_part(network(100), sharded_flows(NAMES, 1e6, 1e6))
+    assert part.seconds == pytest.approx(sharded(1e6, 4, 100))
+
+
+def test_a_hub_with_a_fast_interface_is_not_held_up_by_slow_members() -> None:
+    cluster = network(100)
+    fast = tuple(m.model_copy(update={"interface_mbit": 1000.0}) if m.name == "a" else m for m in cluster.machines)
+    part = slowest_part(cluster.model_copy(update={"machines": fast}), star_flows(NAMES, "a", 1e6, 1e6))
+    assert (part.kind, part.seconds) == ("link", pytest.approx(0.08))
+
+
+@pytest.mark.parametrize(("wireless", "hub_wired"), [("abcd", False), ("bcd", True)])
+def test_wifi_is_shared_and_crossed_twice(wireless: str, hub_wired: bool) -> None:
+    part = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
+    assert (part.kind, part.mbit) == ("air", pytest.approx(100))
+    assert part.seconds == pytest.approx(wifi_star(1e6, 4, 100, hub_wired))
+
+
+def test_wifi_by_owner_costs_what_a_ring_costs() -> None:
+    part = slowest_part(network(100, "abcd"), sharded_flows(NAMES, 1e6, 1e6))
+    assert part.seconds == pytest.approx(wifi_ring(1e6, 4, 100))
+
+
+def test_members_on_one_machine_cross_no_network() -> None:
+    assert star_flows(("a", "a", "b"), "a", 1.0, 2.0) == {("b", "a"): 1.0, ("a", "b"): 2.0}
+    assert sharded_flows(("a", "a"), 1.0, 1.0) == {}
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+
+speeds = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
+
+
+@given(speeds=speeds, each=st.integers(1, 64), overhead=st.floats(0, 1))
+def test_shares_are_whole_and_follow_speed(speeds: list[float], each: int, overhead: float) -> None:
+    n = len(speeds)
+    found = shares(each * n, [overhead] * n, speeds, [10**6] * n)
+    assert found is not None
+    assert sum(found) == each * n
+    assert min(found) >= 1
+    order = sorted(range(n), key=lambda i: speeds[i])
+    pairs = [(slow, fast) for slow, fast in itertools.pairwise(order) if speeds[slow] < speeds[fast]]
+    assert all(found[slow] <= found[fast] for slow, fast in pairs)
+
+
+@given(speeds=speeds, caps=st.lists(st.integers(1, 20), min_size=6, max_size=6), total=st.integers(1, 200))
+def test_shares_keep_within_memory(speeds: list[float], caps: list[int], total: int) -> None:
+    caps = caps[: len(speeds)]
+    found = shares(total, [0.0] * len(speeds), speeds, caps)
+    if total < len(speeds) or total > sum(caps):
+        assert found is None
+    else:
+        assert found is not None
+        assert sum(found) == total
+        assert all(1 <= batch <= cap for batch, cap in zip(found, caps, strict=True))
+
+
+def test_shares_of_unequal_machines_end_together() -> None:
+    """Speeds 1, .5, .25, .1: proportional shares are worth 1.85 of the fastest, equal ones 0.4."""
+    found = shares(74, [0.0] * 4, [1, 0.5, 0.25, 0.1], [1000] * 4)
+    assert found == [40, 20, 10, 4]
+    assert 74 / max(b / v for b, v in zip(found, [1, 0.5, 0.25, 0.1], strict=True)) == pytest.approx(1.85)
+
+
+# ------------------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize(("rounds", "gain"), [(3, 0.53), (10, 0.81), (30, 0.97), (1000, 0.97)])
+def test_gain_kept_is_the_measured_one(rounds: int, gain: float) -> None:
+    assert statistical_cost.gain_kept(rounds, "pretrained") == pytest.approx(gain)
+
+
+@pytest.mark.parametrize(("interval", "loss"), [(25, 0.028), (100, 0.063), (500, 0.094)])
+def test_loss_from_scratch_by_interval_is_the_published_one(interval: int, loss: float) -> None:
+    assert statistical_cost.loss_increase(interval, 10_000, "scratch") == pytest.approx(loss)
+
+
+@given(st.integers(1, 500), st.integers(1, 2000), st.sampled_from(["pretrained", "scratch"]))
+def test_more_rounds_cost_no_more_loss(interval: int, rounds: int, start: str) -> None:
+    fewer = statistical_cost.loss_increase(interval, rounds, start)  # type: ignore[arg-type]
+    assert statistical_cost.loss_increase(interval, rounds + 1, start) <= fewer + 1e-12  # type: ignore[arg-type]
+
+
+def test_batch_efficiency_without_a_larger_batch_is_one() -> None:
+    assert [statistical_cost.batch_efficiency(1, rule) for rule in ("off", "sqrt", "linear")] == [1, 1, 1]
+    assert statistical_cost.batch_efficiency(4, "off") == pytest.approx(2.11 / 4, abs=0.001)
+
+
+@pytest.mark.parametrize("steps", [100, 1499, 1500, 40_000])
+def test_the_outer_optimizer_is_the_strategys_own(steps: int) -> None:
+    from profiles.schema import StrategySettings
+    from training.strategies.diloco import outer_settings
+
+    settings = StrategySettings(sync_interval=50)
+    assert statistical_cost.outer_optimizer(steps // 50) == outer_settings(settings, steps)
