@@ -16,7 +16,7 @@ from training.events import Event, StepEvent, UnknownEvent
 from training.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 JOB = """
 import itertools
