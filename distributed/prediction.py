@@ -203,7 +203,7 @@ class Predictor:
             rounds = steps // interval
             sparse_too_soon = choice.codec.startswith("topk") and rounds < statistical_cost.SPARSE_ROUNDS
             lora_too_far = job.lora and interval > statistical_cost.LORA_INTERVAL
-            if not rounds or sparse_too_soon or lora_too_far:
+            if rounds < statistical_cost.FEWEST_ROUNDS or sparse_too_soon or lora_too_far:
                 continue
             for delay in (0, 5) if interval >= 20 else (0,):
                 if statistical_cost.loss_increase(interval, rounds, job.start, delay) <= job.max_loss_increase:

@@ -13,6 +13,8 @@ from distributed.job import Start
 
 MANY_ROUNDS = 30
 """From here on DiLoCo takes the paper's outer optimizer (training/strategies/diloco.py)."""
+FEWEST_ROUNDS = 3
+"""With fewer nothing was measured."""
 SPARSE_ROUNDS = 300
 """Sparse deltas with error feedback need hundreds of rounds: with 10 they ended above one machine alone."""
 LORA_INTERVAL = 20

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_figures import LARGE, cluster, job, jobs, joined, machine, rates, speeds
+
+from distributed.cluster import Cluster, Link, Measurement
+from distributed.job import Job
+from distributed.plan_words import WORDS, sentence
+from distributed.planner import plan, predict, signed
+from distributed.planning import Candidate, Choice, Planning, read_planning, write_planning
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.strategies.registry import STRATEGY_NAMES
+
+ROOT = Path(__file__).parents[2]
+some = settings(max_examples=12, deadline=None)
+
+
+def best_of(planning: Planning) -> Candidate:
+    assert planning.best is not None
+    return planning.best
+
+
+def codes(planning: Planning, subject: str | None = None) -> set[str]:
+    return {reason.code for reason in planning.reasons if subject in (None, reason.subject)}
+
+
+# ----------------------------------------------------------------------------------------------------------- properties
+
+
+@some
+@given(speeds, rates, st.floats(1, 10), jobs, st.data())
+def test_more_bandwidth_makes_no_candidate_slower(
+    speeds: list[float], mbit: float, more: float, job: Job, data: st.DataObject
+) -> None:
+    slow, fast = cluster(speeds, mbit), cluster(speeds, mbit * more)
+    candidate = data.draw(st.sampled_from(plan(slow, job).ranking))
+    assert predict(fast, job, candidate.choice).step <= predict(slow, job, candidate.choice).step * (1 + 1e-9)
+
+
+@some
+@given(speeds, rates, jobs)
+def test_every_machine_alone_is_a_candidate(speeds: list[float], mbit: float, job: Job) -> None:
+    alone = [c for c in plan(cluster(speeds, mbit), job).ranking if c.choice.alone]
+    assert sorted(c.choice.members[0] for c in alone) == sorted("abc"[: len(speeds)])
+    assert max(c.speed_up for c in alone) == pytest.approx(1.0)
+
+
+@some
+@given(speeds, rates, jobs)
+def test_shares_sum_to_the_global_batch_and_follow_speed(speeds: list[float], mbit: float, job: Job) -> None:
+    found = cluster(speeds, mbit)
+    for candidate in plan(found, job).ranking:
+        assert sum(m.micro_batch for m in candidate.members) * candidate.accumulation == candidate.global_batch
+        order = sorted(candidate.members, key=lambda member: found.machine(member.name).speed)
+        for slower, faster in itertools.pairwise(order):
+            if found.machine(slower.name).speed < found.machine(faster.name).speed:
+                assert slower.micro_batch <= faster.micro_batch
+
+
+@some
+@given(speeds, rates, jobs, st.randoms(use_true_random=False))
+def test_the_order_of_machines_and_links_changes_nothing(
+    speeds: list[float], mbit: float, job: Job, chance: random.Random
+) -> None:
+    there = cluster(speeds, mbit)
+    machines, links = list(there.machines), [link.reversed() for link in there.links]
+    chance.shuffle(machines)
+    chance.shuffle(links)
+    assert plan(Cluster(machines=tuple(machines), links=tuple(links)), job) == plan(there, job)
+
+
+@some
+@given(speeds, rates, jobs)
+def test_every_reason_can_be_said(speeds: list[float], mbit: float, job: Job) -> None:
+    planning = plan(cluster(speeds, mbit), job)
+    assert all("{" not in sentence(reason) and sentence(reason) for reason in planning.reasons)
+    assert Planning.model_validate_json(planning.model_dump_json()) == planning
+
+
+# ----------------------------------------------------------------------------------------------------------- the choice
+
+
+def test_a_large_model_over_a_slow_link_trains_alone_and_says_so() -> None:
+    planning = plan(cluster([8, 8], 10), job(LARGE, strategy="allreduce"))
+    assert best_of(planning).choice.alone
+    assert planning.settings is not None
+    assert planning.settings.left_out == ("b",)
+    first = sentence(planning.reasons[0])
+    assert first.startswith("a alone is the fastest: 2 machines with allreduce would be worth 0.0")
+
+
+def test_adapters_over_gigabit_are_averaged_exactly() -> None:
+    best = best_of(plan(cluster([8, 8, 8, 8], 950), job(1_100_000, lora=True)))
+    assert (best.choice.strategy, best.choice.codec, len(best.choice.members)) == ("allreduce", "fp32", 4)
+    assert best.speed_up == pytest.approx(4.0)
+
+
+def test_a_full_fine_tune_over_a_hundred_megabit_is_periodic() -> None:
+    planning = plan(cluster([8, 8, 8, 8], 95), job(244_000_000, samples=320_000))
+    best = best_of(planning)
+    assert best.choice.strategy == "diloco"
+    assert best.choice.interval > 1
+    assert best.loss_increase <= 0.02
+    assert planning.settings is not None
+    assert planning.settings.options["sync_interval"] == best.choice.interval
+
+
+def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
+    def interval(bound: float) -> int:
+        wanted = job(samples=32_000, strategy="diloco", preference="least-traffic", max_loss_increase=bound)
+        return best_of(plan(cluster([8, 8, 8, 8], 500), wanted)).choice.interval
+
+    assert [interval(0.003), interval(0.02), interval(0.05)] == [30, 100, 200]
+
+
+def test_no_interval_within_the_bound_is_said() -> None:
+    planning = plan(cluster([8, 8], 10), job(strategy="diloco", max_loss_increase=0.0))
+    assert best_of(planning).choice.alone
+    assert "no-interval" in codes(planning, "diloco")
+
+
+def test_a_hub_on_a_slow_link_is_not_chosen() -> None:
+    there = cluster([8, 8, 8], 950, slow={"a": 50})
+    planning = plan(there.model_copy(update={"here": "a"}), job(engine="hub"))
+    assert best_of(planning).choice.hub in ("b", "c")
+
+
+def test_between_equals_the_hub_is_where_the_run_starts() -> None:
+    there = cluster([8, 8, 8], 950)
+    assert best_of(plan(there.model_copy(update={"here": "b"}), job(engine="hub"))).choice.hub == "b"
+
+
+def test_the_hub_stays_where_it_is_allowed() -> None:
+    planning = plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="hub"), hubs=["a"])
+    assert best_of(planning).choice.hub == "a"
+
+
+def test_a_wired_machine_is_the_hub_of_wireless_ones() -> None:
+    names = "abc"
+    machines = tuple(machine(name, wifi=name != "c") for name in names)
+    links = (
+        Link(source="a", target="b", mbit=50, mbit_back=50, medium="wifi", air="home"),
+        Link(source="a", target="c", mbit=100, mbit_back=100, medium="wifi", air="home"),
+        Link(source="b", target="c", mbit=100, mbit_back=100, medium="wifi", air="home"),
+    )
+    planning = plan(Cluster(machines=machines, links=links), job(engine="hub", samples=100_000))
+    best = best_of(planning)
+    assert best.choice.hub == "c"
+    assert "slowest-air" in codes(planning, "home")
+    on_wifi = predict(Cluster(machines=machines, links=links), job(), best.choice.model_copy(update={"hub": "a"}))
+    # The hub among three members: both others send to it. On the wire each byte crosses the air once, else one of
+    # the two streams crosses it twice.
+    assert on_wifi.exchange / best.exchange == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_machine_that_only_carries_the_hub_gets_no_share() -> None:
+    there = joined((machine("a"), machine("b"), machine("desk", 0, trains=False, interface_mbit=10_000)))
+    planning = plan(there, job(1_000_000, engine="hub", strategy="allreduce"), hubs=["desk"])
+    best = best_of(planning)
+    assert (best.choice.hub, best.choice.members) == ("desk", ("a", "b"))
+    assert planning.settings is not None
+    assert planning.settings.left_out == ()
+
+
+def test_a_brake_is_left_out() -> None:
+    planning = plan(cluster([8, 8, 8, 0.5], 950, slow={"d": 5}), job(strategy="allreduce"))
+    assert "d" not in best_of(planning).choice.members
+    assert "costs-more" in codes(planning, "d")
+
+
+def test_a_machine_without_speed_is_left_out_with_a_reason() -> None:
+    planning = plan(cluster([8, 8, 0]), job())
+    assert all("c" not in candidate.choice.members for candidate in planning.ranking)
+    assert "no-speed" in codes(planning, "c")
+
+
+def test_a_machine_without_a_link_is_left_out_with_a_reason() -> None:
+    there = cluster([8, 8, 8])
+    cut = there.model_copy(
+        update={"links": tuple(link for link in there.links if "c" not in (link.source, link.target))}
+    )
+    planning = plan(cut, job(1_000_000))
+    assert best_of(planning).choice.members == ("a", "b")
+    assert codes(planning, "c") & {"no-link", "no-link-torch"}
+
+
+def test_systems_are_not_mixed_by_the_torch_engine() -> None:
+    there = joined((machine("a"), machine("b"), machine("mac", 8, system="darwin")))
+    planning = plan(there, job(engine="torch"))
+    assert all("mac" not in c.choice.members for c in planning.ranking if not c.choice.alone)
+    assert "mixed-systems" in codes(planning)
+
+
+@pytest.mark.parametrize("preference", ["closest-to-exact", "least-traffic"])
+def test_preferences(preference: str) -> None:
+    wanted = job(20_000_000, samples=320_000)
+    there = cluster([8, 8, 8, 8], 950)
+    found = best_of(plan(there, wanted.model_copy(update={"preference": preference})))
+    fastest = best_of(plan(there, wanted))
+    assert not found.choice.alone
+    assert found.useful_speed_up <= fastest.useful_speed_up * 1.01
+    if preference == "closest-to-exact":
+        assert (found.choice.codec, found.loss_increase) == ("fp32", 0)
+    else:
+        assert found.bytes_per_hour < fastest.bytes_per_hour / 2
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def with_memory(free: int, per_sample: int) -> Cluster:
+    fixed = 16 * 1_000_000
+    points = tuple(Measurement(batch=b, seconds=b / 8, peak=fixed + b * per_sample) for b in (1, 2))
+    return joined([machine(name, 0, memory_free=free).model_copy(update={"measurements": points}) for name in "ab"])
+
+
+def test_gradient_accumulation_makes_a_step_fit_without_changing_it() -> None:
+    wanted = job(1_000_000, batch=8)
+    planning = plan(with_memory(100_000_000, 20_000_000), wanted)
+    best = best_of(planning)
+    assert (best.accumulation, best.global_batch) == (4, 16)
+    assert "accumulation-for-memory" in codes(planning)
+    assert planning.settings is not None
+    assert planning.settings.options["batch_size"] == 2
+    assert all(member.memory <= member.memory_free for member in best.members)
+
+
+def test_what_would_make_it_fit_is_proposed() -> None:
+    planning = plan(with_memory(26_000_000, 24_000_000), job(1_000_000, layers=12))
+    assert planning.chosen is None
+    assert codes(planning, "a") == {"does-not-fit", "would-fit-with-checkpointing"}
+    with pytest.raises(BadInput, match="fits no machine"):
+        planning.overlay(Profile(name="p"))
+
+
+def test_adapters_are_proposed_where_the_optimizer_is_too_large() -> None:
+    planning = plan(with_memory(12_000_000, 1_000), job(1_000_000))
+    assert "would-fit-with-lora" in codes(planning, "a")
+
+
+def test_nothing_helps_is_said_too() -> None:
+    assert "needs-sharding" in codes(plan(with_memory(3_000_000, 1_000), job(1_000_000)), "a")
+
+
+# ------------------------------------------------------------------------------------------------------------- the plan
+
+
+def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
+    profile = Profile(name="p")
+    there = cluster([8, 4, 4], 95)
+    planning = signed(plan(there, job(samples=100_000)), there, profile)
+    write_planning(tmp_path / "plan.json", planning)
+    again = read_planning(tmp_path / "plan.json")
+    assert again == planning
+    assert again.settings is not None
+    changed = again.overlay(profile)
+    assert changed.strategy.strategy == best_of(again).choice.strategy
+    assert changed.training.gradient_accumulation == best_of(again).accumulation
+    assert sum(member.batch_size for member in again.settings.members) == 24
+
+
+def test_a_plan_is_refused_for_another_profile() -> None:
+    there = cluster([8, 8])
+    planning = signed(plan(there, job()), there, Profile(name="p"))
+    other = Profile.model_validate({"name": "p", "training": {"batch_size": 3}})
+    with pytest.raises(BadInput, match="another profile"):
+        planning.overlay(other)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 1, "job": 3}'])
+def test_files_that_are_no_plan(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"plan\.json"):
+        read_planning(path)
+
+
+def test_choices_that_cannot_be_are_refused() -> None:
+    there = cluster([8, 8, 0])
+    way = Choice(strategy="allreduce", codec="fp32", engine="torch", members=("a", "c"))
+    with pytest.raises(BadInput, match="c has no measured speed"):
+        predict(there, job(), way)
+    with pytest.raises(BadInput, match="no link"):
+        predict(there.model_copy(update={"links": ()}), job(), way.model_copy(update={"members": ("a", "b")}))
+    with pytest.raises(BadInput, match="fewer samples"):
+        predict(there, job(global_batch=1), way.model_copy(update={"members": ("a", "b")}))
+
+
+def test_only_strategies_of_the_registry_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributed.planner.STRATEGY_NAMES", ("allreduce", "sparta"))
+    planning = plan(cluster([8, 8]), job())
+    assert {c.choice.strategy for c in planning.ranking} == {"allreduce"}
+    assert "no-cost-model" in codes(planning, "sparta")
+    assert {"allreduce", "diloco"} <= set(STRATEGY_NAMES)
+
+
+def test_an_unknown_strategy_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="unknown strategy"):
+        plan(cluster([8, 8]), job(strategy="dilocoo"))
+
+
+def test_every_code_in_the_planner_has_words() -> None:
+    text = "".join((ROOT / "distributed" / name).read_text() for name in ("planner.py", "plan_reasons.py"))
+    used = set(re.findall(r'(?:code=|_note\()"([a-z-]+)"', text))
+    assert len(used) > 15
+    assert used <= set(WORDS)
+
+
+def test_planning_needs_no_torch() -> None:
+    code = "import sys, distributed.planner, app.plan_table; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
