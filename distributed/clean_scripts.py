@@ -106,8 +106,9 @@ while [ -L "$file" ] && [ $hops -lt 20 ]; do
   to=$(readlink "$file"); hops=$((hops + 1))
   case $to in /*) file=$to;; *) file=$(dirname "$file")/$to;; esac
 done
-part=$file.muster-part
+part=$file.muster-$$
 trap 'rm -f -- "$part"' EXIT
+trap 'exit 1' HUP INT TERM
 cp -p -- "$file" "$part" || exit 1
 grep -vF -- "$blob" "$file" > "$part"
 [ $? -le 1 ] || exit 1

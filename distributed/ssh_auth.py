@@ -70,6 +70,28 @@ class KeyAgent:
         self.close()
 
 
+class _Prompts:
+    """Answers the questions of ``keyboard-interactive`` (RFC 4256): the first hidden one is the password's."""
+
+    def __init__(self, password: str) -> None:
+        self._password: str | None = password
+        self._asked = ""
+        self.beyond = ""
+        """A question that a password does not answer, such as that for a one-time code."""
+
+    def answer(self, title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
+        """Return one answer for each prompt of a text and whether it is shown."""
+        return [self._one(text, shown) for text, shown in prompts]
+
+    def _one(self, text: str, shown: bool) -> str:
+        if shown or self._password is None:
+            if shown or text != self._asked:  # the same question again: the password was wrong
+                self.beyond = self.beyond or text.strip()[:60] or "a further answer"
+            return ""
+        given, self._password, self._asked = self._password, None, text
+        return given
+
+
 class Login:
     """One log-in on an open transport.
 
@@ -88,6 +110,7 @@ class Login:
         self._tried: list[str] = []
         self._locked: list[Path] = []
         self._password_possible = False
+        self._password_directly = False
 
     def run(self, password: str | None) -> str:
         """Log in and return how: the key's label, ``password`` or ``none``.
@@ -100,6 +123,7 @@ class Login:
             return "none"
         keys_possible = "publickey" in methods
         self._password_possible = bool({"password", "keyboard-interactive"} & methods)
+        self._password_directly = "password" in methods
         if password is not None and self._password_possible:
             return self._try_password(password)  # without the keys: servers allow few attempts
         label = self._try_keys() if keys_possible else ""
@@ -166,12 +190,20 @@ class Login:
             return _Candidate(str(path), problem=f"cannot be read: {error}")
 
     def _try_password(self, password: str) -> str:
+        prompts = _Prompts(password)
         try:
-            missing = self._transport.auth_password(self._host.user, password)
+            if self._password_directly:
+                missing = self._transport.auth_password(self._host.user, password, fallback=False)
+            else:
+                missing = self._transport.auth_interactive(self._host.user, prompts.answer)
         except (paramiko.SSHException, OSError, EOFError) as error:
             refused = isinstance(error, paramiko.AuthenticationException) and self._transport.is_active()
             if not refused or _timed_out(error):
                 raise self._lost(error) from None
+            if prompts.beyond:
+                problem = f"{self._host.where} asks for more than a password ({prompts.beyond!r})"
+                hint = "install a key there by hand, and allow a log-in by it alone"
+                raise UserRefused(self._host.machine, problem, hint) from None
             problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
         if missing:

@@ -14,6 +14,7 @@ import pytest
 
 from distributed.access import AccessReport, Stage, check_access, check_all
 from distributed.ssh import SshTarget
+from distributed.ssh_errors import SshError
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
 
@@ -201,3 +202,11 @@ def test_a_locked_key_says_how_to_unlock_it(lab: LightLab, tmp_path: Path) -> No
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True)
     report = check_access(lab.target("keyless", key=str(key)))
     assert report.fix == f"unlock the key first: ssh-add {key}"
+
+
+def test_the_page_names_every_cause_and_every_error_a_stage() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
+    kinds: list[type[SshError]] = [SshError, *SshError.__subclasses__()]
+    for kind in kinds:
+        assert f"| `{kind.cause}` |" in page
+        assert Stage(kind.stage)

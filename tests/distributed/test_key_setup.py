@@ -13,7 +13,8 @@ import pytest
 from distributed.access import Stage, check_access
 from distributed.key_setup import INSTALL, install_key, own_key, own_key_path, read_own_key
 from distributed.ssh import SshConnection
-from distributed.ssh_errors import PasswordRefused
+from distributed.ssh_auth import _Prompts
+from distributed.ssh_errors import PasswordRefused, UserRefused
 from profiles.errors import BadInput
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab
@@ -117,6 +118,7 @@ def lab() -> Iterator[Lab]:
         HostSpec("asks", password=SECRET, key=False, sshd_options=passwords),
         HostSpec("only", password=SECRET, sshd_options=("PubkeyAuthentication no",)),
         HostSpec("elsewhere", password=SECRET, key=False, sshd_options=("AuthorizedKeysFile /etc/nobody/%u",)),
+        HostSpec("code", password=SECRET, key=False, sshd_options=("AuthenticationMethods password,publickey",)),
         HostSpec("open", password=SECRET, key=False, sshd_options=("StrictModes yes",)),
     ]
     specs += [
@@ -155,11 +157,12 @@ def test_one_password_then_the_key_alone(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.lab
-def test_a_wrong_password_changes_nothing(lab: Lab) -> None:
-    with pytest.raises(PasswordRefused, match="plain: the password for user 'root' was refused") as caught:
-        install_key(lab.target("plain"), "wr0ng horse")
+@pytest.mark.parametrize("name", ["plain", "asks"])
+def test_a_wrong_password_changes_nothing(lab: Lab, name: str) -> None:
+    with pytest.raises(PasswordRefused, match=f"{name}: the password for user 'root' was refused") as caught:
+        install_key(lab.target(name), "wr0ng horse")
     assert "wr0ng" not in repr(caught.value) + str(caught.value.__dict__)
-    assert not (lab["plain"].files / ".ssh" / "authorized_keys").exists()
+    assert not (lab[name].files / ".ssh" / "authorized_keys").exists()
 
 
 @pytest.mark.lab
@@ -197,3 +200,31 @@ def test_many_keys_before_it_do_not_use_up_the_attempts(lab: Lab, home: Path) ->
     assert install_key(target, SECRET).report.ok
     assert os.path.samefile(check_access(target).authenticated_by, own_key_path())
     (lab["plain"].files / ".ssh" / "authorized_keys").unlink()
+
+
+# --- prompts ---
+
+
+def test_the_password_answers_one_hidden_question_only() -> None:
+    prompts = _Prompts(SECRET)
+    assert prompts.answer("", "", []) == []
+    assert prompts.answer("", "", [("Password: ", False)]) == [SECRET]
+    assert prompts.answer("", "", [("Verification code: ", False)]) == [""]
+    assert prompts.beyond == "Verification code:"
+
+
+def test_the_same_question_again_means_a_wrong_password() -> None:
+    prompts = _Prompts(SECRET)
+    assert [prompts.answer("", "", [("Password: ", False)]) for _ in range(2)] == [[SECRET], [""]]
+    assert not prompts.beyond
+
+
+def test_a_question_whose_answer_is_shown_gets_no_password() -> None:
+    prompts = _Prompts(SECRET)
+    assert prompts.answer("", "", [("Favourite colour? ", True)]) == [""] and prompts.beyond
+
+
+@pytest.mark.lab
+def test_a_server_that_wants_a_code_as_well_is_told(lab: Lab) -> None:
+    with pytest.raises(UserRefused, match="code: user 'root' needs a second proof"):
+        install_key(lab.target("code"), SECRET)
