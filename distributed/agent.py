@@ -99,6 +99,7 @@ class Daemon:
         self._commands = 0
         self._why = ""
         self._farewell: dict[str, Any] | None = None
+        self._told = threading.Event()
         self._lock = threading.Lock()
         self._guard = start_guard(self._grace)
 
@@ -113,7 +114,7 @@ class Daemon:
             threading.Thread(target=target, daemon=True).start()
         try:
             while self._farewell is None and time.monotonic() - self._renewed < self._lease:
-                time.sleep(_TICK)
+                self._told.wait(_TICK)
             if self._farewell is None:
                 self._expire()
         finally:
@@ -197,6 +198,7 @@ class Daemon:
                 self._signal(int(message["signal"]))
             if "bye" in message:
                 self._farewell = message
+                self._told.set()
 
     def _tell_worker(self, message: Any) -> None:
         assert self._worker.stdin is not None

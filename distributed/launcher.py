@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +42,16 @@ class DistributedLauncher:
         hosts: the machines.
         profile: what to train.
         trust: asked for the key of a machine never met before.
+        whole_process: the time of the start begins with this process, not with this object.
     """
 
-    def __init__(self, hosts: Hosts, profile: Profile, trust: Trust | None = None) -> None:
+    def __init__(self, hosts: Hosts, profile: Profile, trust: Trust | None = None, whole_process: bool = False) -> None:
         self._hosts = hosts
         self._profile = profile
         self._trust = trust
         self._timings: list[TimingEvent] = []
-        self._laps = Laps(self._timings.append)
+        self._laps = Laps(self._timings.append, whole_process)
+        self._stand_by: StandBy | None = None
 
     def plan(self) -> RunPlan:
         """Check all machines and return the plan of a run on them.
@@ -55,19 +61,36 @@ class DistributedLauncher:
             BadInput: the profile does not fit that many members.
         """
         self._laps.end("command: program")
-        machines = ready(check(self._hosts, self._profile.model.task, self._trust))
-        for link, _ in machines:
-            link.close()
-        self._laps.end("machines: checked")
-        return plan_run(self._profile, machines)
+        self._stand_by = StandBy()
+        try:
+            machines = ready(check(self._hosts, self._profile.model.task, self._trust))
+            for link, _ in machines:
+                link.close()
+            self._laps.end("machines: checked")
+            return plan_run(self._profile, machines)
+        except BaseException:
+            self._stand_by.dismiss()
+            self._stand_by = None
+            raise
 
-    def start(self, plan: RunPlan, command: Sequence[str]) -> Path:
-        """Make the run folder, start the supervisor, and return the folder.
+    def start(self, plan: RunPlan, command: Sequence[str], fill: Callable[[Path], None] = lambda folder: None) -> Path:
+        """Make the run folder, let ``fill`` put more into it, start the supervisor, and return the folder.
 
         Raises:
             BadInput: the folder cannot be made.
             RunFailed: the supervisor did not start.
         """
+        supervisor, self._stand_by = self._stand_by or StandBy(), None
+        try:
+            path = self._folder(plan, command)
+            fill(path)
+        except BaseException:
+            supervisor.dismiss()
+            raise
+        supervisor.start(path)
+        return path
+
+    def _folder(self, plan: RunPlan, command: Sequence[str]) -> Path:
         output = Path(self._profile.run.output_dir)
         folder = RunFolder.create(output, plan, list(command), run_type="distributed")
         save_hosts(self._hosts, folder.path / HOSTS)
@@ -75,7 +98,6 @@ class DistributedLauncher:
         for timing in self._timings:
             folder.append(timing)
         folder.close()
-        start_supervisor(folder.path)
         return folder.path
 
 
@@ -130,25 +152,56 @@ def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) 
                for _, facts, device in seats)  # fmt: skip
 
 
+class StandBy:
+    """The process of a supervisor, started before anybody knows its run: it imports while the machines are asked.
+
+    It ends by itself when this process ends before :meth:`start`.
+    """
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by dismiss() and start()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "distributed.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**environment(0), "PYTHONPATH": environment(0)["PYTHONPATH"] or str(REPOSITORY)},
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """End it: there is nothing to supervise. Idempotent."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def start(self, run_dir: Path) -> None:
+        """Give it its run; it outlives this process and its terminal.
+
+        Raises:
+            RunFailed: it ended at once.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as words:
+            words.write(os.fsencode(run_dir.resolve()))
+        threading.Thread(target=self._process.wait, daemon=True).start()  # no zombie, where this process goes on
+        end = time.monotonic() + _START_PATIENCE
+        with self._errors:
+            while not is_live(run_dir):
+                if not run_dir.is_dir() or self._process.poll() == 0:
+                    return  # it was very quick: the folder tells how it ended
+                if self._process.poll() is not None or time.monotonic() > end:
+                    log = run_dir / "logs" / "supervisor.log"
+                    self._errors.seek(0)
+                    log.write_bytes(self._errors.read())
+                    raise RunFailed("the supervisor did not start", f"see {log}")
+                time.sleep(0.01)
+
+
 def start_supervisor(run_dir: Path) -> None:
     """Start the background process of a prepared run; it outlives this process and its terminal.
 
     Raises:
         RunFailed: it ended at once.
     """
-    with open(run_dir / "logs" / "supervisor.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "distributed.supervisor", str(run_dir.resolve())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**environment(0), "PYTHONPATH": environment(0)["PYTHONPATH"] or str(REPOSITORY)},
-            start_new_session=True,
-        )
-    end = time.monotonic() + _START_PATIENCE
-    while not is_live(run_dir):
-        if process.poll() is not None or time.monotonic() > end:
-            if not run_dir.is_dir() or (process.poll() is not None and process.returncode >= 0):
-                return  # it was very quick: the folder tells how it ended
-            raise RunFailed("the supervisor did not start", f"see {run_dir / 'logs' / 'supervisor.log'}")
-        time.sleep(0.02)
+    StandBy().start(run_dir)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from distributed.hosts_schema import Hosts, Machine
@@ -10,13 +12,23 @@ from distributed.link import link_to
 from profiles.errors import MusterError
 
 
-def leftovers(hosts: Hosts, run_id: str) -> dict[str, list[str] | MusterError]:
-    """Return, by machine, the processes of a run that still run there, or why it could not be asked."""
+def leftovers(
+    hosts: Hosts, run_id: str, first: Callable[[], None] = lambda: None
+) -> dict[str, list[str] | MusterError]:
+    """Return, by machine, the processes of a run that still run there, or why it could not be asked.
+
+    Args:
+        hosts: the machines.
+        run_id: the run.
+        first: done before they are asked, while the connections are made already.
+    """
+    done = threading.Event()
 
     def ask(machine: Machine) -> list[str] | MusterError:
         link = link_to(machine, hosts)
         try:
             link.put_agent()
+            done.wait()
             return list(json.loads(link.ask("left", run_id).stdout)["processes"])
         except MusterError as error:
             return error
@@ -24,4 +36,9 @@ def leftovers(hosts: Hosts, run_id: str) -> dict[str, list[str] | MusterError]:
             link.close()
 
     with ThreadPoolExecutor(len(hosts.machines)) as pool:
-        return dict(zip((machine.name for machine in hosts.machines), pool.map(ask, hosts.machines)))
+        answers = pool.map(ask, hosts.machines)
+        try:
+            first()
+        finally:
+            done.set()
+        return dict(zip((machine.name for machine in hosts.machines), answers))

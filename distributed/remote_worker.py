@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from posixpath import join
 from typing import Any, BinaryIO
 
 from distributed.code_sync import fetch_folder
@@ -21,7 +22,7 @@ from distributed.here import Process
 from distributed.link import AGENT, Link
 from distributed.ssh_errors import SshError
 from profiles.errors import ExitCode, MusterError
-from training.events import ErrorEvent, WarningEvent, to_line
+from training.events import ErrorEvent, WarningEvent, from_line, to_line
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
@@ -58,7 +59,7 @@ class Assignment:
     plan: bytes
     """The plan as it is there."""
     links: Mapping[str, str]
-    """Folders of the machine by their place under the worker's own."""
+    """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "training.worker"
 
@@ -73,6 +74,7 @@ class RemoteWorker:
         run_dir: run folder here; a model that the worker saved comes into it.
         secrets: folder here that will hold ``member-<rank>/`` when the address is sent.
         reach: turns the engine's address into the one to use there.
+        prepare: called before the worker is started, in the thread that reads it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RemoteWorker:
         secrets: Path,
         reach: Callable[[str], str] = lambda address: address,
         patience: Patience = PATIENCE,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         self.pid = 0
         self.end_reason = ""
@@ -94,6 +97,8 @@ class RemoteWorker:
         self._secrets = secrets
         self._reach = reach
         self._patience = patience
+        self._prepare = prepare
+        self._unwanted = False
         self._give_up = patience.give_up
         self._commands: list[bytes] = []
         self._changed = threading.Condition()
@@ -118,6 +123,7 @@ class RemoteWorker:
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
+            self._unwanted = True
             self._give_up = min(self._give_up, self._patience.silence)  # the lease does it where we cannot
         self._post({"signal": int(number)})
 
@@ -132,6 +138,10 @@ class RemoteWorker:
 
     def lines(self) -> Iterator[bytes]:
         try:
+            self._prepare()
+            if self._unwanted:
+                self._lose("ended before it was started")
+                return
             self._start()
             yield from self._follow()
             if self._code == ExitCode.DONE:
@@ -167,7 +177,7 @@ class RemoteWorker:
             "argv": ["{python}", "-m", self._assignment.module, *words],
             "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
             "files": {"plan.json": _encoded(self._assignment.plan)},
-            "links": dict(self._assignment.links),
+            "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
             "lease": self._patience.lease,
             "grace": self._patience.grace,
         }
@@ -249,7 +259,19 @@ class RemoteWorker:
         elif "end" in record:
             self._code = LOST if record["why"] else int(record["end"])
             self.end_reason = record["why"]
-        return bytes(record.get("event", "").encode())
+        return self._naming_the_machine(bytes(record.get("event", "").encode()))
+
+    def _naming_the_machine(self, line: bytes) -> bytes:
+        """An error of a worker says where; paths and devices in it are those of its machine."""
+        if b'"error"' not in line:
+            return line
+        try:
+            event = from_line(line)
+        except ValueError:
+            return line
+        if not isinstance(event, ErrorEvent) or event.message.startswith(self._link.name):
+            return line
+        return to_line(event.model_copy(update={"message": f"{self._link.name}: {event.message}"})).encode()
 
     def _lose(self, reason: str) -> None:
         if self._code is None:

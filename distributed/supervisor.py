@@ -1,4 +1,4 @@
-"""The background process of one distributed run: ``python -m distributed.supervisor RUN_DIR``.
+"""The background process of one distributed run: ``python -m distributed.supervisor``, its folder on standard input.
 
 It brings code and data to the machines, starts the engine here and the workers there, merges their events into the run
 folder, carries out what is left in ``requests/``, and outlives the terminal. Whoever shows the run reads the folder.
@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,7 +33,7 @@ from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.timing import Laps
 
-_POLL = 0.1
+_POLL = 0.05
 _START_WARNING = 30.0
 """Seconds of a start between two lines about who is missing."""
 _END_PATIENCE = 10.0
@@ -56,6 +56,10 @@ class Supervisor:
         self._run: LocalRun | None = None
         self._workers: list[RemoteWorker] = []
         self._ended = threading.Event()
+        self._inputs: Future[Inputs] = Future()
+        self._brought: dict[Link, Future[None]] = {}
+        self._arrived = 0
+        self._lock = threading.Lock()
         self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.engine)
 
     def supervise(self) -> LocalOutcome:
@@ -68,17 +72,17 @@ class Supervisor:
             threading.Thread(target=target, daemon=True).start()
         laps = Laps(self._note)
         laps.end("supervisor: program")
+        pool = ThreadPoolExecutor(len(self._links))
         try:
-            inputs = collect(self._plan)
+            self._brought = {link: pool.submit(self._bring, link) for link in self._links}
+            self._find_inputs()
             laps.end("supervisor: hashes")
-            self._bring(inputs)
-            laps.end("machines: code and data")
             seats = self._seats()
             run = LocalRun(
                 self._plan,
                 self._folder,
                 self._start_watch,
-                lambda rank, log: self._worker(seats[rank], rank, inputs, log),
+                lambda rank, log: self._worker(seats[rank], rank, log),
                 listen=listening_address(self._links),
             )
             run.start()
@@ -86,27 +90,29 @@ class Supervisor:
             self._run = run
             return run.wait()
         finally:
+            pool.shutdown(wait=False)
             self._ended.set()
             self._end_workers()
             for link in self._links:
                 link.close()
 
-    def _bring(self, inputs: Inputs) -> None:
-        """Bring agent, code and data to all machines, side by side."""
-        arrived = 0
-        lock = threading.Lock()
+    def _find_inputs(self) -> None:
+        try:
+            self._inputs.set_result(collect(self._plan))
+        except BaseException as error:
+            self._inputs.set_exception(error)
+            raise
 
-        def bring(link: Link) -> None:
-            nonlocal arrived
-            link.put_agent()
-            synchronise(link, inputs)
-            with lock:
-                arrived += 1
-                self._note(ProgressEvent(phase="machines", done=arrived, total=len(self._links)))
-
-        with ThreadPoolExecutor(len(self._links)) as pool:
-            for _ in pool.map(bring, self._links):
-                continue
+    def _bring(self, link: Link) -> None:
+        """Bring agent, code and data to one machine; its workers start then, whatever the others do."""
+        laps = Laps(self._note, whole_process=False)
+        link.put_agent()
+        laps.end("machine: connected")
+        synchronise(link, self._inputs.result())
+        laps.end("machine: code and data")
+        with self._lock:
+            self._arrived += 1
+            self._note(ProgressEvent(phase="machines", done=self._arrived, total=len(self._links)))
 
     def _note(self, event: Event) -> None:
         self._folder.append(event)
@@ -115,18 +121,28 @@ class Supervisor:
         """Return the link of every rank: one worker for each device of a machine."""
         return [link for link in self._links for _ in link.machine.devices or ("",)]
 
-    def _worker(self, link: Link, rank: int, inputs: Inputs, log: BinaryIO) -> RemoteWorker:
+    def _worker(self, link: Link, rank: int, log: BinaryIO) -> RemoteWorker:
         threads = self._plan.members[rank].threads
         bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+        inputs = self._inputs.result()
         assignment = Assignment(
             run_id=self._plan.run_id,
             rank=rank,
             plan=inputs.plan.model_dump_json().encode(),
-            links={place: f"{link.root}/trees/{tree.name}" for place, tree in inputs.trees.items()},
+            links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
             environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
         )
         reach = way_to(link, self._plan)
-        worker = RemoteWorker(link, assignment, log, self._folder.path, self._folder.secrets, reach, self._patience)
+        worker = RemoteWorker(
+            link,
+            assignment,
+            log,
+            self._folder.path,
+            self._folder.secrets,
+            reach,
+            self._patience,
+            prepare=self._brought[link].result,
+        )
         self._workers.append(worker)
         return worker
 
@@ -140,25 +156,16 @@ class Supervisor:
 
     def _carry_out_requests(self) -> None:
         while not self._ended.wait(_POLL):
-            for action in take_requests(self._folder.path):
-                if self._run is not None:
-                    act(self._run, action)
-                elif action in ("stop", "kill"):
-                    self._cancel_start()
+            run = self._run
+            if run is not None:  # else they wait until there is something to stop
+                for action in take_requests(self._folder.path):
+                    act(run, action)
 
     def _tell_who_is_missing(self) -> None:
         """Say it in the run's own log when the start takes long."""
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
             for message in self._start_watch.missing():
                 self._note(WarningEvent(message=message))
-
-    def _cancel_start(self) -> None:
-        """Nothing trains yet: end at once; agents that were started are ended by their leases."""
-        with contextlib.suppress(MusterError):
-            self._note(RunEvent(status="cancelled", message="stopped before the first step"))
-            self._folder.finish("cancelled", {}, "stopped before the first step")
-        self._folder.close()
-        os._exit(ExitCode.STOPPED)
 
 
 def act(run: LocalRun, action: str) -> None:
@@ -229,7 +236,11 @@ def _leave_failure(folder: RunFolder, error: MusterError) -> None:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    path = Path(sys.argv[1])
+    words = sys.stdin.buffer.read()
+    if not words:
+        return 0  # whoever might have needed us does not
+    path = Path(os.fsdecode(words))
+    _log_to(path / "logs" / "supervisor.log")
     signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))
     awake = keep_awake()
     try:
@@ -237,6 +248,13 @@ def main() -> int:
     finally:
         if awake is not None:
             awake.kill()
+
+
+def _log_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
 
 
 if __name__ == "__main__":

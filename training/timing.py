@@ -1,4 +1,4 @@
-"""Where the time of a start goes: each process measures its parts, one after the other, from its own beginning."""
+"""Where the time of a start goes: each process measures its parts, one after the other."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from training.events import TimingEvent
 
 
 class Laps:
-    """Parts of one process's start; the first begins with the process.
+    """Parts that follow each other.
 
     Args:
         emit: takes the event of every part.
+        whole_process: the first part begins with this process, not now, and the CPU seconds are those of all its
+            threads, not of the calling one.
     """
 
-    def __init__(self, emit: Callable[[TimingEvent], object]) -> None:
+    def __init__(self, emit: Callable[[TimingEvent], object], whole_process: bool = True) -> None:
         self._emit = emit
-        self._time = time.time() - process_age()
-        self._cpu = 0.0
+        self._time = time.time() - (process_age() if whole_process else 0.0)
+        self._clock = time.process_time if whole_process else time.thread_time
+        self._cpu = 0.0 if whole_process else time.thread_time()
 
     def end(self, part: str) -> None:
         """Say that a part is over; the next one begins."""
-        now, cpu = time.time(), time.process_time()
+        now, cpu = time.time(), self._clock()
         self._emit(TimingEvent(time=now, part=part, seconds=max(now - self._time, 0.0), cpu=cpu - self._cpu))
         self._time, self._cpu = now, cpu
 

@@ -49,7 +49,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path | None, detach: bool,
             raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
         assert hosts_file is not None
         profile = load_profile(request.profile, request.overrides).profile
-        launcher = DistributedLauncher(load_hosts(hosts_file), profile, trust(trust_new))
+        launcher = DistributedLauncher(load_hosts(hosts_file), profile, trust(trust_new), whole_process=True)
         path = launcher.start(launcher.plan(), request.command)
     if detach:
         return _detached(path, request.as_json)
@@ -235,9 +235,12 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
     if is_live(path):
         leave_request(path, action)
         say("stopping" if kill else "stopping: writing a snapshot")
+
+    def ended() -> None:
         _wait_until_gone(path)
-    moments["ended"] = time.time()
-    found = leftovers(load_hosts(path / HOSTS), RunFolder.open(path).metadata.run_id)
+        moments["ended"] = time.time()
+
+    found = leftovers(load_hosts(path / HOSTS), RunFolder.open(path).metadata.run_id, ended)
     moments["proved"] = time.time()
     return _tell_leftovers(path, found, moments, as_json)
 

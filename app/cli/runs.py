@@ -14,6 +14,7 @@ from app.console import bytes_text, command_line, duration_text, say, show, show
 from app.figures import state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, reduce_events
+from app.start_times import start_line
 from distributed.runs import (
     RunSummary,
     compare,
@@ -179,6 +180,8 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message:
         lines.append(f"error     {metadata.error_message}")
+    if parts := start_line(folder.events()):
+        lines.append(f"start     {parts}")
     lines += evaluation_lines(state)
     lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
     if run.status in ("interrupted", "cancelled", "failed") and state.snapshot_step is not None:

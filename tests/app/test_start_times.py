@@ -1,0 +1,27 @@
+"""What ``runs show`` says of a start."""
+
+from __future__ import annotations
+
+from app.start_times import start_line
+from training.events import StepEvent, TimingEvent
+
+
+def test_the_slowest_machine_stands_for_a_part() -> None:
+    events = [
+        TimingEvent(time=1.0, part="command", seconds=0.5),
+        TimingEvent(time=4.0, part="imports", seconds=3.0, member=0),
+        TimingEvent(time=6.0, part="imports", seconds=5.0, member=1),
+    ]
+    assert start_line(events) == "command 0.5 s, imports 5.0 s"
+
+
+def test_a_resumed_run_shows_its_newest_start() -> None:
+    starts = [TimingEvent(time=time, part="imports", seconds=seconds, member=0) for time, seconds in ((1, 9), (99, 2))]
+    assert start_line(starts) == "imports 2.0 s"
+
+
+def test_a_run_without_measurements_says_nothing() -> None:
+    step = StepEvent(
+        step=1, epoch=0, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0, member=0
+    )
+    assert start_line([step]) == ""
