@@ -86,7 +86,14 @@ if __name__ == "__main__":
     trainer.fit(max_steps=3, batch_size=2, threads=1)
     print(trainer.outcome.status)
 """
-OPTIONS = {"strategy": "diloco", "sync_interval": 3, "max_steps": 6, "batch_size": 4, "threads": 1, "seed": 5}
+OPTIONS: dict[str, Any] = {
+    "strategy": "diloco",
+    "sync_interval": 3,
+    "max_steps": 6,
+    "batch_size": 4,
+    "threads": 1,
+    "seed": 5,
+}
 
 
 @pytest.fixture
@@ -178,7 +185,9 @@ class TestOnMachines:
         there = NetworkTrainer(f"{module}:build", f"{module}:points", hosts=lab.hosts_file, **given).fit(**OPTIONS)
         assert all(torch.equal(a, b) for a, b in zip(local.parameters(), there.parameters()))
         failing = NetworkTrainer(job.build, job.fails_there, hosts=lab.hosts_file, **given)
-        with pytest.raises(BadInput, match=r"^[ab]: train_dataset: fails_there failed: KeyError: 'oops' \(job_of_user"):
+        with pytest.raises(
+            BadInput, match=r"^[ab]: train_dataset: job_of_user:fails_there failed: KeyError: 'oops' \(job_of_user"
+        ):
             failing.fit(**OPTIONS)
         assert len(list((tmp_path / "output").iterdir())) == 2
 

@@ -50,7 +50,7 @@ def _tensor_difference(model: nn.Module, again: nn.Module) -> str:
 
 def _setting_difference(ours: Mapping[Any, Any], theirs: Mapping[Any, Any], objects: bool, depth: int) -> str:
     for name in dict.fromkeys([*ours, *theirs]):
-        if name in _BOOKKEEPING or isinstance(ours.get(name), (nn.Module, torch.Tensor)):
+        if name in _BOOKKEEPING or (not objects and str(name).startswith("_")):
             continue
         if not _equal(ours.get(name, _equal), theirs.get(name, _equal), objects, depth):
             return f"{name} is {_short(ours.get(name))}, and then {_short(theirs.get(name))}"
@@ -61,13 +61,15 @@ def _equal(one: Any, other: Any, objects: bool, depth: int) -> bool:
     """Whether two settings are alike; what cannot be looked into counts by its type."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one.detach().cpu(), other.detach().cpu())
     if isinstance(one, _PLAIN):
         return bool(one == other) or (one != one and other != other)
     if inspect.isroutine(one):
         return getattr(one, "__qualname__", "") == getattr(other, "__qualname__", "")
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(_equal(a, b, objects, depth) for a, b in zip(one, other))
-    if not objects or depth > _DEPTH or isinstance(one, (nn.Module, torch.Tensor)):
+    if not objects or depth > _DEPTH or isinstance(one, nn.Module):
         return True
     inside = [value if isinstance(value, Mapping) else getattr(value, "__dict__", {}) for value in (one, other)]
     return not _setting_difference(inside[0], inside[1], objects, depth + 1)
