@@ -85,8 +85,13 @@ class NetworkTrainer(ObjectTrainer):
         output = Path(profile.run.output_dir)
         with _job_folder(output, parts) as job:
             plan = _with_job(launcher.plan(), output)
-            path = launcher.start(plan, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
-        outcome = self._follow(path, plan)
+            path = output / folder_name(plan)
+            try:
+                launcher.start(plan, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
+                outcome = self._follow(path, plan)
+            except BaseException:
+                _stop(path)
+                raise
         if outcome.status == "completed":
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
         return outcome
@@ -94,14 +99,10 @@ class NetworkTrainer(ObjectTrainer):
     def _follow(self, path: Path, plan: RunPlan) -> LocalOutcome:
         """Hand the events on until the run has ended."""
         first_error: ErrorEvent | None = None
-        try:
-            for event in _events(path):
-                if isinstance(event, ErrorEvent) and first_error is None:
-                    first_error = event
-                self._on_event(event)
-        except BaseException:
-            _stop(path)
-            raise
+        for event in _events(path):
+            if isinstance(event, ErrorEvent) and first_error is None:
+                first_error = event
+            self._on_event(event)
         return _outcome(path, plan, first_error)
 
 
@@ -179,14 +180,15 @@ def _stop(path: Path) -> None:
     """Stop the run with snapshots and wait until nothing of it is left; a second Ctrl-C ends it at once."""
     from distributed.requests import leave_request
 
-    leave_request(path, "stop")
-    try:
-        for _ in _events(path):
-            continue
-    except KeyboardInterrupt:
-        leave_request(path, "kill")
-        for _ in _events(path):
-            continue
+    with contextlib.suppress(MusterError):  # there is no such run any more
+        try:
+            leave_request(path, "stop")
+            for _ in _events(path):
+                continue
+        except KeyboardInterrupt:
+            leave_request(path, "kill")
+            for _ in _events(path):
+                continue
 
 
 def _outcome(path: Path, plan: RunPlan, error: ErrorEvent | None) -> LocalOutcome:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from distributed import agent_files
-from distributed.code_sync import Inputs, collect, fetch_folder, synchronise
+from distributed.code_sync import Inputs, collect, fetch_folder, synchronise, user_sources
 from distributed.here import HereConnection
 from distributed.hosts_schema import Machine
 from distributed.link import Link
 from distributed.ssh_errors import SshError
+from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.local_plan import plan_local_run
 
@@ -63,6 +64,38 @@ def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: P
     assert synchronise(link, collect_again(tmp_path)) == 1
     tree = tmp_path / "far" / "trees" / collect_again(tmp_path).trees["inputs/user"].name
     assert (tree / "helper.py").read_text() == "# changed" and (tree / "job.py").read_text() == "# job.py"
+
+
+def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "pack/__init__.py",
+        "pack/deep/a.py",
+        "pack/.hidden/b.py",
+        "pack/env/pyvenv.cfg",
+        "pack/env/c.py",
+        "d.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def names(module: str) -> list[str]:
+        files, top = user_sources(module)
+        return [str(path.relative_to(top)) for path in files]
+
+    assert names("pack.deep.a") == ["pack/__init__.py", "pack/deep/a.py"]
+    assert names("d") == names(f"{tmp_path}/d.py") == ["d.py", "pack/__init__.py", "pack/deep/a.py"]
+    assert names("torch.nn") == names("training.data") == names("json") == []
+
+
+def test_a_folder_full_of_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributed.code_sync.MOST_FILES", 2)
+    for number in range(3):
+        (tmp_path / f"file_{number}.py").write_text("")
+    with pytest.raises(BadInput, match="more than 2 Python files"):
+        user_sources(f"{tmp_path}/file_0.py")
+    with pytest.raises(BadInput, match="module nowhere_at_all.x: not found from"):
+        user_sources("nowhere_at_all.x")
 
 
 def collect_again(tmp_path: Path) -> Inputs:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from distributed.code_sync import collect
 from distributed.network_trainer import NetworkTrainer
 from profiles.errors import BadInput, MachinesNotReady, MusterError
 from tests.distributed.muster_runs import REPOSITORY, ours, until
@@ -205,7 +206,9 @@ class TestOnMachines:
             NetworkTrainer(job.Net(), job.points(), output_dir=tmp_path / "output", **given).fit(max_steps=5000)
         (folder,) = (tmp_path / "output").iterdir()
         assert RunFolder.open(folder).metadata.status == "cancelled"
-        assert (folder / "job" / "objects" / "job.json").is_file()  # to resume it
+        inputs = collect(RunFolder.open(folder).plan())  # what a resumed run takes
+        assert sorted(inputs.trees["inputs/user"].files) == ["helper_of_job.py", "job_of_user.py"]
+        assert "job.json" in inputs.trees["inputs/dataset"].files
         until(lambda: ours(lab["a"]) == [])
 
     def test_a_script_brings_what_it_defines(self, make_light_lab: MakeLightLab, tmp_path: Path) -> None:
