@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from posixpath import join
@@ -27,6 +28,8 @@ from training.events import ErrorEvent, WarningEvent, from_line, to_line
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
 _MARGIN = 5.0
+_LOOK = 0.1
+"""Seconds between two looks at whether a worker that is not started yet is still wanted."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class RemoteWorker:
         run_dir: run folder here; a model that the worker saved comes into it.
         secrets: folder here that will hold ``member-<rank>/`` when the address is sent.
         reach: turns the engine's address into the one to use there.
-        prepare: called before the worker is started, in the thread that reads it.
+        ready: the worker is started when it is done; its failure is the worker's.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class RemoteWorker:
         secrets: Path,
         reach: Callable[[str], str] = lambda address: address,
         patience: Patience = PATIENCE,
-        prepare: Callable[[], object] = lambda: None,
+        ready: Future[None] | None = None,
     ) -> None:
         self.pid = 0
         self.end_reason = ""
@@ -97,7 +100,7 @@ class RemoteWorker:
         self._secrets = secrets
         self._reach = reach
         self._patience = patience
-        self._prepare = prepare
+        self._ready = ready
         self._unwanted = False
         self._give_up = patience.give_up
         self._commands: list[bytes] = []
@@ -138,8 +141,7 @@ class RemoteWorker:
 
     def lines(self) -> Iterator[bytes]:
         try:
-            self._prepare()
-            if self._unwanted:
+            if not self._wait_until_ready():
                 self._lose("ended before it was started")
                 return
             self._start()
@@ -165,6 +167,18 @@ class RemoteWorker:
     @property
     def _place(self) -> tuple[str, str]:
         return self._assignment.run_id, str(self._assignment.rank)
+
+    def _wait_until_ready(self) -> bool:
+        """Return whether the worker is to be started; a run that ends does not wait for files under way.
+
+        Raises:
+            MusterError: the machine could not be made ready.
+        """
+        while self._ready is not None and not self._unwanted and wait([self._ready], _LOOK).not_done:
+            continue
+        if self._ready is not None and not self._unwanted:
+            self._ready.result()
+        return not self._unwanted
 
     def _start(self) -> None:
         document = json.dumps(self._document()).encode() + b"\n"

@@ -141,7 +141,7 @@ class Supervisor:
             self._folder.secrets,
             reach,
             self._patience,
-            prepare=self._brought[link].result,
+            ready=self._brought[link],
         )
         self._workers.append(worker)
         return worker

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from distributed.hosts_schema import Machine
 from distributed.link import Link
 from distributed.remote_worker import LOST, Assignment, Patience, RemoteWorker
 from distributed.ssh_errors import ConnectTimeout
-from training.events import MemberEvent, StepEvent, WarningEvent, from_line
+from profiles.errors import ExitCode
+from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 
 WORKER = """
 import json, pathlib, sys
@@ -151,3 +153,22 @@ def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> No
     (event,) = [json.loads(line) for line in worker.lines()]
     assert event["kind"] == "error" and event["exit_code"] == 3
     assert event["message"].startswith("far: ")
+
+
+def test_a_run_that_ends_does_not_wait_for_files_under_way(machines: Machines) -> None:
+    worker = machines.worker()
+    worker._ready = Future()  # never done: an upload that takes long
+    worker.signal(signal.SIGKILL)
+    assert list(worker.lines()) == []
+    assert worker.exit_code() == LOST
+    assert not machines.folder.exists()
+
+
+def test_a_machine_that_cannot_be_made_ready_is_the_workers_error(machines: Machines) -> None:
+    worker = machines.worker()
+    worker._ready = Future()
+    worker._ready.set_exception(ConnectTimeout("far", "its disk is full"))
+    (said,) = [from_line(line) for line in worker.lines()]
+    assert isinstance(said, ErrorEvent)
+    assert "its disk is full" in said.message
+    assert worker.exit_code() == ExitCode.NOT_READY
