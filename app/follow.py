@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +13,13 @@ from profiles.errors import ExitCode, MusterError
 from training.event_log import follow_lines as follow_lines
 from training.events import ErrorEvent, Event, RunEvent, from_line
 from training.plan import RunPlan
-from training.run_files import is_live
+from training.run_files import explain, is_live
 from training.run_folder import RunFolder
 from training.run_metadata import FINAL
 
 _INTERRUPTED = "interrupted: its supervisor is gone"
+_ROOM = 65_536
+"""Bytes without which the end of a run cannot be written down."""
 
 
 class Follower:
@@ -50,11 +54,19 @@ class Follower:
             status, message, metrics = metadata.status, metadata.error_message, metadata.metrics
         except MusterError:  # its input could not be used, so nothing of it was kept
             status, message, metrics = "failed", self._error.message if self._error else "", {}
-        if status not in FINAL:
-            message = _INTERRUPTED
         hint = self._error.hint if self._error else ""
+        if status not in FINAL:
+            message, hint = self._interruption()
         shown = status if status in FINAL else "failed"
         return Ended(self.plan, self.path, shown, self._exit_code(shown, state), message, hint, metrics, state)
+
+    def _interruption(self) -> tuple[str, str]:
+        """Return message and hint where nobody wrote the end down: its supervisor was killed, or could not write."""
+        if self._error is not None:
+            return self._error.message, self._error.hint
+        if shutil.disk_usage(self.path).free < _ROOM:
+            return explain(OSError(errno.ENOSPC, ""), self.path)
+        return _INTERRUPTED, ""
 
     def _exit_code(self, status: str, state: RunState) -> ExitCode:
         if status == "completed":
