@@ -132,7 +132,7 @@ def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
         fingerprint=next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), ""),
         known_as=tuple(known),
         details=details,
-        problem=_problem(sightings, paths) if status is Status.OFFLINE else None,
+        problem=_problem(sightings, paths, state) if status is Status.OFFLINE else None,
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
         here=here,
     )
@@ -151,8 +151,12 @@ def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Status:
 _TELLING = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")
 
 
-def _problem(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Problem | None:
-    """Return the problem that tells most: a closed port says more than an address that nobody answers at."""
-    problems = [path.problem for path in paths if path.problem] or [s.problem for s in sightings if s.problem]
+def _problem(sightings: list[Sighting], paths: tuple[FoundPath, ...], state: State) -> Problem | None:
+    """Return the problem that tells most: of a path that has worked, and a closed port before a silent address."""
     order = {cause: number for number, cause in enumerate(_TELLING)}
-    return min(problems, key=lambda p: order.get(p.cause, len(order)), default=None)
+    ranked = [
+        (not state.paths[path.endpoint].fingerprint, order.get(path.problem.cause, len(order)), number, path.problem)
+        for number, path in enumerate(paths)
+        if path.problem
+    ]
+    return min(ranked)[-1] if ranked else next((s.problem for s in sightings if s.problem), None)

@@ -54,8 +54,6 @@ class Browser:
             for version in (4, 6):
                 if interface.first(version) is not None and (interface.name, version) not in self._sockets:
                     self._open(interface, version)
-        for observation in self._book.forget(interfaces):
-            self._tell(observation)
         self._round, self._next_question = 0, 0.0
         self._tell_where()
 
@@ -85,6 +83,8 @@ class Browser:
         self._next_question = now + (_PAUSES[self._round] if self._round < len(_PAUSES) else _LAST_PAUSE)
         self._round += 1
         self._asked.clear()
+        for observation in self._book.expire(now):
+            self._tell(observation)
         failed: dict[str, list[Problem | None]] = {}
         for (name, _), opened in self._sockets.items():
             questions = [(f"{service}.local.", _PTR) for service in BROWSED] + self._book.questions(name)
@@ -95,15 +95,20 @@ class Browser:
             self._tell_where()
 
     def _hear(self, opened: MulticastSocket) -> None:
+        heard_on: set[str] = set()
+        now = time.monotonic()
         for _ in range(_PACKETS_AT_ONCE):
             packet = opened.receive(LONGEST_PACKET + 1)
             if packet is None:
                 break
-            data, source = packet
-            if self._may_speak(opened.interface, source):
-                for observation in self._book.hear(data, self._interfaces, opened.interface.name, source):
+            data, source, index = packet
+            interface = next((one for one in self._interfaces.all if one.index == index), None)
+            if interface is not None and self._may_speak(interface, source):
+                for observation in self._book.hear(data, self._interfaces, interface.name, source, now):
                     self._tell(observation)
-        self._ask_for_what_is_missing(opened)
+                heard_on.add(interface.name)
+        for name in heard_on:
+            self._ask_for_what_is_missing(name)
 
     def _may_speak(self, interface: Interface, source: str) -> bool:
         """Whether to read a packet: only neighbours may speak (RFC 6762, 11), and only so much a second."""
@@ -118,8 +123,7 @@ class Browser:
             self._tell(Ignored(source))
         return count <= _PACKETS_PER_SECOND
 
-    def _ask_for_what_is_missing(self, opened: MulticastSocket) -> None:
-        name = opened.interface.name
+    def _ask_for_what_is_missing(self, name: str) -> None:
         asked = self._asked.setdefault(name, set())
         questions = [question for question in self._book.questions(name) if question not in asked]
         asked.update(questions)

@@ -45,6 +45,8 @@ BROWSED = (*SERVICES, DEVICE)
 LONGEST_PACKET = 9000
 """Bytes (RFC 6762, 17)."""
 _LONGEST_TXT = 1300
+_LIFETIME = 120.0
+"""Seconds that host records live (RFC 6762, 10)."""
 _MOST_SPEAKERS = 512
 _MOST_QUESTIONS = 24
 _SHOWN_DETAILS = ("version", "devices", "memory", "model")
@@ -87,6 +89,7 @@ class _Instance:
     host: str = ""
     port: int = 0
     txt: dict[str, str] = field(default_factory=dict)
+    heard: float = 0.0
 
 
 class _Speaker:
@@ -104,7 +107,7 @@ class RecordBook:
     def __init__(self) -> None:
         self._speakers: dict[tuple[str, str], _Speaker] = {}
 
-    def hear(self, data: bytes, interfaces: Interfaces, interface: str, source: str) -> list[Observation]:
+    def hear(self, data: bytes, interfaces: Interfaces, interface: str, source: str, now: float) -> list[Observation]:
         """Take in one packet.
 
         Args:
@@ -112,6 +115,7 @@ class RecordBook:
             interfaces: of this machine now.
             interface: where it came in.
             source: IP address without scope.
+            now: seconds of a monotonic clock.
         """
         packet = _parse(data)
         if packet is None:
@@ -119,9 +123,9 @@ class RecordBook:
         place = (interface, source)
         speaker = self._speakers.get(place) or _Speaker()
         records = [record for record in packet if len(record.name) < 256]
-        lost = _take_in(speaker, records)
+        lost = _take_in(speaker, records, now)
         gone = list(_withdrawn(speaker, records))
-        if speaker.instances or speaker.addresses or speaker.models:
+        if speaker.instances:
             if place not in self._speakers and len(self._speakers) >= _MOST_SPEAKERS:
                 return [Ignored(source)]
             self._speakers[place] = speaker
@@ -131,12 +135,16 @@ class RecordBook:
         observations += [Sighted(s) for s in _sightings(speaker, interfaces, place)]
         return observations + ([Ignored(source, lost)] if lost else [])
 
-    def forget(self, interfaces: Interfaces) -> list[Observation]:
-        """Drop what was heard on interfaces that are gone."""
-        names = {interface.name for interface in interfaces.all}
+    def expire(self, now: float) -> list[Observation]:
+        """Drop what was not repeated although it was asked for: its network was left, or its machine is long off."""
         gone: list[Observation] = []
-        for place in [place for place in self._speakers if place[0] not in names]:
-            gone += [Withdrawn(_key(one, place)) for one in self._speakers.pop(place).instances.values()]
+        for place, speaker in list(self._speakers.items()):
+            for key, instance in list(speaker.instances.items()):
+                if now - instance.heard > _LIFETIME:
+                    del speaker.instances[key]
+                    gone.append(Withdrawn(_key(instance, place)))
+            if not speaker.instances:
+                del self._speakers[place]
         return gone
 
     def questions(self, interface: str) -> list[tuple[str, int]]:
@@ -173,15 +181,15 @@ def _split(full_name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _take_in(speaker: _Speaker, records: list[DNSRecord]) -> int:
+def _take_in(speaker: _Speaker, records: list[DNSRecord], now: float) -> int:
     """Add what is alive; return how many names did not fit."""
     living = [record for record in records if record.ttl > 0]
-    lost = {_note_instance(speaker, record) for record in living} - {""}
+    lost = {_note_instance(speaker, record, now) for record in living} - {""}
     _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
     return len(lost)
 
 
-def _note_instance(speaker: _Speaker, record: DNSRecord) -> str:
+def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
     """Keep what a record says of an instance; return the instance's name if there is no room for it."""
     full_name = record.alias if isinstance(record, DNSPointer) else record.name
     name, service = _split(full_name)
@@ -197,6 +205,7 @@ def _note_instance(speaker: _Speaker, record: DNSRecord) -> str:
         if len(speaker.instances) >= MOST_PER_SOURCE:
             return key
         instance = speaker.instances[key] = _Instance(service, name, full_name)
+    instance.heard = now
     if isinstance(record, DNSService):
         instance.host, instance.port = record.server, record.port
     elif isinstance(record, DNSText):

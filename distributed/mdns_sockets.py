@@ -17,7 +17,9 @@ from distributed.sightings import Problem
 PORT = 5353
 GROUP_4, GROUP_6 = "224.0.0.251", "ff02::fb"
 _IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
-"""Linux: off, a socket gets only what came in on the interface it joined the group on."""
+"""Linux: off, a packet is not copied to the sockets of all interfaces. Which one gets it is no proof of where it came
+in (seen on 6.18), so every packet is asked for its interface."""
+_IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform, 0)
 LOCAL_NETWORK_HINT = (
     "System Settings > Privacy & Security > Local Network: allow the application that runs this terminal, "
     "then start it again"
@@ -58,7 +60,9 @@ class MulticastSocket:
             stream.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
             stream.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own.ip.packed)
             stream.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
-            self._only_this_interface(socket.IPPROTO_IP, _IP_MULTICAST_ALL)
+            self._not_from_all(socket.IPPROTO_IP, _IP_MULTICAST_ALL)
+            if _IP_PKTINFO:
+                stream.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         else:
             stream.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             stream.bind((GROUP_6, PORT, 0, self.interface.index) if linux else ("", PORT))
@@ -66,9 +70,10 @@ class MulticastSocket:
             stream.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, member)
             stream.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, self.interface.index)
             stream.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
-            self._only_this_interface(socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL)
+            self._not_from_all(socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL)
+            stream.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
 
-    def _only_this_interface(self, level: int, option: int) -> None:
+    def _not_from_all(self, level: int, option: int) -> None:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # kernels before 4.20 lack it for IPv6
                 self._socket.setsockopt(level, option, 0)
@@ -87,13 +92,19 @@ class MulticastSocket:
             return explain_browsing(self.interface.name, error)
         return None
 
-    def receive(self, size: int) -> tuple[bytes, str] | None:
-        """Return a packet and who sent it, or ``None`` where nothing waits."""
+    def receive(self, size: int) -> tuple[bytes, str, int] | None:
+        """Return a packet, who sent it, and the index of the interface it came in on; ``None`` where nothing waits."""
         try:
-            data, sender = self._socket.recvfrom(size)
+            data, ancillary, _, sender = self._socket.recvmsg(size, 256)
         except OSError:
             return None
-        return data, str(sender[0]).partition("%")[0]
+        index = self.interface.index
+        for level, kind, value in ancillary:
+            if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(value) >= 4:
+                index = struct.unpack_from("@I", value)[0]  # ipi_ifindex comes first
+            elif (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(value) >= 20:
+                index = struct.unpack_from("@I", value, 16)[0]
+        return data, str(sender[0]).partition("%")[0], index
 
     def close(self) -> None:
         self._socket.close()

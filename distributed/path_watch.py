@@ -38,7 +38,7 @@ class Aside(Protocol):
 class _Rounds:
     """When an endpoint is looked at."""
 
-    due: float = 0.0
+    looked: float = float("-inf")
     failures: int = 0
     identified: bool = False
     busy: bool = False
@@ -70,7 +70,11 @@ class PathWatch:
         now = time.monotonic()
         for endpoint in state.paths:
             rounds = self._rounds.setdefault(endpoint, _Rounds())
-            if rounds.busy or now < rounds.due or self._looking[endpoint.address] >= _PER_ADDRESS:
+            if (
+                rounds.busy
+                or now < rounds.looked + self._pause(endpoint, rounds)
+                or self._looking[endpoint.address] >= _PER_ADDRESS
+            ):
                 continue
             if self._looking.total() >= _LOOKS_AT_ONCE:
                 return
@@ -87,7 +91,7 @@ class PathWatch:
         finally:
             rounds.busy = False
             self._looking -= Counter([endpoint.address])  # which drops what falls to zero
-            rounds.due = time.monotonic() + self._pause(endpoint, rounds)
+            rounds.looked = time.monotonic()
 
     def _pause(self, endpoint: Endpoint, rounds: _Rounds) -> float:
         if rounds.failures:
@@ -97,6 +101,7 @@ class PathWatch:
     async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:
         failure = await self._aside(lambda: knock(endpoint))
         if failure is not None:
+            self._hasten_others(endpoint)
             failure = await self._aside(lambda: knock(endpoint, _SECOND_TRY))  # one lost packet is no death
         if failure is not None:
             await self._failed(endpoint, rounds, failure)
@@ -117,8 +122,6 @@ class PathWatch:
             self._observe(Failed(endpoint, seen))
             return
         problem = explain(seen, endpoint)
-        if rounds.failures == 1:
-            self._hasten_others(endpoint)
         if problem.cause != "timeout":
             self._observe(Failed(endpoint, problem))
         elif rounds.failures % _DIAGNOSE_EVERY == 1:
@@ -134,4 +137,4 @@ class PathWatch:
             if failed in endpoints:
                 for endpoint in endpoints:
                     if endpoint != failed and endpoint in self._rounds and not self._rounds[endpoint].failures:
-                        self._rounds[endpoint].due = 0.0
+                        self._rounds[endpoint].looked = float("-inf")
