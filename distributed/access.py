@@ -68,22 +68,19 @@ class AccessReport:
         return {stage: True if place < end else (None if place > end else False) for place, stage in enumerate(order)}
 
 
-def check_access(
-    target: SshTarget, *, trust: Trust | None = None, password: str | None = None, timeout: float = CONNECT_TIMEOUT
-) -> AccessReport:
+def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> AccessReport:
     """Go the whole way to a machine once, within ``timeout`` seconds for each machine on the way.
 
     Args:
         target: which machine.
         trust: asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
-        password: tried in place of the keys; kept nowhere.
         timeout: seconds.
     """
     begin = time.monotonic()
     host: ResolvedHost | None = None
     try:
         host = resolve(target)
-        with SshConnection.connect(target, trust=trust, password=password, timeout=timeout) as connection:
+        with SshConnection.connect(target, trust=trust, timeout=timeout) as connection:
             return AccessReport(
                 machine=target.name,
                 where=host.where,

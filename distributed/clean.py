@@ -19,6 +19,8 @@ from distributed.ssh_errors import RemoteFileError
 _REMOVAL_PATIENCE = 600.0
 _SURVEY_PATIENCE = 120.0
 _CACHE = ("blobs", "trees", "agent")
+PREPARED = "(being prepared)"
+"""Stands for a run whose files are on their way to the machine."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,9 @@ def _row(line: str) -> tuple[int, int, str] | None:
 
 def _run_of_agent(command: str, folders: Sequence[str]) -> str:
     """The run whose agent, guard or session this process is; its command names the folder and the run."""
+    coming = re.search(r"agent_files\.py (.+) sync$", command)
+    if coming and coming[1] in folders:
+        return PREPARED
     match = re.search(r"agent\.py (.+) (?:start|attach) (\S+) \d+(?: |$)", command)
     return match[2] if match and match[1] in folders else ""
 

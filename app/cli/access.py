@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from distributed.access import AccessReport, Stage, check_all, explain
 from distributed.host_keys import HostKeyInfo
 from distributed.hosts import Hosts, load_hosts, parse_hosts, split_address
 from distributed.key_setup import Installed, install_key
-from distributed.ssh import SshTarget
+from distributed.ssh import SshTarget, Trust
 from distributed.ssh_errors import PasswordRefused
 from profiles.errors import ExitCode, MusterError
 
@@ -48,7 +48,7 @@ def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: boo
         reports = _introduce(targets, reports, trust, trusted)
     installed: dict[str, Installed] = {}
     if person:
-        reports = [_with_password(target, report, installed) for target, report in zip(targets, reports)]
+        reports = [_with_password(target, report, trust, installed) for target, report in zip(targets, reports)]
     found = {report.machine: report for report in reports}
     here = {m.name: AccessReport(m.name, where="this machine") for m in hosts.machines if m.here}
     return _tell([found.get(m.name) or here[m.name] for m in hosts.machines], installed, as_json)
@@ -71,7 +71,7 @@ def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:
 
 
 def _introduce(
-    targets: Sequence[SshTarget], reports: list[AccessReport], trust: Callable[[HostKeyInfo], bool], trusted: Keys
+    targets: Sequence[SshTarget], reports: list[AccessReport], trust: Trust, trusted: Keys
 ) -> list[AccessReport]:
     """Let a person judge the keys of machines never met before, and go on with those that are accepted.
 
@@ -101,7 +101,9 @@ def _is_the_right_one(key: HostKeyInfo) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _with_password(target: SshTarget, report: AccessReport, installed: dict[str, Installed]) -> AccessReport:
+def _with_password(
+    target: SshTarget, report: AccessReport, trust: Trust, installed: dict[str, Installed]
+) -> AccessReport:
     """Ask for the password where it would help, and install our key with it."""
     if not report.password_possible:
         return report
@@ -111,7 +113,7 @@ def _with_password(target: SshTarget, report: AccessReport, installed: dict[str,
         if not password:
             return report
         try:
-            done = installed[target.name] = install_key(target, password)
+            done = installed[target.name] = install_key(target, password, trust=trust)
             return done.report
         except PasswordRefused as error:
             failed = _failed(target, report, error)

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.cli.access import chosen
 from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
-from distributed.clean import Inventory, remove, survey
+from distributed.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts import Hosts, Machine
 from distributed.key_setup import own_key_path, read_own_key
 from distributed.link import CACHE, Link, link_to
@@ -137,7 +137,8 @@ def _tell_left(name: str, left: Inventory) -> None:
         show_line(f"{name}: nothing of ours is left")
         return
     for run in left.alive:
-        show_line(f"{name}: run {visible(run)} is alive and was not touched; {command_line('stop', run)}")
+        end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
+        show_line(f"{name}: run {visible(run)} is alive and was not touched{end}")
     rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
     for what in [*rest, *left.keys] if not left.alive else []:
         show_line(f"{name}: still there: {visible(what)}")

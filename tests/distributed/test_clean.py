@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed import agent
-from distributed.clean import Inventory, _read, remove, survey
+from distributed.clean import PREPARED, Inventory, _read, remove, survey
 from distributed.here import HereConnection
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
@@ -213,6 +213,15 @@ def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, liv
     assert left.alive == ("alive",) and not left.empty
     assert {Path(part.path).name for part in left.parts} == {"blobs", "trees", "agent", "alive"}
     assert BLOB in file.read_text() and (live / "runs" / "alive" / "0" / "agent.sock").exists()
+
+
+def test_files_on_their_way_belong_to_a_live_run(
+    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    root = cache(home)
+    spawn(home, "agent_files.py", str(root), "sync")
+    left = remove(machine, BLOB, survey(machine, BLOB))
+    assert left.alive == (PREPARED,) and (root / "trees" / HASH / "weights").exists()
 
 
 @given(st.text(alphabet="part\troot\nkey0123456789/.\\é\x1b", max_size=200))
