@@ -81,7 +81,7 @@ def check(hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 
     """
     modules = [*_NEEDED, *_OF_TASK.get(task, ())]
     with ThreadPoolExecutor(len(hosts.machines)) as pool:
-        links = [link_to(machine, hosts, trust) for machine in hosts.machines]
+        links = list(pool.map(lambda machine: link_to(machine, hosts, trust), hosts.machines))
         found = list(pool.map(lambda link: _ask(link, modules), links))
     for one in found:
         if one.facts is not None:
