@@ -47,6 +47,7 @@ class BenchLab:
     """
 
     def __init__(self, names: Sequence[str], cores: float, mbit: float) -> None:
+        self.names = tuple(names)
         self.cores = cores
         self.mbit = mbit
         self.lab = Lab(*(HostSpec(name, cores=_UNLIMITED) for name in names))

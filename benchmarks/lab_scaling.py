@@ -48,9 +48,10 @@ COMMON = {
 class Scaling:
     """The rows of the table, one run each."""
 
-    def __init__(self, lab: BenchLab, samples: int) -> None:
+    def __init__(self, lab: BenchLab, samples: int, bucket_mb: float) -> None:
         self.lab = lab
         self.samples = samples
+        self.bucket_mb = bucket_mb
         self.rows: list[dict[str, Any]] = []
         self.single: Measured | None = None
         self.compute = 0.0
@@ -61,7 +62,7 @@ class Scaling:
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.train(len(NAMES), 1, {"strategy": "allreduce", "engine": "hub"})
+        self.train(len(self.lab.names), 1, {"strategy": "allreduce", "engine": "hub"})
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
@@ -89,10 +90,14 @@ class Scaling:
 
     def allreduce(self, members: int, mbit: float, engine: str, steps: int, skip: int) -> None:
         self.lab.mbit = mbit
-        run = self.train(members, steps, {"strategy": "allreduce", "codec": "bf16", "engine": engine})
+        options = {"strategy": "allreduce", "codec": "bf16", "engine": engine}
+        run = self.train(members, steps, options | ({"bucket_mb": self.bucket_mb} if self.bucket_mb else {}))
         size = cost_model.payload(WEIGHTS, "bf16")
         exchange = cost_model.star(size, mbit) if engine == "hub" else cost_model.ring(size, members, mbit)
-        self.add(f"allreduce bf16, {engine}", members, mbit, run, skip, cost_model.per_step(self.compute, exchange))
+        buckets = f", bucket_mb {self.bucket_mb:g}" if self.bucket_mb else ""
+        self.add(
+            f"allreduce bf16, {engine}{buckets}", members, mbit, run, skip, cost_model.per_step(self.compute, exchange)
+        )
         self.lab.mbit = 100
 
     def ddp(self, members: int, mbit: float, steps: int, skip: int) -> None:
@@ -164,17 +169,17 @@ def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
     """One host first: all ratios are to it."""
     scaling.one_host()
     if "diloco" in arguments.parts:
-        for members in (2, 4):
+        for members in arguments.hosts:
             scaling.diloco(members)
             scaling.diloco(members, OVERLAP)
             scaling.side_by_side(members)
-    per_step = [(mbit, members) for mbit in (100, 1000) for members in (2, 4)]
+    per_step = [(mbit, members) for mbit in arguments.mbit for members in arguments.hosts]
     for mbit, members in per_step:
         for engine in ("hub", "torch") if "allreduce" in arguments.parts else ():
             scaling.allreduce(members, mbit, engine, arguments.steps, arguments.steps // 4)
         if "peers" in arguments.parts:
             attempt(scaling.ddp, members, mbit, arguments.steps, arguments.steps // 4)
-    for members in (2, 4) if "peers" in arguments.parts and arguments.torchft else ():
+    for members in arguments.hosts if "peers" in arguments.parts and arguments.torchft else ():
         attempt(scaling.torchft, members, arguments.torchft)
 
 
@@ -191,13 +196,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12_800, help="samples of the runs whose losses are compared")
     parser.add_argument("--steps", type=int, default=80, help="steps of the per-step runs")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--mbit", type=float, nargs="+", default=[100, 1000], help="links of the per-step runs")
+    parser.add_argument("--bucket-mb", type=float, default=0, help="of the per-step runs; 0: the default")
     parser.add_argument("--cores", type=float, default=0.4)
     parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with BenchLab(NAMES, arguments.cores, 100) as lab:
-        scaling = Scaling(lab, arguments.samples)
+    with BenchLab(NAMES[: max(arguments.hosts)], arguments.cores, 100) as lab:
+        scaling = Scaling(lab, arguments.samples, arguments.bucket_mb)
         scaling.prepare()
         try:
             run_cases(scaling, arguments)
