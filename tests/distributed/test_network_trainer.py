@@ -150,7 +150,7 @@ def test_samples_that_cannot_be_sent_are_refused(tmp_path: Path, job: ModuleType
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 class TestOnMachines:
     def test_the_result_is_that_of_the_local_trainer(
         self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any
