@@ -1,27 +1,58 @@
-"""Steps/s and peak memory of the core with one worker against a bare PyTorch loop on the same model and data.
+"""Steps/s, processor time and peak memory of the core with one worker against a bare PyTorch loop, same model and data.
 
-    .venv/bin/python benchmarks/core_overhead.py [--steps 150] [--pairs 5] [--json FILE]
+    .venv/bin/python benchmarks/core_overhead.py [--steps 60] [--pairs 7] [--json FILE]
 
-Each measurement is a process of its own; the two kinds take turns, and the ratio is taken pair by pair.
+Both run at once, each in a process of its own with one thread, and take turns block by block while the other waits; who
+begins changes from pair to pair. A block is ``--steps`` steps, and ratios are taken pair by pair, so what the machine
+does besides meets both alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-WARMUP = 20
+KINDS = ("bare", "core")
 BATCH, LENGTH, VOCABULARY = 8, 128, 512
+
+
+class Pace:
+    """Lets a loop run a block of steps whenever the parent says so, and tells what each block took."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._done = 0
+        self._begin()
+
+    def step(self) -> None:
+        """Note that a step is done."""
+        self._done += 1
+        if self._done % self._steps:
+            return
+        block = {
+            "wall": (time.perf_counter() - self._wall) / self._steps,
+            "cpu": (time.process_time() - self._cpu) / self._steps,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        print(json.dumps(block), flush=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not sys.stdin.readline():
+            sys.exit()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
 
 
 def _data() -> Any:
@@ -41,8 +72,8 @@ def _model() -> Any:
     )
 
 
-def bare(steps: int) -> float:
-    """The loop as anyone would write it; return seconds a step."""
+def bare(steps: int, blocks: int) -> None:
+    """The loop as anyone would write it."""
     import torch
 
     from profiles.schema import TrainingSettings
@@ -53,10 +84,8 @@ def bare(steps: int) -> float:
     optimizer = build_optimizer(model, TrainingSettings())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     order = torch.randperm(len(data)).tolist()
-    begin = 0.0
-    for step in range(steps + WARMUP):
-        if step == WARMUP:
-            begin = time.perf_counter()
+    pace = Pace(steps)
+    for step in range(steps * blocks):
         picked = [data[order[(step * BATCH + i) % len(order)]] for i in range(BATCH)]
         batch = torch.stack(picked)
         loss = model(input_ids=batch, labels=batch).loss
@@ -66,14 +95,14 @@ def bare(steps: int) -> float:
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.item()
-    return (time.perf_counter() - begin) / steps
+        pace.step()
 
 
-def core(steps: int) -> float:
-    """The same through Trainer, schedule, events to a file; return seconds a step."""
+def core(steps: int, blocks: int) -> None:
+    """The same through Trainer, schedule, and events to a file."""
     from profiles.schema import EvaluationSettings, Profile, SnapshotSettings, StrategySettings, TrainingSettings
     from training.control import Control
-    from training.events import EventSink, StepEvent
+    from training.events import EventSink, RunEvent, StepEvent
     from training.exchange.solo import SoloExchange
     from training.local_plan import plan_local_run
     from training.trainer import Trainer
@@ -81,22 +110,23 @@ def core(steps: int) -> float:
     task = _task()
     profile = Profile(
         name="bench",
-        training=TrainingSettings(max_steps=steps + WARMUP, batch_size=BATCH, mixed_precision="off"),
+        training=TrainingSettings(max_steps=steps * blocks + 1, batch_size=BATCH, mixed_precision="off"),
         evaluation=EvaluationSettings(eval_interval=0, eval_before=False),
         snapshot=SnapshotSettings(snapshot_interval=0),
         strategy=StrategySettings(strategy="allreduce"),
     )
-    times: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        sink = EventSink((Path(folder) / "events.jsonl").open("w"), 0)
+    paces: list[Pace] = []
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "events.jsonl").open("w") as stream:
+        sink = EventSink(stream, 0)
 
         def emit(event: Any) -> None:
             sink(event)
-            if isinstance(event, StepEvent):
-                times.append(time.perf_counter())
+            if isinstance(event, RunEvent):
+                paces.append(Pace(steps))
+            elif isinstance(event, StepEvent):
+                paces[0].step()
 
         Trainer(plan_local_run(profile, 1), 0, task, SoloExchange(), emit, Control(), Path(folder)).run()
-    return (times[-1] - times[WARMUP - 1]) / steps
 
 
 def _task() -> Any:
@@ -133,44 +163,83 @@ def _task() -> Any:
     return task
 
 
-def measure(kind: str, steps: int) -> dict[str, float]:
-    """Run one kind in this process."""
+def run_kind(kind: str, steps: int, blocks: int) -> None:
+    """Body of one process."""
     import torch
 
     torch.set_num_threads(1)
-    seconds = {"bare": bare, "core": core}[kind](steps)
-    return {"steps_per_second": 1 / seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    {"bare": bare, "core": core}[kind](steps, blocks)
+
+
+def measure(steps: int, pairs: int) -> list[dict[str, dict[str, float]]]:
+    """Return what each block took, pair by pair; a first pair warms up and is dropped."""
+    processes = {
+        kind: subprocess.Popen(
+            [sys.executable, __file__, "--kind", kind, "--steps", str(steps), "--pairs", str(pairs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for kind in KINDS
+    }
+    measured = []
+    for pair in range(pairs + 1):
+        order = KINDS if pair % 2 else reversed(KINDS)
+        measured.append({kind: _block(processes[kind]) for kind in order})
+        print(json.dumps(measured[-1]), file=sys.stderr)
+    for process in processes.values():
+        process.communicate()
+    return measured[1:]
+
+
+def _block(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("a loop ended early; its error is above")
+    block: dict[str, float] = json.loads(line)
+    return block
+
+
+def table(pairs: list[dict[str, dict[str, float]]]) -> str:
+    """Return the pairs as a Markdown table."""
+    lines = ["| figure | bare loop | core | core / bare, median of pairs (min..max) |", "|---|---|---|---|"]
+    figures: dict[str, Callable[[dict[str, float]], float]] = {
+        "steps/s": lambda block: 1 / block["wall"],
+        "processor time, ms a step": lambda block: 1e3 * block["cpu"],
+        "peak memory, MB": lambda block: block["peak_mb"],
+    }
+    for name, figure in figures.items():
+        values = {kind: [figure(pair[kind]) for pair in pairs] for kind in KINDS}
+        lines.append(f"| {name} | {_row(values['bare'], values['core'])} |")
+    return "\n".join(lines)
+
+
+def _row(bare: Iterable[float], core: Iterable[float]) -> str:
+    bare, core = list(bare), list(core)
+    ratios = [ours / theirs for theirs, ours in zip(bare, core)]
+    spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
+    return f"{statistics.median(bare):.2f} | {statistics.median(core):.2f} | {spread}"
 
 
 def main() -> None:
     """Measure pairs and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60, help="of one block")
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--kind", choices=["bare", "core"], help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.kind:
-        print(json.dumps(measure(arguments.kind, arguments.steps)))
-        return
-    pairs = []
-    for _ in range(arguments.pairs):
-        pair = {}
-        for kind in ("bare", "core"):
-            command = [sys.executable, __file__, "--kind", kind, "--steps", str(arguments.steps)]
-            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            pair[kind] = json.loads(out.splitlines()[-1])
-        pairs.append(pair)
-    print("| figure | bare loop | core | core / bare (median of pairs, min..max) |\n|---|---|---|---|")
-    for key in ("steps_per_second", "peak_mb"):
-        ratios = [p["core"][key] / p["bare"][key] for p in pairs]
-        medians = [statistics.median(p[kind][key] for p in pairs) for kind in ("bare", "core")]
-        print(
-            f"| {key} | {medians[0]:.2f} | {medians[1]:.2f} | "
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f}) |"
-        )
+        return run_kind(arguments.kind, arguments.steps, arguments.pairs + 1)
+    pairs = measure(arguments.steps, arguments.pairs)
+    print(table(pairs))
     if arguments.json:
-        arguments.json.write_text(json.dumps(pairs, indent=1))
+        arguments.json.write_text(json.dumps(pairs, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Seconds for one mean over all members: the hub (TLS and in clear), the torch engine, and a stock gloo all-reduce.
 
-    .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 64 1000 4000 40000 400000]
+    .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 100 1000 10000 40000 400000]
                                                     [--codec fp32] [--json FILE]
 
 Members are processes on this machine and talk over loopback, one thread each, so everything shares the processors. The
@@ -196,7 +196,7 @@ def main() -> None:
         return member(engine, int(rank), int(world), address, secrets, codec)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--kilobytes", type=int, nargs="+", default=[4, 64, 1000, 4000, 40_000, 400_000])
+    parser.add_argument("--kilobytes", type=int, nargs="+", default=[4, 100, 1000, 10_000, 40_000, 400_000])
     parser.add_argument("--codec", default="fp32", help="of the hub and the torch engine; gloo always sends fp32")
     parser.add_argument("--seconds", type=float, default=3.0, help="about as long for one engine and payload")
     parser.add_argument("--json", type=Path)
