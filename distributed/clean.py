@@ -97,13 +97,13 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
 
 def _read(text: str) -> tuple[Inventory, dict[int, str]]:
     """Read a survey up to its table of processes; also the runs by their workers' process groups."""
-    fields = [line.split("\t") for line in text.splitlines()]
+    fields = [line.split("\t") for line in text.split("\n")]
 
     def of(kind: str) -> list[list[str]]:
         return [row[1:] for row in fields if row[0] == kind]
 
     roots = [(row[1], row[0] == "1") for row in of("root") if len(row) == 2]
-    parts = [_part(row[1], int(row[0]), roots) for row in of("part") if len(row) == 2 and row[0].isdigit()]
+    parts = [_part(row[1], int(row[0]), roots) for row in of("part") if len(row) == 2 and _is_number(row[0])]
     inventory = Inventory(
         parts=tuple(part for part in parts if part is not None),
         keys=tuple(row[0] for row in of("key")),
@@ -111,7 +111,7 @@ def _read(text: str) -> tuple[Inventory, dict[int, str]]:
         left_alone=tuple(row[0] for row in of("left")),
         roots=tuple(roots),
     )
-    return inventory, {int(row[0]): row[1] for row in of("group") if len(row) == 2 and row[0].isdigit()}
+    return inventory, {int(row[0]): row[1] for row in of("group") if len(row) == 2 and _is_number(row[0])}
 
 
 def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Part | None:
@@ -149,7 +149,7 @@ def _with_processes(
 
 def _row(line: str) -> tuple[int, int, str] | None:
     fields = line.split(None, 2)
-    numbers = len(fields) == 3 and fields[0].isdigit() and fields[1].isdigit()
+    numbers = len(fields) == 3 and _is_number(fields[0]) and _is_number(fields[1])
     return (int(fields[0]), int(fields[1]), fields[2]) if numbers else None
 
 
@@ -177,7 +177,7 @@ def _inside(connection: Connection, pids: Sequence[int], roots: Sequence[str]) -
     done = connection.run(["sh", "-c", WHERE, "sh", *map(str, pids)])
     rows = [line.split("\t") for line in done.stdout.decode(errors="replace").splitlines()]
     tops = tuple(f"{root}/runs/" for root in roots)
-    return {int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit() and row[1].startswith(tops)}
+    return {int(row[0]) for row in rows if len(row) == 2 and _is_number(row[0]) and row[1].startswith(tops)}
 
 
 def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[str] = (CACHE,)) -> Inventory:
@@ -216,6 +216,11 @@ def _removal(parts: Sequence[Part], now: Inventory, all_of_it: bool) -> list[str
         if all_of_it and not now.alive:
             lines.append(f"tree {root}" if whole and _name(root) == "muster" else f"empty {root}")
     return lines
+
+
+def _is_number(text: str) -> bool:
+    """Whether ``int`` takes it; a machine may send anything."""
+    return re.fullmatch("[0-9]{1,15}", text) is not None
 
 
 def _name(path: str) -> str:

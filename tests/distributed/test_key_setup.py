@@ -166,6 +166,12 @@ def test_a_wrong_password_changes_nothing(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.lab
+def test_an_address_without_a_machine_is_no_route(lab: Lab) -> None:
+    report = check_access(lab.target("plain", host=f"198.18.{lab.slot}.250"))
+    assert (report.failed, report.cause) == (Stage.REACH, "no_route") and "Local Network" in report.fix
+
+
+@pytest.mark.lab
 def test_a_server_that_takes_no_keys_is_told_before_any_password(lab: Lab) -> None:
     report = check_access(lab.target("only"))
     assert (report.cause, report.password_possible) == ("password_only", False)
