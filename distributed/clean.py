@@ -99,19 +99,19 @@ def _read(text: str) -> tuple[Inventory, dict[int, str]]:
     """Read a survey up to its table of processes; also the runs by their workers' process groups."""
     fields = [line.split("\t") for line in text.split("\n")]
 
-    def of(kind: str) -> list[list[str]]:
-        return [row[1:] for row in fields if row[0] == kind]
+    def of(kind: str, count: int) -> list[list[str]]:
+        return [row[1:] for row in fields if row[0] == kind and len(row) == count + 1]
 
-    roots = [(row[1], row[0] == "1") for row in of("root") if len(row) == 2]
-    parts = [_part(row[1], int(row[0]), roots) for row in of("part") if len(row) == 2 and _is_number(row[0])]
+    roots = [(row[1], row[0] == "1") for row in of("root", 2)]
+    parts = [_part(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
     inventory = Inventory(
         parts=tuple(part for part in parts if part is not None),
-        keys=tuple(row[0] for row in of("key")),
-        foreign=tuple(row[0] for row in of("foreign")),
-        left_alone=tuple(row[0] for row in of("left")),
+        keys=tuple(row[0] for row in of("key", 1)),
+        foreign=tuple(row[0] for row in of("foreign", 1)),
+        left_alone=tuple(row[0] for row in of("left", 1)),
         roots=tuple(roots),
     )
-    return inventory, {int(row[0]): row[1] for row in of("group") if len(row) == 2 and _is_number(row[0])}
+    return inventory, {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
 
 
 def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Part | None:

@@ -224,7 +224,10 @@ def test_files_on_their_way_belong_to_a_live_run(
     assert left.alive == (PREPARED,) and (root / "trees" / HASH / "weights").exists()
 
 
-_WORD = st.sampled_from(["part", "root", "group", "key", "1", "²", "9" * 5000, "/r/x", "/r", "/r/../x"]) | st.text()
+_WORD = (
+    st.sampled_from(["part", "root", "group", "key", "left", "foreign", "1", "²", "9" * 5000, "/r/x", "/r", "/r/../x"])
+    | st.text()
+)
 
 
 @settings(max_examples=50)
