@@ -132,7 +132,7 @@ class RecordBook:
         else:
             self._speakers.pop(place, None)
         observations: list[Observation] = [Withdrawn(_key(one, place)) for one in gone]
-        observations += [Sighted(s) for s in _sightings(speaker, interfaces, place)]
+        observations += [Sighted(s) for s in _sightings(speaker, _mentioned(records), interfaces, place)]
         return observations + ([Ignored(source, lost)] if lost else [])
 
     def expire(self, now: float) -> list[Observation]:
@@ -255,20 +255,31 @@ def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
             yield f"{instance.name}.{DEVICE}.local.", _TXT
 
 
-def _sightings(speaker: _Speaker, interfaces: Interfaces, place: tuple[str, str]) -> Iterator[Sighting]:
-    for instance in speaker.instances.values():
-        if instance.host:
-            details = dict(instance.txt)
-            model = details.get("model") or speaker.models.get(instance.name.casefold(), "")
-            if model:
-                details["model"] = model
-            yield Sighting(
-                key=_key(instance, place),
-                name=instance.name,
-                host=instance.host.rstrip("."),
-                endpoints=tuple(_endpoints(speaker, instance, interfaces, place)),
-                details=tuple(sorted(details.items())),
-            )
+def _mentioned(records: list[DNSRecord]) -> set[str]:
+    """Return the instances and hosts that a packet says something of."""
+    names = [record.name for record in records]
+    names += [record.alias for record in records if isinstance(record, DNSPointer)]
+    return {name.casefold() for name in names}
+
+
+def _sightings(
+    speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, place: tuple[str, str]
+) -> Iterator[Sighting]:
+    for key, instance in speaker.instances.items():
+        related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
+        if not instance.host or not related & mentioned:
+            continue
+        details = dict(instance.txt)
+        model = details.get("model") or speaker.models.get(instance.name.casefold(), "")
+        if model:
+            details["model"] = model
+        yield Sighting(
+            key=_key(instance, place),
+            name=instance.name,
+            host=instance.host.rstrip("."),
+            endpoints=tuple(_endpoints(speaker, instance, interfaces, place)),
+            details=tuple(sorted(details.items())),
+        )
 
 
 def _endpoints(

@@ -1,0 +1,481 @@
+"""Discovery without a network: parsers, merging by identity, and servers that misbehave."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import ipaddress
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mdns_speaker import announcement, encoded, record, response
+
+from distributed.discovery import Discovery, Sources
+from distributed.host_keys import HostKeyInfo, fingerprint
+from distributed.known_machines import KnownKeys, candidates, config_names, look_up, read_known_keys
+from distributed.machine_identity import FoundMachine, machines
+from distributed.mdns_records import RecordBook, parse_txt
+from distributed.mdns_sockets import explain_browsing
+from distributed.network_interfaces import (
+    Endpoint,
+    Interface,
+    Interfaces,
+    PathKind,
+    interface_kind,
+    list_interfaces,
+    parse_hardware_ports,
+)
+from distributed.reachability import Failure, explain, explain_silence, read_host_key
+from distributed.sightings import (
+    LONGEST_NAME,
+    MOST_ENDPOINTS,
+    MOST_PER_SOURCE,
+    MOST_SIGHTINGS,
+    Failed,
+    Identified,
+    Ignored,
+    Observation,
+    Origin,
+    Problem,
+    Sighted,
+    Sighting,
+    SightingKey,
+    State,
+    Status,
+    Withdrawn,
+    apply,
+)
+from profiles.errors import BadInput
+
+EN0 = Interface("en0", 4, (ipaddress.ip_interface("192.168.1.2/24"),), PathKind.WIFI, True)
+EN5 = Interface("en5", 9, (ipaddress.ip_interface("169.254.3.3/16"),), PathKind.WIRED, True)
+UTUN = Interface("utun3", 12, (ipaddress.ip_interface("100.64.0.7/10"),), PathKind.VPN, True)
+DOCKER = Interface("docker0", 13, (ipaddress.ip_interface("172.17.0.1/16"),), PathKind.DOCKER, True)
+OURS = Interfaces((EN0, EN5, UTUN, DOCKER))
+
+
+def folded(*observations: Observation) -> State:
+    state = State()
+    for observation in observations:
+        state = apply(state, observation)
+    return state
+
+
+def sighting(name: str, *endpoints: Endpoint, origin: Origin = Origin.BONJOUR, source: str = "s") -> Sighting:
+    return Sighting(SightingKey(origin, "_ssh._tcp", name, "en0", source), name, f"{name}.local", endpoints)
+
+
+def endpoint(number: int, interface: str = "en0") -> Endpoint:
+    return Endpoint(f"192.168.1.{number}", interface)
+
+
+def hear(data: bytes, source: str = "192.168.1.9", book: RecordBook | None = None) -> list[Observation]:
+    return (book or RecordBook()).hear(data, OURS, "en0", source, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ records
+
+
+def test_an_announcement_becomes_a_sighting() -> None:
+    (seen,) = hear(announcement("studio", "192.168.1.9", b"\x0bmodel=Mac14"))
+    assert isinstance(seen, Sighted)
+    assert seen.sighting.name == "studio" and seen.sighting.details == (("model", "Mac14"),)
+    assert seen.sighting.endpoints == (Endpoint("192.168.1.9", "en0"),)
+
+
+def test_a_good_bye_withdraws_only_what_its_sender_announced() -> None:
+    book = RecordBook()
+    hear(announcement("studio", "192.168.1.9"), book=book)
+    bye = response([record("_ssh._tcp.local", 12, encoded("studio._ssh._tcp.local"), ttl=0)])
+    assert hear(bye, "192.168.1.66", book) == []
+    (gone,) = hear(bye, book=book)
+    assert isinstance(gone, Withdrawn) and gone.key.name == "studio"
+
+
+def test_what_is_not_repeated_expires() -> None:
+    book = RecordBook()
+    hear(announcement("studio", "192.168.1.9"), book=book)
+    assert book.expire(100.0) == []
+    assert [type(one) for one in book.expire(200.0)] == [Withdrawn]
+    assert book.questions("en0") == []
+
+
+def test_records_that_come_apart_are_asked_for_and_put_together() -> None:
+    book = RecordBook()
+    name = "my mac._ssh._tcp.local"
+    assert hear(response([record("_ssh._tcp.local", 12, encoded(name))]), book=book) == []
+    assert (f"{name}.", 33) in book.questions("en0")
+    hear(response([record(name, 33, struct.pack(">3H", 0, 0, 2222) + encoded("mac.local"))]), book=book)
+    assert ("mac.local.", 1) in book.questions("en0")
+    model = response([record("my mac._device-info._tcp.local", 16, b"\x0dmodel=Mac15,9")])
+    hear(response([record("mac.local", 1, socket.inet_aton("192.168.1.9"))]), book=book)
+    (seen,) = hear(model, book=book)
+    assert isinstance(seen, Sighted) and seen.sighting.endpoints[0].port == 2222
+    assert dict(seen.sighting.details) == {"model": "Mac15,9"}
+
+
+def test_a_docker_address_that_is_also_ours_is_no_path() -> None:
+    (seen,) = hear(announcement("studio", "172.17.0.1"))
+    assert isinstance(seen, Sighted) and seen.sighting.endpoints == ()
+
+
+def test_one_sender_cannot_announce_without_end() -> None:
+    book, state = RecordBook(), State()
+    begin = time.monotonic()
+    for number in range(10_000):
+        for observation in hear(announcement(f"m{number}", "192.168.1.9"), book=book):
+            state = apply(state, observation)
+    assert len(state.sightings) == MOST_PER_SOURCE
+    assert state.ignored == 10_000 - MOST_PER_SOURCE
+    assert time.monotonic() - begin < 60
+
+
+@given(st.binary(max_size=2000))
+def test_any_txt_parses_into_short_texts(data: bytes) -> None:
+    found = parse_txt(data)
+    assert set(found) <= {"version", "devices", "memory", "model"}
+    assert all(len(value) <= 80 for value in found.values())
+
+
+@given(st.dictionaries(st.sampled_from(["version", "devices", "memory", "model"]), st.text(max_size=20)))
+def test_a_txt_comes_back_as_it_was(values: dict[str, str]) -> None:
+    entries = [f"{key}={value}".encode() for key, value in values.items()]
+    assert parse_txt(b"".join(bytes([len(entry)]) + entry for entry in entries)) == values
+
+
+@given(st.binary(max_size=600))
+def test_any_packet_is_survived(data: bytes) -> None:
+    hear(data)
+    hear(struct.pack(">6H", 0, 0x8400, 0, 3, 0, 0) + data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 250), st.integers(0, 255)), min_size=1, max_size=12))
+def test_any_damaged_announcement_is_survived_and_bounded(changes: list[tuple[int, int]]) -> None:
+    packet = bytearray(announcement("studio", "192.168.1.9", b"\x20" + b"model=" + b"x" * 26))
+    for place, value in changes:
+        packet[place % len(packet)] = value
+    state = folded(*hear(bytes(packet)))
+    assert len(state.sightings) <= 2
+    for machine in machines(state):
+        assert len(machine.name) <= LONGEST_NAME
+
+
+# ------------------------------------------------------------------------------------------------------------ merging
+
+
+def test_one_key_under_two_names_is_one_machine() -> None:
+    first, second = endpoint(9), Endpoint("169.254.7.7", "en5", kind=PathKind.LINK_LOCAL)
+    state = folded(
+        Sighted(sighting("studio", first)),
+        Sighted(sighting("typed", second, origin=Origin.TYPED)),
+        Identified(first, "SHA256:k"),
+        Identified(second, "SHA256:k"),
+    )
+    (machine,) = machines(state)
+    assert machine.id == "SHA256:k" and machine.name == "typed"
+    assert machine.names == ("typed", "typed.local", "studio", "studio.local")
+    assert [path.endpoint for path in machine.paths] == [first, second]
+
+
+def test_one_name_with_two_keys_is_two_machines_even_if_announced_as_one() -> None:
+    first, second = endpoint(9), endpoint(10)
+    state = folded(Sighted(sighting("mac", first, second)), Identified(first, "a"), Identified(second, "b"))
+    assert [(m.name, m.id, len(m.paths)) for m in machines(state)] == [("mac", "a", 1), ("mac", "b", 1)]
+
+
+def test_one_name_from_two_senders_is_two_before_any_key_is_known() -> None:
+    both = [Sighted(sighting("mac", endpoint(n), source=f"192.168.1.{n}")) for n in (9, 10)]
+    assert len(machines(folded(*both))) == 2
+
+
+def test_a_hosts_file_name_that_only_mdns_knows_joins_its_machine() -> None:
+    listed = Sighting(SightingKey(Origin.HOSTS_FILE, "", "s"), "s", "studio.local", problem=Problem("name_unknown", ""))
+    state = folded(Sighted(sighting("studio", endpoint(9))), Sighted(listed), Identified(endpoint(9), "a"))
+    (machine,) = machines(state)
+    assert machine.found_by == (Origin.HOSTS_FILE, Origin.BONJOUR)
+
+
+def test_a_name_only_known_hosts_remembers_is_listed_once_it_answers() -> None:
+    state = folded(Sighted(sighting("old", endpoint(9), origin=Origin.KNOWN_HOSTS)))
+    assert machines(state) == ()
+    assert len(machines(apply(state, Identified(endpoint(9), "a")))) == 1
+
+
+def test_a_lost_machine_keeps_its_identity_and_says_why() -> None:
+    lost = Problem("timeout", "no answer")
+    state = folded(Sighted(sighting("mac", endpoint(9))), Identified(endpoint(9), "a"), Failed(endpoint(9), lost))
+    (machine,) = machines(state)
+    assert (machine.id, machine.status, machine.problem) == ("a", Status.OFFLINE, lost)
+
+
+def test_docker_and_vpn_paths_come_last() -> None:
+    kinds = [PathKind.DOCKER, PathKind.VPN, PathKind.WIFI, PathKind.LINK_LOCAL, PathKind.WIRED]
+    paths = [Endpoint(f"10.0.0.{n}", "x", kind=kind) for n, kind in enumerate(kinds)]
+    (machine,) = machines(folded(Sighted(sighting("mac", *paths)), *(Identified(path, "a") for path in paths)))
+    assert [path.endpoint.kind for path in machine.paths] == kinds[::-1]
+
+
+names, keys = st.sampled_from(["mac", "studio", "box"]), st.sampled_from(["a", "b", "c"])
+ends = st.integers(1, 6).map(endpoint)
+sightings = st.builds(
+    lambda name, found, origin, source: sighting(name, *found, origin=origin, source=source),
+    names, st.lists(ends, max_size=3), st.sampled_from(list(Origin)), st.sampled_from(["x", "y"]),
+)  # fmt: skip
+observations = st.one_of(
+    sightings.map(Sighted),
+    sightings.map(lambda one: Withdrawn(one.key)),
+    st.builds(Identified, ends, keys),
+    st.builds(Failed, ends, st.just(Problem("timeout", "no answer"))),
+    st.builds(Ignored, st.just("x")),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(observations, max_size=25))
+def test_identity_holds_whatever_is_observed(events: list[Observation]) -> None:
+    state = folded(*events)
+    found = machines(state)
+    assert len({machine.id for machine in found}) == len(found)
+    identified = [machine.fingerprint for machine in found if machine.fingerprint]
+    assert len(set(identified)) == len(identified)
+    for machine in found:
+        keys_shown = {state.paths[path.endpoint].fingerprint for path in machine.paths} - {""}
+        assert keys_shown <= {machine.fingerprint}
+    named = {e for one in state.sightings.values() for e in one.endpoints}
+    assert set(state.paths) == named
+    answering = {e for e, path in state.paths.items() if path.status is Status.ONLINE}
+    assert answering == {p.endpoint for m in found for p in m.paths if p.status is Status.ONLINE}
+
+
+def test_memory_is_bounded_whatever_is_announced() -> None:
+    state = State()
+    for number in range(700):
+        flood = [Endpoint(f"10.0.{number % 256}.{n}", "en0") for n in range(40)]
+        state = apply(state, Sighted(sighting("x" * 500, *flood, source=f"s{number}")))
+    assert len(state.sightings) == MOST_SIGHTINGS and state.ignored == 700 - MOST_SIGHTINGS
+    assert len(state.paths) <= MOST_SIGHTINGS * MOST_ENDPOINTS
+    assert all(len(one.name) == LONGEST_NAME for one in state.sightings.values())
+
+
+# --------------------------------------------------------------------------------------------------------- interfaces
+
+
+@pytest.mark.parametrize(
+    ("address", "seen_on", "interface", "kind"),
+    [
+        ("192.168.1.9", "en5", "en0", PathKind.WIFI),
+        ("169.254.9.9", "en5", "en5", PathKind.LINK_LOCAL),
+        ("100.101.2.3", "utun3", "utun3", PathKind.VPN),
+        ("172.17.0.9", "docker0", "docker0", PathKind.DOCKER),
+        ("10.9.9.9", "en0", "", PathKind.ROUTED),
+        ("192.168.1.2", "en0", "en0", PathKind.HERE),
+        ("fe80::1", "en5", "en5", PathKind.WIRED),
+        ("fe80::1%12", "", "utun3", PathKind.VPN),
+    ],
+)
+def test_an_address_is_placed_where_it_can_be_reached(
+    address: str, seen_on: str, interface: str, kind: PathKind
+) -> None:
+    placed = OURS.place(address, 22, seen_on)
+    assert placed is not None and (placed.interface, placed.kind) == (interface, kind)
+
+
+@pytest.mark.parametrize("text", ["fe80::1", "169.254.9.9", "224.0.0.251", "0.0.0.0", "::", "nonsense", ""])
+def test_what_nobody_can_connect_to_is_no_path(text: str) -> None:
+    assert OURS.place(text, 22) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("docker0", PathKind.DOCKER), ("br-0a1b2c3d", PathKind.DOCKER), ("veth12", PathKind.DOCKER),
+        ("bridge100", PathKind.VIRTUAL), ("bridge0", PathKind.WIRED), ("virbr0", PathKind.VIRTUAL),
+        ("utun4", PathKind.VPN), ("tailscale0", PathKind.VPN), ("wg0", PathKind.VPN), ("tun0", PathKind.VPN),
+        ("wlp3s0", PathKind.WIFI), ("en1", PathKind.WIFI), ("en0", PathKind.WIRED), ("enp3s0", PathKind.WIRED),
+    ],
+)  # fmt: skip
+def test_interfaces_are_told_apart(name: str, kind: PathKind) -> None:
+    said = "\nHardware Port: Wi-Fi\nDevice: en1\nEthernet Address: 00:00\n\nHardware Port: Ethernet\nDevice: en0\n"
+    assert interface_kind(name, parse_hardware_ports(said.splitlines())) is kind
+
+
+def test_this_computers_interfaces_are_seen() -> None:
+    assert all(interface.addresses and interface.name != "lo" for interface in list_interfaces().all)
+
+
+# ------------------------------------------------------------------------------------------------------ what is known
+
+KEY = base64.b64encode(b"\0\0\0\x0bssh-ed25519" + b"k" * 32).decode()
+
+
+def test_known_hosts_are_read_plain_and_hashed(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(
+        f"studio.local,192.168.1.9 ssh-ed25519 {KEY}\n|1|c2FsdA==|aGFzaA== ssh-ed25519 {KEY}\n"
+        f"[box]:2222 ssh-ed25519 {KEY}\ngithub.com,140.82.1.1 ssh-ed25519 {KEY}\n*.lan ssh-ed25519 {KEY}\nrubbish\n"
+    )
+    known = read_known_keys([file, tmp_path / "missing"])
+    assert known.hashed == 1
+    assert known.local == ("studio.local", "192.168.1.9", "[box]:2222")
+    (known_names,) = known.names.values()
+    assert known_names[:2] == ("studio.local", "192.168.1.9") and f"a hashed name ({file}:2)" in known_names
+    assert set(known.names) == {fingerprint(base64.b64decode(KEY))}
+
+
+@given(st.text(max_size=300))
+def test_any_known_hosts_and_config_are_survived(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzzed"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    read_known_keys([file])
+    assert all(name and not name.startswith("-") for name in config_names(file))
+
+
+def test_config_names_follow_include_and_leave_patterns_out(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text('Host box "quoted"\nHost=equal\n')
+    config = tmp_path / "config"
+    config.write_text(f"Include {tmp_path}/mo*\nInclude {config}\nHost studio *.lan !not # Host no\nHOST  b\tc\n")
+    assert config_names(config) == ["box", "quoted", "equal", "studio", "b", "c"]
+
+
+def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "Host box\n  HostName 192.168.1.9\n  Port 2222\nHost far\n  ProxyJump box\nHost gh\n  User git\n"
+        "Host nobody\n  HostName nobody.invalid\n"
+    )
+    found = candidates(Sources(("192.168.1.77",), ssh_config=config), KnownKeys())
+    seen = {one.target.name: look_up(one, OURS) for one in found}
+    assert seen["gh"] is None
+    box, far, nobody, typed = (seen[name] for name in ("box", "far", "nobody", "192.168.1.77"))
+    assert box is not None and box.endpoints == (Endpoint("192.168.1.9", "en0", 2222),)
+    assert far is not None and (far.endpoints, far.through) == ((), "box")
+    assert nobody is not None and nobody.problem is not None and nobody.problem.cause == "name_unknown"
+    assert typed is not None and typed.key.origin is Origin.TYPED
+
+
+@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "@", "ada@"])
+def test_what_is_no_machine_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not a machine"):
+        candidates(Sources((text,), ssh_config=Path("/dev/null")), KnownKeys())
+
+
+# --------------------------------------------------------------------------------------------------- explaining
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "platform", "cause", "fix"),
+    [
+        (errno.ECONNREFUSED, 0.0, "linux", "port_closed", "Remote Login"),
+        (errno.EHOSTUNREACH, 0.01, "darwin", "local_network_permission", "Privacy & Security > Local Network"),
+        (errno.EHOSTUNREACH, 3.0, "darwin", "no_route", "is it on"),
+        (errno.EHOSTUNREACH, 0.01, "linux", "no_route", "is it on"),
+        (errno.ETIMEDOUT, 1.5, "linux", "timeout", "awake"),
+        (errno.EPERM, 0.0, "linux", "firewall", "its own firewall"),
+    ],
+)
+def test_causes_are_told_apart(number: int, seconds: float, platform: str, cause: str, fix: str) -> None:
+    problem = explain(Failure(OSError(number, "text"), seconds), endpoint(9), platform)
+    assert problem.cause == cause and fix in problem.hint
+    assert "\n" not in problem.message + problem.hint
+
+
+def test_a_firewall_names_the_port_and_the_sign_of_life() -> None:
+    problem = explain_silence(endpoint(9), "answers to ping")
+    assert problem.message == "192.168.1.9 answers to ping but drops connections to port 22: a firewall is in the way"
+
+
+@pytest.mark.parametrize(
+    ("number", "platform", "cause"),
+    [
+        (errno.EHOSTUNREACH, "darwin", "local_network_permission"),
+        (errno.EADDRINUSE, "linux", "port_in_use"),
+        (errno.EPERM, "linux", "firewall"),
+        (errno.ENODEV, "linux", "no_multicast"),
+    ],
+)
+def test_why_browsing_fails_is_told(number: int, platform: str, cause: str) -> None:
+    problem = explain_browsing("en0", OSError(number, "text"), platform)
+    assert problem.cause == cause and problem.hint
+
+
+# ----------------------------------------------------------------------------------------- servers that misbehave
+
+
+@contextlib.contextmanager
+def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port on loopback where every connection is treated the same way."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def one(peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            play(peer)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def garbage(peer: socket.socket) -> None:
+    peer.sendall(b"\x1b[2J\x00\xff\n" * 3000)
+
+
+def silence(peer: socket.socket) -> None:
+    while peer.recv(4096):
+        pass
+
+
+def test_garbage_and_silence_are_rows_with_their_cause(tmp_path: Path) -> None:
+    with server(garbage) as loud, server(silence) as silent:
+        typed = (f"127.0.0.1:{loud}", f"127.0.0.1:{silent}")
+        sources = Sources(typed, ssh_config=tmp_path / "none", known_hosts=())
+        with Discovery(sources, browse=False) as discovery:
+            causes: set[str] = set()
+            version, end = 0, time.monotonic() + 30
+            while causes != {"not_ssh", "stalled"} and time.monotonic() < end:
+                version = discovery.wait(version, 1.0)
+                causes = {m.problem.cause for m in machines(discovery.state) if m.problem}
+    assert causes == {"not_ssh", "stalled"}
+
+
+def test_a_server_that_hangs_up_is_a_problem_in_one_line() -> None:
+    with server(lambda peer: None) as port:
+        seen = read_host_key(Endpoint("127.0.0.1", "lo", port, PathKind.HERE))
+    assert isinstance(seen, Problem) and seen.cause == "dropped" and seen.message.isprintable()
+
+
+def test_a_real_server_shows_its_key(make_light_lab: Callable[..., object]) -> None:
+    from tests.lab.light import LightLab
+
+    lab = make_light_lab("a")
+    assert isinstance(lab, LightLab)
+    host = lab["a"]
+    seen = read_host_key(Endpoint("127.0.0.1", "lo", host.port, PathKind.HERE))
+    assert isinstance(seen, HostKeyInfo)
+    assert f"{seen.key_type} {base64.b64encode(seen.blob).decode()}" == host.host_key
+
+
+def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:
+    discovery = Discovery(Sources(ssh_config=tmp_path / "none", known_hosts=()))
+    with discovery:
+        assert discovery.wait(0, 10.0) > 0
+        (machine,) = [one for one in machines(discovery.state) if one.here]
+        assert isinstance(machine, FoundMachine) and machine.status is Status.ONLINE
+    discovery.close()
