@@ -53,6 +53,8 @@ class Machine(Document):
     """What training may use of the device's memory; 0: unknown."""
     interface_mbit: Mbit = 0.0
     """What its network interface carries in each direction, all peers together; 0: as its fastest link."""
+    cores: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    """Processor cores that are free for the run, a part of one too; 0: unknown."""
     hub_mbit: Mbit = 0.0
     """Payload, in and out together, that a hub process there works through; 0: the cost model's default."""
     wifi: bool = False

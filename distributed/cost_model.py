@@ -21,11 +21,11 @@ LINE_SHARE = 0.952
 """Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
 OVERLAP = 0.4
 """Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
-HUB_MBIT = 1450.0
-"""Payload, in and out together, that a hub process works through with TLS on one core. From docs/performance.md: 40 MB
-of two members in 0.884 s, where hub and members shared two cores (320 MB through processes in 1.77 core seconds)."""
-TORCH_MBIT = 5660.0
-"""The same for a member of the torch engine: 40 MB of two members in 0.113 s."""
+HUB_MBIT = 5200.0
+"""Payload, in and out together, that a hub process works through in a second of one core, with TLS: 40 MB of two
+members in 0.234 s, of three in 0.372 s of processor time (benchmarks/exchange_work.py)."""
+MEMBER_MBIT = {"hub": 4400.0, "torch": 6800.0}
+"""The same for a member's own part, by engine: 80 MB in and out in 0.144 and 0.094 s of processor time."""
 OPERATION = {"hub": 0.006, "torch": 0.0011}
 """Seconds of an exchange of nothing, by engine (4 kB in docs/performance.md)."""
 _BLOCK = 32
@@ -137,7 +137,7 @@ class Bottleneck:
     """What takes longest in an exchange."""
 
     kind: str
-    """``link``, ``interface``, ``air``, ``hub`` or ``engine``; ``none`` where nothing is exchanged."""
+    """``link``, ``interface``, ``air``, ``hub`` or ``member``; ``none`` where nothing is exchanged."""
     subject: str
     other: str
     mbit: float

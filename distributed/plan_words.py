@@ -18,7 +18,8 @@ WORDS = {
     "slowest-air": "the Wi-Fi channel {subject} decides the exchange: {mbit:.4g} Mbit/s for all stations together, "
     "and a byte between two of them crosses it twice; {seconds:.3g} s",
     "slowest-hub": "the hub process on {subject} decides the exchange: {mbit:.4g} Mbit/s in and out, {seconds:.3g} s",
-    "slowest-engine": "the torch engine's own work decides the exchange: {mbit:.4g} Mbit/s, {seconds:.3g} s",
+    "slowest-member": "the worker on {subject} decides the exchange: it encodes and moves {mbit:.4g} Mbit/s, "
+    "{seconds:.3g} s",
     "exchange-hidden": "an exchange of {exchange:.3g} s is hidden behind compute",
     "exchange-exposed": "{exposed:.3g} s of a step of {step:.3g} s is waiting for the network ({share:.0f} %)",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: the loss may end {loss:.2g} % above "

@@ -80,11 +80,11 @@ class Candidate(Document):
     steps: int = 0
     rounds: int = 0
     compute: float = 0.0
-    """Seconds of the slowest member's step."""
+    """Seconds of the slowest member's step, without any exchange."""
     exchange: float = 0.0
     """Seconds of one exchange, if nothing hid it."""
     exposed: float = 0.0
-    """Seconds of a step in which the slowest member waits for the network, on average."""
+    """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
     step: float = 0.0
     """Seconds of one optimizer step."""
     samples_per_second: float = 0.0

@@ -10,6 +10,7 @@ from functools import lru_cache
 from distributed import cost_model, memory_model, statistical_cost
 from distributed.cluster import Cluster, Machine
 from distributed.cost_model import Bottleneck
+from distributed.exchange_cost import Exchange, ExchangeCosts
 from distributed.job import Job
 from distributed.planning import Candidate, Choice, MemberForecast, Reason
 from profiles.errors import BadInput
@@ -38,18 +39,14 @@ class Split:
 
     batches: tuple[int, ...]
     accumulation: int
-    compute: float
+    seconds: tuple[float, ...]
+    """Of each member's step."""
     fits: bool
 
-
-@dataclass(frozen=True)
-class Exchange:
-    """One exchange of a group."""
-
-    seconds: float
-    slowest: Bottleneck
-    moved: tuple[tuple[str, float], ...]
-    """Bytes sent and received over the network, by machine."""
+    @property
+    def compute(self) -> float:
+        """Seconds of the slowest member's step."""
+        return max(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,7 @@ class Predictor:
         self.cluster = cluster
         self.job = job
         self._splits: dict[tuple[object, ...], Split | None] = {}
-        self._exchanges: dict[tuple[object, ...], Exchange] = {}
-        self._place = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
+        self._exchanges = ExchangeCosts(cluster, job.trainable)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
         self.alone_rate = self._best_alone()
 
@@ -101,17 +97,13 @@ class Predictor:
         unknown = [name for name in choice.members if name not in self.workable]
         if unknown:
             raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
-        if not choice.alone and not self.linked(choice):
+        if not choice.alone and not self._exchanges.linked(choice):
             raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
         members = tuple(sorted(choice.members))
         split = self.split(members, choice.strategy, choice.hub)
         if split is None:
             raise BadInput(f"a step has fewer samples than {len(members)} members", "raise the batch size")
         return self._candidate(choice.model_copy(update={"members": members}), split)
-
-    def linked(self, choice: Choice) -> bool:
-        """Whether everything that has to talk to each other can."""
-        return all(self.cluster.link(one, other) is not None for one, other in self._flows(choice, 1.0, 1.0))
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -144,51 +136,14 @@ class Predictor:
         for accumulation in self._accumulations(batch):
             found = cost_model.shares(batch // accumulation, overheads, speeds, caps)
             if found is not None:
-                slowest = max(o + b / v for o, b, v in zip(overheads, found, speeds, strict=True))
-                return Split(tuple(found), accumulation, accumulation * slowest, fits)
+                each = zip(overheads, found, speeds, strict=True)
+                return Split(tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits)
         return None
 
     def _accumulations(self, batch: int) -> list[int]:
         """Return into how many micro-batches a step may be cut without changing it, the profile's own first."""
         whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]
         return [k for k in whole if k >= self.job.accumulation] or whole[-1:]
-
-    def _flows(self, choice: Choice, up: float, down: float) -> dict[tuple[str, str], float]:
-        places = [self._place[name] for name in choice.members]
-        if choice.alone:
-            return {}
-        if choice.engine == "torch":
-            return cost_model.sharded_flows(places, up, down)
-        return cost_model.star_flows(places, self._place[choice.hub], up, down)
-
-    def exchange(self, choice: Choice) -> Exchange:
-        """Return time and traffic of one exchange of a group whose members are linked."""
-        key = (choice.members, choice.engine, choice.hub, choice.codec)
-        if key not in self._exchanges:
-            self._exchanges[key] = self._exchange(choice)
-        return self._exchanges[key]
-
-    def _exchange(self, choice: Choice) -> Exchange:
-        if choice.alone:
-            return Exchange(0.0, cost_model.NOTHING, ())
-        n = len(choice.members)
-        up = cost_model.payload_bytes(self.job.trainable, choice.codec)
-        down = cost_model.reply_bytes(self.job.trainable, choice.codec, n)
-        flows = self._flows(choice, up, down)
-        slowest = cost_model.slowest_part(self.cluster, flows)
-        if choice.engine == "hub":
-            rate = self.cluster.machine(choice.hub).hub_mbit or cost_model.HUB_MBIT
-            work = Bottleneck("hub", choice.hub, "", rate, cost_model.transfer(n * (up + down), rate))
-        else:
-            rate = cost_model.TORCH_MBIT
-            work = Bottleneck("engine", "", "", rate, cost_model.transfer(2 * (n - 1) / n * (up + down), rate))
-        slowest = max((slowest, work), key=lambda part: part.seconds)
-        fixed = cost_model.longest_round_trip(self.cluster, flows) + cost_model.OPERATION[choice.engine]
-        moved: dict[str, float] = {}
-        for ends, size in flows.items():
-            for end in ends:
-                moved[end] = moved.get(end, 0.0) + size
-        return Exchange(slowest.seconds + fixed, slowest, tuple(sorted(moved.items())))
 
     # ------------------------------------------------------------------------------------------------------- intervals
 
@@ -211,13 +166,15 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
-    def _step(self, choice: Choice, split: Split, exchange: float) -> float:
+    def _step(self, choice: Choice, split: Split, exchange: Exchange) -> float:
         if choice.alone:
             return split.compute
+        both = zip(split.seconds, exchange.work, strict=True)
+        busy = max(compute + work / choice.interval for compute, work in both)
         if STRATEGIES[choice.strategy].periodic:
-            return cost_model.periodic_step(split.compute, exchange, choice.interval, choice.delay)
+            return cost_model.periodic_step(busy, exchange.seconds, choice.interval, choice.delay)
         credit = cost_model.OVERLAP * split.compute / split.accumulation
-        return cost_model.synchronous_step(split.compute, exchange, credit)
+        return cost_model.synchronous_step(busy, exchange.seconds, credit)
 
     def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
         """Return token efficiency, expected loss increase, and the sources of both."""
@@ -239,8 +196,8 @@ class Predictor:
 
     def outcome(self, choice: Choice, split: Split) -> Outcome:
         """Return what ranks a choice; cheap. Members sorted, split theirs."""
-        exchange = self.exchange(choice)
-        step = self._step(choice, split, exchange.seconds)
+        exchange = self._exchanges.of(choice)
+        step = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
         rate = self.job.global_batch_of(len(choice.members)) / step
         hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
@@ -259,7 +216,7 @@ class Predictor:
 
     def _candidate(self, choice: Choice, split: Split) -> Candidate:
         job, members = self.job, len(choice.members)
-        exchange = self.exchange(choice)
+        exchange = self._exchanges.of(choice)
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
         payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
@@ -289,15 +246,15 @@ class Predictor:
     def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
         moved = dict(exchange.moved)
         strategy = "" if choice.alone else choice.strategy
-        for name, batch in zip(choice.members, split.batches, strict=True):
+        for name, batch, seconds in zip(choice.members, split.batches, split.seconds, strict=True):
             machine = self.cluster.machine(name)
             yield MemberForecast(
                 name=name,
                 micro_batch=batch,
-                seconds=split.accumulation * (machine.overhead + batch / machine.speed),
+                seconds=seconds,
                 memory=memory_model.member_bytes(self.job, machine, strategy, batch),
                 memory_free=machine.memory_free,
-                bytes_per_hour=moved.get(self._place[name], 0.0) * hourly,
+                bytes_per_hour=moved.get(self._exchanges.place(name), 0.0) * hourly,
             )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from distributed.job import Figures, Workload, job_of, read_figures, write_figur
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile, TrainingSettings
 
+few = settings(max_examples=30)
 WORKLOAD = Workload(trainable=100, total=1000, samples=640)
 rates = st.floats(0, 1e6)
 names = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=12)
@@ -42,12 +43,14 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(machines=tuple(members), links=tuple(links), here=draw(st.sampled_from(["", members[0].name])))
 
 
+@few
 @given(clusters())
 def test_a_cluster_survives_json(cluster: Cluster) -> None:
     cluster.slowest_link(tuple(machine.name for machine in cluster.machines))  # what is looked up is not written
     assert Cluster.model_validate_json(cluster.model_dump_json()) == cluster
 
 
+@few
 @given(clusters())
 def test_a_link_is_the_same_from_both_ends(cluster: Cluster) -> None:
     for one, other in itertools.permutations([machine.name for machine in cluster.machines], 2):
@@ -58,6 +61,7 @@ def test_a_link_is_the_same_from_both_ends(cluster: Cluster) -> None:
             assert cluster.interface(one) >= there.mbit
 
 
+@few
 @given(clusters())
 def test_fits_are_never_negative(cluster: Cluster) -> None:
     for machine in cluster.machines:

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed import statistical_cost
@@ -121,6 +121,7 @@ def test_measured_steps_of_three_machines(line: float, codec: str, measured: flo
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "fp16", "int8", "mxfp4"])
+@settings(max_examples=20)
 @given(elements=st.integers(1, 5000))
 def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
     from training.exchange.codecs import codec_by_name

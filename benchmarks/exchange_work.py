@@ -1,0 +1,69 @@
+"""Processor time that an exchange costs the hub and the members: what the planner takes for their speed.
+
+    .venv/bin/python benchmarks/exchange_work.py [--members 2 3] [--megabytes 4 40]
+
+Processor time of whole processes (Linux), so that a busy machine does not change it much. ``Mbit/s`` is payload, in and
+out together, over processor seconds: the rate of a process that has a core of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from exchange_engines import Members, served
+
+
+def processor_seconds(process: int) -> float:
+    """Return the user and system time of a process so far (proc(5), fields 14 and 15 of stat)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children() -> list[int]:
+    """Return this process's children."""
+    return [int(child) for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+
+
+def measure(engine: str, world: int, size: int, repeats: int) -> dict[str, float]:
+    """Return processor seconds of one fp32 exchange of ``size`` bytes, for the hub and for the busiest member."""
+    with tempfile.TemporaryDirectory() as folder, served(engine, world, size // 4, Path(folder)) as address:
+        meeting_point = children()
+        members = Members(engine, world, address, Path(folder), "fp32")
+        own = [process for process in children() if process not in meeting_point]
+        members.measure(size // 4, 1)
+        before = {process: processor_seconds(process) for process in (*own, *meeting_point)}
+        members.measure(size // 4, repeats)
+        # `measure` makes one exchange more than it counts.
+        spent = {process: (processor_seconds(process) - before[process]) / (repeats + 1) for process in before}
+        members.close()
+    hub = sum(spent[process] for process in meeting_point)
+    return {"hub": hub, "member": max(spent[process] for process in own)}
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[4, 40])
+    arguments = parser.parse_args()
+    print("| engine | members | payload | hub, s | hub, Mbit/s | member, s | member, Mbit/s |")
+    print("|---|" + " ---: |" * 6)
+    for world in arguments.members:
+        for megabytes in arguments.megabytes:
+            size = megabytes * 1_000_000
+            for engine in ("hub", "torch"):
+                found = measure(engine, world, size, max(4, 80 // megabytes))
+                each = 2 * size if engine == "hub" else 4 * (world - 1) / world * size
+                hub = f"{found['hub']:.3f} | {8e-6 * world * each / found['hub']:.0f}" if engine == "hub" else "- | -"
+                member = f"{found['member']:.3f} | {8e-6 * each / found['member']:.0f}"
+                print(f"| {engine} | {world} | {megabytes} MB | {hub} | {member} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

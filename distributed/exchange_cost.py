@@ -1,0 +1,106 @@
+"""What one exchange of a group costs on the links and machines that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from distributed import cost_model
+from distributed.cluster import Cluster
+from distributed.cost_model import Bottleneck
+from distributed.planning import Choice
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a group."""
+
+    seconds: float
+    slowest: Bottleneck
+    moved: tuple[tuple[str, float], ...]
+    """Bytes sent and received over the network, by machine."""
+    work: tuple[float, ...]
+    """Seconds that the exchange takes from each member's compute: where the processor trains, all its cores do."""
+
+
+class ExchangeCosts:
+    """Predicts exchanges, each once.
+
+    Args:
+        cluster: what was measured.
+        trainable: how many parameters an exchange carries.
+    """
+
+    def __init__(self, cluster: Cluster, trainable: int) -> None:
+        self._cluster = cluster
+        self._trainable = trainable
+        self._known: dict[tuple[object, ...], Exchange] = {}
+        self._places = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
+
+    def place(self, name: str) -> str:
+        """Return the name that stands for the machine of an entry: entries may share one."""
+        return self._places[name]
+
+    def linked(self, choice: Choice) -> bool:
+        """Whether everything that has to talk to each other can."""
+        return all(self._cluster.link(one, other) is not None for one, other in self._flows(choice, 1.0, 1.0))
+
+    def _flows(self, choice: Choice, up: float, down: float) -> dict[tuple[str, str], float]:
+        places = [self._places[name] for name in choice.members]
+        if choice.alone:
+            return {}
+        if choice.engine == "torch":
+            return cost_model.sharded_flows(places, up, down)
+        return cost_model.star_flows(places, self._places[choice.hub], up, down)
+
+    def of(self, choice: Choice) -> Exchange:
+        """Return time and traffic of one exchange of a group whose members are linked."""
+        key = (choice.members, choice.engine, choice.hub, choice.codec)
+        if key not in self._known:
+            self._known[key] = self._exchange(choice)
+        return self._known[key]
+
+    def _exchange(self, choice: Choice) -> Exchange:
+        if choice.alone:
+            return Exchange(0.0, cost_model.NOTHING, (), (0.0,))
+        members = len(choice.members)
+        up = cost_model.payload_bytes(self._trainable, choice.codec)
+        down = cost_model.reply_bytes(self._trainable, choice.codec, members)
+        flows = self._flows(choice, up, down)
+        carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
+        parts = [cost_model.slowest_part(self._cluster, flows), *self._processes(choice, carried)]
+        slowest = max(parts, key=lambda part: part.seconds)
+        fixed = cost_model.longest_round_trip(self._cluster, flows) + cost_model.OPERATION[choice.engine]
+        moved: dict[str, float] = {}
+        for ends, size in flows.items():
+            for end in ends:
+                moved[end] = moved.get(end, 0.0) + size
+        work = tuple(self._taken(choice, name, carried) for name in choice.members)
+        return Exchange(slowest.seconds + fixed, slowest, tuple(sorted(moved.items())), work)
+
+    def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
+        """Yield how long the processes at both ends work on an exchange of which each member carries so much."""
+        for name in choice.members:
+            rate = cost_model.MEMBER_MBIT[choice.engine] * self._core(name)
+            yield Bottleneck("member", name, "", rate, cost_model.transfer(carried, rate))
+        if choice.hub:
+            rate = self._hub_rate(choice.hub)
+            seconds = cost_model.transfer(len(choice.members) * carried, rate)
+            yield Bottleneck("hub", choice.hub, "", rate, seconds)
+
+    def _core(self, name: str) -> float:
+        """Return how much of one core a process there has; one where it is unknown."""
+        return min(1.0, self._cluster.machine(name).cores or 1.0)
+
+    def _hub_rate(self, hub: str) -> float:
+        return self._cluster.machine(hub).hub_mbit or cost_model.HUB_MBIT * self._core(hub)
+
+    def _taken(self, choice: Choice, name: str, carried: float) -> float:
+        """Return the compute that an exchange takes from a member, in seconds of all its cores."""
+        machine = self._cluster.machine(name)
+        if machine.device != "cpu" or not machine.cores:
+            return 0.0
+        own = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine])
+        if choice.hub and self._cluster.same_host(name, choice.hub):
+            own += cost_model.transfer(len(choice.members) * carried, self._hub_rate(choice.hub)) * self._core(name)
+        return own / machine.cores

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planner_figures import cluster, joined, machine
+
+from app.cli.main import main
+from app.plan_table import explanation_lines, table_lines
+from distributed.cluster import Cluster
+from distributed.job import Figures, Workload, write_figures
+from distributed.planner import plan
+from distributed.planning import read_planning
+from profiles.resolve import load_profile
+
+Capture = pytest.CaptureFixture[str]
+DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
+WORKLOAD = Workload(trainable=600_576, total=600_576, samples=14_400)
+
+
+@pytest.fixture
+def figures(tmp_path: Path) -> Path:
+    return written(tmp_path, cluster([8, 8, 2], 95))
+
+
+def written(folder: Path, found: Cluster, workload: Workload = WORKLOAD) -> Path:
+    path = folder / "figures.json"
+    write_figures(path, Figures(cluster=found, workload=workload))
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["plan", *map(str, arguments)])
+
+
+def test_without_figures_it_says_what_to_do(capsys: Capture) -> None:
+    assert run("demo") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "error: nothing was measured on these machines\nhint: give measured figures with --figures FILE\n"
+    )
+
+
+def test_the_choice_in_a_few_lines(figures: Path, capsys: Capture) -> None:
+    assert run("demo", "--figures", figures) == 0
+    out = capsys.readouterr().out
+    assert "3 machines with allreduce reach the same loss" in out
+    assert re.search(r"^  c: \d+ samples", out, re.MULTILINE)
+
+
+def test_the_explanation_is_80_columns_wide(figures: Path, capsys: Capture) -> None:
+    assert run("demo", "--figures", figures, "--explain", "--set", "strategy=auto") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith(">  allreduce") for line in lines)
+    assert any("alone" in line for line in lines)
+    assert any(line.startswith("- shares follow the measured speed") for line in lines)
+
+
+def test_json_is_one_document(figures: Path, capsys: Capture) -> None:
+    assert run("demo", "--figures", figures, "--json") == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["chosen"] == 0
+    assert document["settings"]["options"]["strategy"] == "allreduce"
+    assert len(document["sentences"]) == len(document["reasons"])
+
+
+def test_a_written_plan_fits_its_profile(figures: Path, tmp_path: Path) -> None:
+    assert run("demo", "--figures", figures, "--out", tmp_path / "plan.json") == 0
+    planning = read_planning(tmp_path / "plan.json")
+    profile = load_profile("demo").profile
+    assert planning.overlay(profile).strategy.codec in ("fp32", "bf16")
+    assert planning.made_for.profile
+    assert planning.made_for.figures
+
+
+def test_only_the_machines_of_the_hosts_file(figures: Path, tmp_path: Path, capsys: Capture) -> None:
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text(json.dumps({"master": "a", "workers": ["B", "elsewhere"]}))
+    assert run("demo", "--figures", figures, "--hosts", hosts, "--explain") == 0
+    out = capsys.readouterr().out
+    assert "2 machines with allreduce" in out
+    assert "elsewhere is in the hosts file and was not measured" in out
+
+
+def test_a_job_that_fits_nowhere_is_exit_code_3(tmp_path: Path, capsys: Capture) -> None:
+    small = joined([machine("a", memory_free=1_000_000)])
+    assert run("demo", "--figures", written(tmp_path, small)) == 3
+    assert "the job fits none of these machines" in capsys.readouterr().out
+
+
+def test_figures_of_another_model(tmp_path: Path, capsys: Capture) -> None:
+    path = written(tmp_path, cluster([8]), WORKLOAD.model_copy(update={"model_path": "other"}))
+    assert run("demo", "--figures", path) == 2
+    assert "the figures are of other (full)" in capsys.readouterr().err
+
+
+def test_a_plan_that_cannot_be_written(figures: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert run("demo", "--figures", figures, "--out", tmp_path / "no" / "plan.json") == 2
+    assert "give another place with --out FILE" in capsys.readouterr().err
+
+
+def test_names_from_the_network_stay_in_their_column() -> None:
+    from planner_figures import job
+
+    long = joined([machine("x" * 100), machine("b" * 60)], 10)
+    planning = plan(long, job())
+    assert all(len(line) <= 80 for line in (*table_lines(planning), *explanation_lines(planning)))
+
+
+def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture) -> None:
+    example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert example is not None
+    (tmp_path / "figures.json").write_text(example[1])
+    assert run("demo", "--figures", tmp_path / "figures.json", "--explain") == 0
+    assert "hub" in capsys.readouterr().out
