@@ -1,0 +1,102 @@
+"""What ``discover`` and ``announce`` print, and how they end."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from app.cli import discover
+from distributed.announce import Announcement, describe_this_machine
+from distributed.machine_identity import FoundMachine, FoundPath
+from distributed.mdns_records import parse_txt
+from distributed.network_interfaces import Endpoint, PathKind
+from distributed.sightings import Origin, Problem, Status
+from profiles.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+CLI = [sys.executable, str(ROOT / "cli_typer.py")]
+
+
+def machine(name: str, status: Status = Status.ONLINE, problem: Problem | None = None) -> FoundMachine:
+    paths = tuple(
+        FoundPath(Endpoint(f"192.168.100.{n}", "enp3s0", kind=PathKind.WIRED), status, problem) for n in (101, 102)
+    )
+    details = {"devices": "cuda NVIDIA GeForce RTX 4090, cpu 32 cores", "memory": "137438953472"}
+    return FoundMachine(name, name, (name,), status, (Origin.BONJOUR,), paths, details=details, problem=problem)
+
+
+def printed(*found: FoundMachine) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=80, markup=False, emoji=False, highlight=False).print(discover._table(found))
+    return stream.getvalue()
+
+
+def test_the_table_fits_eighty_columns_and_says_states_in_words() -> None:
+    text = printed(machine("studio-of-the-whole-family-upstairs"), machine("box", Status.OFFLINE))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "● online" in text and "○ offline" in text
+
+
+def test_a_hostile_name_is_shown_and_not_obeyed() -> None:
+    hostile = machine("\x1b[31m[red]x\u202ey\n")
+    for text in (printed(hostile), discover._line(hostile)):
+        assert "\x1b" not in text and "\u202e" not in text
+        assert "[red]" in "".join(text.split())
+
+
+def test_every_cause_is_explained_in_the_docs() -> None:
+    page = (ROOT / "docs" / "discovery.md").read_text()
+    sources = [(ROOT / "distributed" / f"{name}.py").read_text() for name in ("reachability", "known_machines")]
+    causes = set(re.findall(r'Problem\(\s*"(\w+)"', "".join(sources)))
+    assert len(causes) > 5 and causes <= set(re.findall(r"`(\w+)`", page))
+    assert all(f"`{kind.value}`" in page for kind in PathKind if kind is not PathKind.HERE)
+
+
+def test_one_document_with_this_computer_and_what_was_typed(tmp_path: Path) -> None:
+    command = [*CLI, "discover", "--json", "--timeout", "1", "127.0.0.1:9"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100)
+    document = json.loads(done.stdout)
+    assert done.returncode == ExitCode.DONE == document["exit_code"]
+    assert any(one["here"] and one["status"] == "online" for one in document["machines"])
+    (typed,) = [one for one in document["machines"] if one["name"] == "127.0.0.1"]
+    assert (typed["status"], typed["problem"]["cause"]) == ("offline", "port_closed")
+
+
+@pytest.mark.parametrize("words", [["--hosts", "missing.json"], ["--timeout", "0"], ["@"]])
+def test_bad_input_is_one_error(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run([*CLI, "discover", *words], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+def test_an_announcement_ends_cleanly_when_it_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([*CLI, "announce"], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("announced as '")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == ExitCode.DONE
+        assert process.stderr.read() == ""
+
+
+def test_what_is_announced_comes_back_from_its_record() -> None:
+    described = describe_this_machine()
+    entries = [f"{key}={value}".encode() for key, value in described.items()]
+    assert parse_txt(b"".join(bytes([len(entry)]) + entry for entry in entries)) == described
+    assert int(described["memory"]) > 0
+
+
+def test_a_strange_name_becomes_one_label() -> None:
+    announcement = Announcement(name="Ada's  Büro.example " + "x" * 80)
+    try:
+        assert re.fullmatch(r"[A-Za-z0-9-]{1,40}", announcement.name)
+    finally:
+        announcement.close()
