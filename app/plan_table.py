@@ -13,7 +13,7 @@ from distributed.statistical_cost import SOURCES
 
 WIDTH = 80
 ROWS = 12
-_HEAD = "   way                  over             n  step s  wait   raw useful  loss    B/h"
+_HEAD = "   way                  over           n  step s  wait   raw useful  loss    B/h"
 
 
 def way_text(candidate: Candidate) -> str:
@@ -40,11 +40,12 @@ def _cut(text: str, width: int) -> str:
 def _row(candidate: Candidate, chosen: bool) -> str:
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
+    step = f"{candidate.step:.3g}" if candidate.step < 1000 else f"{candidate.step:.0f}"
     loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
     useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
     return (
-        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 15):<15} "
-        f"{len(candidate.choice.members):>2} {candidate.step:>7.3g} {wait:>5} {candidate.speed_up:>5.2f} "
+        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 13):<13} "
+        f"{len(candidate.choice.members):>2} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} "
         f"{useful:>6} {loss:>5} {hourly:>6}"
     )
 
