@@ -45,7 +45,13 @@ class EmulatedWhisper(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        shape = {"d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "vocab_size": 51_865, "num_mel_bins": 80}
+        shape: dict[str, Any] = {
+            "d_model": 384,
+            "encoder_layers": 4,
+            "decoder_layers": 4,
+            "vocab_size": 51_865,
+            "num_mel_bins": 80,
+        }
         heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
         sizes = {"encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536, "max_source_positions": 1500}
         config = WhisperConfig(**shape, **heads, **sizes, max_target_positions=448)
