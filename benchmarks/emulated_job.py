@@ -54,7 +54,7 @@ class EmulatedWhisper(nn.Module):
         }
         heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
         sizes = {"encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536, "max_source_positions": 1500}
-        config = WhisperConfig(**shape, **heads, **sizes, max_target_positions=448)
+        config = WhisperConfig(**shape, **heads, **sizes, vocab_size=51_865, max_target_positions=448)
         self.whisper = WhisperForConditionalGeneration(config)
 
     def weights(self) -> int:
