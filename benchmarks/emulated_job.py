@@ -49,7 +49,6 @@ class EmulatedWhisper(nn.Module):
             "d_model": 384,
             "encoder_layers": 4,
             "decoder_layers": 4,
-            "vocab_size": 51_865,
             "num_mel_bins": 80,
         }
         heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6}
