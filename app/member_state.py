@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, StepEvent, SyncEvent
+from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, SnapshotEvent, StepEvent, SyncEvent
 
 WINDOW_SECONDS = 30.0
 """Speeds and shares are means over this much of the past ..."""
 WINDOW_STEPS = 64
 """... and over at most this many steps."""
 GONE = ("left", "lost", "done", "failed")
-OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | ErrorEvent
+OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class MemberState:
     memory_peak: int = 0
     memory_total: int = 0
     device_memory_peak: int | None = None
+    snapshot_step: int | None = None
 
     @property
     def active(self) -> bool:
@@ -123,6 +124,8 @@ def advance(member: MemberState, event: OfMember) -> MemberState:
             return _sync(member, event)
         case MachineEvent():
             return _machine(member, event)
+        case SnapshotEvent():
+            return dataclasses.replace(member, snapshot_step=event.step)
         case ErrorEvent():
             return dataclasses.replace(member, status="failed", message=event.message)
 
@@ -130,7 +133,7 @@ def advance(member: MemberState, event: OfMember) -> MemberState:
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
     if event.status == "started":
-        member = MemberState(member.rank, name=member.name, device=member.device)
+        member = MemberState(member.rank, name=member.name, device=member.device, snapshot_step=member.snapshot_step)
     return dataclasses.replace(
         member,
         status=event.status,

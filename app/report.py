@@ -110,6 +110,6 @@ def stopped_line(ended: Ended) -> str:
 def failure_hint(ended: Ended) -> str:
     """Return what to do after a failure."""
     parts = [ended.hint] if ended.hint else []
-    if ended.state.snapshot_step is not None:
-        parts.append(f"resume from step {ended.state.snapshot_step} with: {ended.resume_command}")
+    if ended.state.resume_step is not None:
+        parts.append(f"resume from step {ended.state.resume_step} with: {ended.resume_command}")
     return "; ".join(parts) or f"see {ended.run_dir / 'logs'}"

@@ -89,6 +89,12 @@ class RunState:
     errors: tuple[Notice, ...] = ()
 
     @property
+    def resume_step(self) -> int | None:
+        """Newest step of which every member that ever trained has a snapshot; ``None``: there is none."""
+        steps = [member.snapshot_step for member in self.members.values() if member.step or member.snapshot_step]
+        return None if None in steps else min((step for step in steps if step is not None), default=None)
+
+    @property
     def step(self) -> int:
         """Steps that all members still at work have done."""
         working = [member.step for member in self.members.values() if member.active]
@@ -135,7 +141,7 @@ def apply(state: RunState, event: Event) -> RunState:
         case EvaluationEvent():
             return _evaluation(state, event)
         case SnapshotEvent():
-            return _snapshot(state, event)
+            return _with_member(_snapshot(state, event), event)
         case WarningEvent():
             return dataclasses.replace(state, warnings=_newest(state.warnings, _notice(event)))
         case ErrorEvent():

@@ -63,7 +63,8 @@ def training(steps: int = 6) -> list[Event]:
         said += [step(number, member) for member in (0, 1)]
         said += [sync(number // 3, member) for member in (0, 1) if number % 3 == 0]
     load = MachineEvent(member=0, cpu_percent=50.0, memory_used=200_000_000, memory_total=8_000_000_000)
-    return [*said, SnapshotEvent(member=0, step=steps, path="checkpoints/a", bytes=9, seconds=0.1), load]
+    kept = [SnapshotEvent(member=m, step=steps, path="checkpoints/a", bytes=9, seconds=0.1) for m in (0, 1)]
+    return [*said, *kept, load]
 
 
 class FakeRun:

@@ -348,5 +348,5 @@ def _deliver(operation: Operation[Any], frame: MeanChunk | BytesChunk) -> bool:
 
 
 def _is_tls(error: Any) -> bool:
-    details = error.details() or ""
-    return "SSL" in details or "handshake" in details.lower() or "certificate" in details.lower()
+    details = (error.details() or "").lower()
+    return any(word in details for word in ("ssl", "handshake", "certificate")) and "timed out" not in details
