@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distributed.host_keys import KnownHost, fingerprint, parse_line
+from distributed.host_keys import KnownHost, KnownHosts, fingerprint, known_name, parse_line
 from distributed.hosts import load_hosts, split_address
 from distributed.hosts_schema import HERE
+from distributed.machine_identity import FoundMachine
 from distributed.network_interfaces import Endpoint, Interfaces
 from distributed.sightings import Origin, Problem, Sighting, SightingKey
 from distributed.ssh_config import ResolvedHost, SshTarget, resolve
@@ -179,7 +180,7 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
     try:
         host = resolve(target)
     except BadInput as error:
-        return Sighting(key, target.name, problem=Problem("bad_config", error.message, error.hint))
+        return Sighting(key, target.name, problem=_bad_config(target, error))
     if host.user == _CODE_HOST_USER and candidate.origin is Origin.SSH_CONFIG:
         return None
     if host.jumps or host.proxy_command:
@@ -190,6 +191,19 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
     return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem)
 
 
+def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
+    """Return the machine whose host key is known under a target's name, whatever address it has now.
+
+    Raises:
+        BadInput: ~/.ssh/config has an error.
+    """
+    host = resolve(target)
+    known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
+    names = (known_name(host.hostname, host.port, host.host_key_alias), known_name(host.hostname, 22, ""))
+    keys = {fingerprint(entry.blob) for name in names for entry in known.of(name)}
+    return next((machine for machine in found if machine.fingerprint in keys), None)
+
+
 def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ...]:
     try:
         found = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
@@ -198,6 +212,10 @@ def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ..
     scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in found)
     placed = (interfaces.place(address, host.port) for address in scoped)
     return tuple(dict.fromkeys(endpoint for endpoint in placed if endpoint is not None))
+
+
+def _bad_config(target: SshTarget, error: BadInput) -> Problem:
+    return Problem("bad_config", error.message.removeprefix(f"{target.name}: "), error.hint)
 
 
 def _unknown(host: ResolvedHost) -> Problem:

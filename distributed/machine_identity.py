@@ -6,11 +6,11 @@ machine, and one name with two keys is two machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.network_interfaces import Endpoint
-from distributed.sightings import Origin, Problem, Sighting, State, Status
+from distributed.sightings import Origin, Problem, Sighting, SightingKey, State, Status
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ def _buckets(state: State) -> dict[str, _Bucket]:
     buckets: dict[str, _Bucket] = {}
     for group in _groups(_with_announced_addresses(state)):
         keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
+        nobody = _provisional(min(sighting.key for sighting in group))
         for sighting in group:
             own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
             claimed = own or (keys if len(keys) == 1 else set())
-            for identity in claimed or {_provisional(group if not keys else [sighting])}:
+            for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
                 bucket = buckets.setdefault(identity, _Bucket())
                 bucket.sightings.append(sighting)
                 bucket.endpoints |= {
@@ -79,8 +80,8 @@ def _buckets(state: State) -> dict[str, _Bucket]:
     return buckets
 
 
-def _provisional(group: list[Sighting]) -> str:
-    return "unidentified:" + "|".join(map(str, min(sighting.key for sighting in group)))
+def _provisional(key: SightingKey) -> str:
+    return "unidentified:" + "|".join([key.origin.value, *key[1:]])
 
 
 def _with_announced_addresses(state: State) -> list[Sighting]:
@@ -97,19 +98,23 @@ def _with_announced_addresses(state: State) -> list[Sighting]:
     return result
 
 
-def _groups(sightings: Iterable[Sighting]) -> list[list[Sighting]]:
-    """Put together what shares an endpoint (union by relabelling; there are hundreds at most)."""
-    groups: list[list[Sighting]] = []
-    where: dict[Endpoint, list[Sighting]] = {}
-    for sighting in sightings:
-        joined = [sighting]
-        for group in {id(g): g for g in (where.get(e) for e in sighting.endpoints) if g is not None}.values():
-            joined += group
-            groups[:] = [g for g in groups if g is not group]
-        groups.append(joined)
-        for member in joined:
-            where.update(dict.fromkeys(member.endpoints, joined))
-    return groups
+def _groups(sightings: list[Sighting]) -> list[list[Sighting]]:
+    """Put together what shares an endpoint, directly or through others (union-find)."""
+    parent = list(range(len(sightings)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    first: dict[Endpoint, int] = {}
+    for number, sighting in enumerate(sightings):
+        for endpoint in sighting.endpoints:
+            parent[root(number)] = root(first.setdefault(endpoint, number))
+    groups: dict[int, list[Sighting]] = {}
+    for number, sighting in enumerate(sightings):
+        groups.setdefault(root(number), []).append(sighting)
+    return list(groups.values())
 
 
 def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:

@@ -54,8 +54,7 @@ _PTR, _TXT, _AAAA, _SRV, _A, _IN, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 
 
 
 def parse_txt(data: bytes) -> dict[str, str]:
-    """Parse a TXT record: strings of one length byte and ``key=value``. The first of equal keys counts; keys are
-    lower case; what is no text, is cut short, or is not one of the shown details is passed over."""
+    """Parse a TXT record (RFC 6763, 6): the first of equal keys counts; what is not shown anyway is passed over."""
     found: dict[str, str] = {}
     position, end = 0, min(len(data), _LONGEST_TXT)
     while position < end:
@@ -257,9 +256,8 @@ def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
 
 def _mentioned(records: list[DNSRecord]) -> set[str]:
     """Return the instances and hosts that a packet says something of."""
-    names = [record.name for record in records]
-    names += [record.alias for record in records if isinstance(record, DNSPointer)]
-    return {name.casefold() for name in names}
+    aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
+    return aliases | {record.name.casefold() for record in records}
 
 
 def _sightings(
@@ -269,17 +267,14 @@ def _sightings(
         related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
         if not instance.host or not related & mentioned:
             continue
+        endpoints = tuple(_endpoints(speaker, instance, interfaces, place))
         details = dict(instance.txt)
         model = details.get("model") or speaker.models.get(instance.name.casefold(), "")
         if model:
             details["model"] = model
-        yield Sighting(
-            key=_key(instance, place),
-            name=instance.name,
-            host=instance.host.rstrip("."),
-            endpoints=tuple(_endpoints(speaker, instance, interfaces, place)),
-            details=tuple(sorted(details.items())),
-        )
+        if endpoints:
+            host, shown = instance.host.rstrip("."), tuple(sorted(details.items()))
+            yield Sighting(_key(instance, place), instance.name, host, endpoints, shown)
 
 
 def _endpoints(

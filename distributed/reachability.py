@@ -44,13 +44,19 @@ class Failure:
     """How long it took."""
 
 
-def open_socket(endpoint: Endpoint) -> socket.socket:
-    """Return an unconnected TCP socket that leaves through the endpoint's interface where the system allows it."""
+def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
+    """Connect through the endpoint's interface, where the system lets a socket be bound to one."""
     version6 = ":" in endpoint.address
     stream = socket.socket(socket.AF_INET6 if version6 else socket.AF_INET, socket.SOCK_STREAM)
-    if endpoint.interface and endpoint.kind not in (PathKind.HERE, PathKind.ROUTED):
-        with contextlib.suppress(OSError):
-            _bind_to(stream, endpoint.interface, version6)
+    try:
+        if endpoint.interface and endpoint.kind not in (PathKind.HERE, PathKind.ROUTED):
+            with contextlib.suppress(OSError):
+                _bind_to(stream, endpoint.interface, version6)
+        stream.settimeout(timeout)
+        stream.connect(_socket_address(endpoint))
+    except BaseException:
+        stream.close()
+        raise
     return stream
 
 
@@ -62,7 +68,7 @@ def _bind_to(stream: socket.socket, interface: str, version6: bool) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
 
 
-def socket_address(endpoint: Endpoint) -> tuple[str, int] | tuple[str, int, int, int]:
+def _socket_address(endpoint: Endpoint) -> tuple[str, int] | tuple[str, int, int, int]:
     """Return what ``connect`` takes.
 
     Raises:
@@ -77,12 +83,10 @@ def socket_address(endpoint: Endpoint) -> tuple[str, int] | tuple[str, int, int,
 def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Failure | None:
     """Connect and leave; return how it failed, or ``None``."""
     begin = time.monotonic()
-    with open_socket(endpoint) as stream:
-        try:
-            stream.settimeout(timeout)
-            stream.connect(socket_address(endpoint))
-        except OSError as error:
-            return Failure(error, time.monotonic() - begin)
+    try:
+        _connect(endpoint, timeout).close()
+    except OSError as error:
+        return Failure(error, time.monotonic() - begin)
     return None
 
 
@@ -96,15 +100,9 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT) -> 
         Its host key; what is wrong with the server; or how the connection failed.
     """
     begin, deadline = time.monotonic(), Deadline(timeout)
-    stream = open_socket(endpoint)
-    try:
-        stream.settimeout(min(timeout, CONNECT_TIMEOUT))
-        stream.connect(socket_address(endpoint))
-    except OSError as error:
-        stream.close()
-        return Failure(error, time.monotonic() - begin)
     place = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
     try:
+        stream = _connect(endpoint, min(timeout, CONNECT_TIMEOUT))
         open_transport(place, Wire(stream), None, deadline)
     except UnknownHostKey as shown:
         return shown.key

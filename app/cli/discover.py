@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 _HOSTS_FILE = Path("distributed_hosts.json")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SYMBOLS = {"online": "●", "offline": "○", "checking": "…", "not checked": "?"}
+_SYMBOLS = {"online": "●*", "offline": "○-", "checking": "…~", "not checked": "??"}
+"""By state: the sign, and another for terminals without Unicode."""
 _PAINT_EVERY = 0.5
 _FOLLOW_EVERY = 5.0
 
@@ -184,14 +186,16 @@ def _table(found: tuple[FoundMachine, ...]) -> Table:
 
 
 def _state(machine: FoundMachine) -> str:
-    return f"{_SYMBOLS[machine.status.value]} {machine.status.value}"
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return f"{_SYMBOLS[machine.status.value][0 if unicode else 1]} {machine.status.value}"
 
 
 def _best(machine: FoundMachine) -> str:
     if not machine.paths:
         return f"through {machine.through}" if machine.through else "-"
     best = machine.paths[0].endpoint
-    more = f" +{len(machine.paths) - 1}" if len(machine.paths) > 1 else ""
+    others = sum(path.status is machine.paths[0].status for path in machine.paths) - 1
+    more = f" +{others}" if others else ""
     return f"{best.scoped if best.port == 22 else best.where}{more}"
 
 

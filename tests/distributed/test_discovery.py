@@ -20,7 +20,7 @@ from mdns_speaker import announcement, encoded, record, response
 
 from distributed.discovery import Discovery, Sources
 from distributed.host_keys import HostKeyInfo, fingerprint
-from distributed.known_machines import KnownKeys, candidates, config_names, look_up, read_known_keys
+from distributed.known_machines import KnownKeys, candidates, config_names, locate, look_up, read_known_keys
 from distributed.machine_identity import FoundMachine, machines
 from distributed.mdns_records import RecordBook, parse_txt
 from distributed.mdns_sockets import explain_browsing
@@ -53,6 +53,7 @@ from distributed.sightings import (
     Withdrawn,
     apply,
 )
+from distributed.ssh_config import SshTarget
 from profiles.errors import BadInput
 
 EN0 = Interface("en0", 4, (ipaddress.ip_interface("192.168.1.2/24"),), PathKind.WIFI, True)
@@ -123,8 +124,7 @@ def test_records_that_come_apart_are_asked_for_and_put_together() -> None:
 
 
 def test_a_docker_address_that_is_also_ours_is_no_path() -> None:
-    (seen,) = hear(announcement("studio", "172.17.0.1"))
-    assert isinstance(seen, Sighted) and seen.sighting.endpoints == ()
+    assert hear(announcement("studio", "172.17.0.1")) == []
 
 
 def test_one_sender_cannot_announce_without_end() -> None:
@@ -366,6 +366,27 @@ def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:
 def test_what_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a machine"):
         candidates(Sources((text,), ssh_config=Path("/dev/null")), KnownKeys())
+
+
+def test_a_machine_is_located_by_the_key_known_under_its_name(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_text(f"[192.168.1.9]:2222 ssh-ed25519 {KEY}\n")
+    config = tmp_path / "config"
+    config.write_text(f"Host box\n  HostName 192.168.1.9\n  Port 2222\n  UserKnownHostsFile {known}\n")
+    key = fingerprint(base64.b64decode(KEY))
+    moved = folded(Sighted(sighting("x", endpoint(77))), Identified(endpoint(77), key))
+    target = SshTarget("box", "box", config_file=str(config))
+    (machine,) = machines(moved)
+    assert locate(target, machines(moved)) == machine
+    assert locate(target, machines(folded(Sighted(sighting("x", endpoint(77)))))) is None
+
+
+def test_many_claims_to_one_address_cost_no_time() -> None:
+    claims = [sighting(f"m{n}", endpoint(9), source=f"s{n // 30}") for n in range(MOST_SIGHTINGS)]
+    state = folded(*map(Sighted, claims))
+    begin = time.process_time()
+    assert len(machines(state)) == 1
+    assert time.process_time() - begin < 0.5
 
 
 # --------------------------------------------------------------------------------------------------- explaining

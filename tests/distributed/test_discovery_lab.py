@@ -33,7 +33,15 @@ START = 20.0
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     try:
-        with Lab("a", "b", "c", "twin1", "twin2", "loud", HostSpec("bare", sshd=False)) as built:
+        with Lab(
+            HostSpec("a", sshd_options=("ListenAddress [::]:22",)),
+            "b",
+            "c",
+            "twin1",
+            "twin2",
+            "loud",
+            HostSpec("bare", sshd=False),
+        ) as built:
             yield built
     except LabUnavailable as error:
         pytest.skip(str(error))
@@ -65,6 +73,12 @@ def until(done: Callable[[], Any], patience: float) -> None:
     while not done():
         assert time.monotonic() - begin < patience
         time.sleep(0.01)
+
+
+def by_link_local(discovery: Discovery, host: LabHost) -> str:
+    """The interface through which a machine answers at its IPv6 link-local address."""
+    answering = (p for m in online(discovery, host) for p in m.paths if p.status is Status.ONLINE)
+    return next((p.endpoint.interface for p in answering if p.endpoint.address.startswith("fe80:")), "")
 
 
 def announce(host: LabHost) -> subprocess.Popen[str]:
@@ -113,6 +127,7 @@ def test_an_announcer_shows_within_two_and_a_half_seconds_and_its_good_bye_remov
     assert machine.name == "a" and machine.found_by == (Origin.BONJOUR,)
     assert machine.paths[0].endpoint.interface == lab.bridge
     assert int(machine.details["memory"]) > 0 and "cpu" in machine.details["devices"]
+    until(lambda: by_link_local(found, host) == lab.bridge, START)
     finish(host, process)
     assert process.returncode == 0
     until(lambda: not at(found, host.address), 2.0)
