@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -46,8 +47,28 @@ def measure(engine: str, world: int, size: int, repeats: int) -> dict[str, float
     return {"hub": hub, "member": max(spent[process] for process in own)}
 
 
+def coding_ns(name: str, elements: int = 8_000_000) -> tuple[float, float]:
+    """Return the nanoseconds of one core to encode and to decode a parameter, the best of three."""
+    import torch
+
+    from training.exchange.codecs import chunk_bounds, codec_by_name
+
+    torch.set_num_threads(1)
+    codec, values = codec_by_name(name), torch.randn(elements)
+    encoding, decoding = [], []
+    for _ in range(3):
+        start = time.process_time()
+        encoded = [(codec.encode_view(values[a:b]), b - a) for a, b in chunk_bounds(elements)]
+        between = time.process_time()
+        for data, count in encoded:
+            codec.decode(data, count)
+        encoding.append(between - start)
+        decoding.append(time.process_time() - between)
+    return 1e9 * min(encoding) / elements, 1e9 * min(decoding) / elements
+
+
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[4, 40])
@@ -63,6 +84,10 @@ def main() -> None:
                 hub = f"{found['hub']:.3f} | {8e-6 * world * each / found['hub']:.0f}" if engine == "hub" else "- | -"
                 member = f"{found['member']:.3f} | {8e-6 * each / found['member']:.0f}"
                 print(f"| {engine} | {world} | {megabytes} MB | {hub} | {member} |", flush=True)
+    print("\n| codec | encode, ns | decode, ns |\n|---| ---: | ---: |")
+    for codec in ("fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.03"):
+        encode, decode = coding_ns(codec)
+        print(f"| {codec} | {encode:.2f} | {decode:.2f} |")
 
 
 if __name__ == "__main__":

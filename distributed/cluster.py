@@ -56,7 +56,8 @@ class Machine(Document):
     cores: Annotated[float, Field(ge=0, le=100_000)] = 0.0
     """Processor cores that are free for the run, a part of one too; 0: unknown."""
     hub_mbit: Mbit = 0.0
-    """Payload, in and out together, that a hub process there works through; 0: the cost model's default."""
+    """fp32 payload, in and out together, that a hub process there works through in a second of one core; 0: the cost
+    model's default."""
     wifi: bool = False
     on_mains: bool = True
 

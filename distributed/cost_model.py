@@ -26,6 +26,11 @@ HUB_MBIT = 5200.0
 members in 0.234 s, of three in 0.372 s of processor time (benchmarks/exchange_work.py)."""
 MEMBER_MBIT = {"hub": 4400.0, "torch": 6800.0}
 """The same for a member's own part, by engine: 80 MB in and out in 0.144 and 0.094 s of processor time."""
+CODEC_NS = {"fp32": (0.0, 0.0), "bf16": (0.7, 0.4), "fp16": (0.6, 0.4), "int8": (2.2, 1.7), "mxfp4": (4.3, 1.0),
+            "topk": (16.2, 1.0)}  # fmt: skip
+"""Nanoseconds of one core to encode and to decode a parameter (benchmarks/exchange_work.py)."""
+CHUNK = 262_144
+"""Parameters that travel together (training/exchange/codec_base.py)."""
 OPERATION = {"hub": 0.006, "torch": 0.0011}
 """Seconds of an exchange of nothing, by engine (4 kB in docs/performance.md)."""
 _BLOCK = 32
@@ -52,6 +57,12 @@ def payload_bytes(parameters: int, codec: str) -> float:
     if codec not in sizes:
         raise BadInput(f"the cost of codec '{codec}' is not known", f"known: {', '.join(sizes)}, topk:SHARE")
     return sizes[codec]
+
+
+def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -> float:
+    """Return the time of one core to encode ``encoded`` vectors and decode ``decoded`` ones."""
+    encode, decode = CODEC_NS[codec.partition(":")[0]]
+    return parameters * (encoded * encode + decoded * decode) * 1e-9
 
 
 def reply_bytes(parameters: int, codec: str, members: int) -> float:
@@ -194,6 +205,15 @@ def synchronous_step(compute: float, exchange: float, credit: float) -> float:
         credit: compute that hides the exchange: :data:`OVERLAP` of the last micro-batch.
     """
     return compute + max(0.0, exchange - credit)
+
+
+def overlap_credit(compute: float, exchange: float, pieces: int) -> float:
+    """Return how much of a per-step exchange the compute of its micro-batch hides.
+
+    At most :data:`OVERLAP` of it, and never the last of the ``pieces`` buckets, which leaves when backward has ended:
+    a model that fits in one bucket hides nothing.
+    """
+    return min(OVERLAP * compute, exchange * (pieces - 1) / pieces)
 
 
 def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:

@@ -68,9 +68,11 @@ class ExchangeCosts:
         down = cost_model.reply_bytes(self._trainable, choice.codec, members)
         flows = self._flows(choice, up, down)
         carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
-        parts = [cost_model.slowest_part(self._cluster, flows), *self._processes(choice, carried)]
-        slowest = max(parts, key=lambda part: part.seconds)
-        fixed = cost_model.longest_round_trip(self._cluster, flows) + cost_model.OPERATION[choice.engine]
+        network = cost_model.slowest_part(self._cluster, flows)
+        slowest = max(network, *self._processes(choice, carried), key=lambda part: part.seconds)
+        # The hub's last chunk comes down when it has gone up.
+        tail = network.seconds * min(1.0, cost_model.CHUNK / self._trainable) if choice.hub else 0.0
+        fixed = tail + cost_model.longest_round_trip(self._cluster, flows) + cost_model.OPERATION[choice.engine]
         moved: dict[str, float] = {}
         for ends, size in flows.items():
             for end in ends:
@@ -81,26 +83,35 @@ class ExchangeCosts:
     def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
         """Yield how long the processes at both ends work on an exchange of which each member carries so much."""
         for name in choice.members:
-            rate = cost_model.MEMBER_MBIT[choice.engine] * self._core(name)
-            yield Bottleneck("member", name, "", rate, cost_model.transfer(carried, rate))
+            seconds = self._own_work(choice, carried) / self._core(name)
+            yield Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
         if choice.hub:
-            rate = self._hub_rate(choice.hub)
-            seconds = cost_model.transfer(len(choice.members) * carried, rate)
-            yield Bottleneck("hub", choice.hub, "", rate, seconds)
+            seconds = self._hub_work(choice, carried) / self._core(choice.hub)
+            yield Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
+
+    def _own_work(self, choice: Choice, carried: float) -> float:
+        """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""
+        decoded = 1.0 if choice.engine == "hub" else 2.0
+        moving = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine])
+        return moving + cost_model.codec_seconds(self._trainable, choice.codec, 1.0, decoded)
+
+    def _hub_work(self, choice: Choice, carried: float) -> float:
+        """Return the core seconds of the hub, which decodes every member's vector and encodes the mean."""
+        members = len(choice.members)
+        rate = self._cluster.machine(choice.hub).hub_mbit or cost_model.HUB_MBIT
+        coding = cost_model.codec_seconds(self._trainable, choice.codec, 1.0, members)
+        return cost_model.transfer(members * carried, rate) + coding
 
     def _core(self, name: str) -> float:
         """Return how much of one core a process there has; one where it is unknown."""
         return min(1.0, self._cluster.machine(name).cores or 1.0)
-
-    def _hub_rate(self, hub: str) -> float:
-        return self._cluster.machine(hub).hub_mbit or cost_model.HUB_MBIT * self._core(hub)
 
     def _taken(self, choice: Choice, name: str, carried: float) -> float:
         """Return the compute that an exchange takes from a member, in seconds of all its cores."""
         machine = self._cluster.machine(name)
         if machine.device != "cpu" or not machine.cores:
             return 0.0
-        own = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine])
+        own = self._own_work(choice, carried)
         if choice.hub and self._cluster.same_host(name, choice.hub):
-            own += cost_model.transfer(len(choice.members) * carried, self._hub_rate(choice.hub)) * self._core(name)
+            own += self._hub_work(choice, carried)
         return own / machine.cores

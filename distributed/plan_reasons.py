@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from distributed import memory_model, statistical_cost
 from distributed.cluster import Cluster, Machine
-from distributed.cost_model import OVERLAP
 from distributed.job import Job
 from distributed.planning import Candidate, MemberSetting, Reason, Settings
 from distributed.prediction import STRATEGIES, Predictor
@@ -109,8 +108,7 @@ def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
     best = max(exact, key=lambda group: group.useful_speed_up, default=None)
     if best is None or job.global_batch or best.exposed < _MUCH_WAITING * best.step:
         return
-    longer = max(0.0, best.exchange - OVERLAP * best.compute / best.accumulation)
-    share = longer / (_MORE * best.compute + longer)
+    share = best.exposed / (_MORE * best.compute + best.exposed)
     numbers = {"times": float(_MORE), "share": 100 * best.exposed / best.step, "then": 100 * share}
     yield Reason(code="accumulation-would-help", subject=best.choice.strategy, numbers=numbers)
 

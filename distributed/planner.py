@@ -21,8 +21,9 @@ from profiles.schema import Profile
 from training.strategies.registry import STRATEGY_NAMES, check_strategy
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
-HUB_FIRST = 0.95
-"""The torch engine has to be so much better than the hub: it is not encrypted and ends with its first lost member."""
+SURER_FIRST = 0.95
+"""The torch engine has to be so much better than the hub, because it is not encrypted and ends with its first lost
+member; and merged weights than exact gradients, because what they lose in learning is known from small models only."""
 MOST_HUBS = 8
 """Machines that are tried as the hub: those with the fastest interfaces."""
 
@@ -211,7 +212,8 @@ class _Planner:
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
         """Return the key of the ranking: best first, and never two alike."""
         choice = candidate.choice
-        margin = WORTH if choice.alone else HUB_FIRST if choice.engine == "torch" else 1.0
+        surer = choice.engine == "hub" and not STRATEGIES[choice.strategy].periodic
+        margin = WORTH if choice.alone else 1.0 if surer else SURER_FIRST
         score = -significant(candidate.useful_speed_up * margin)
         lossy = choice.codec != "fp32"
         worth = not choice.alone and candidate.useful_speed_up >= WORTH

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from distributed import statistical_cost
 from distributed.cluster import Cluster, Link, Machine
 from distributed.cost_model import (
+    CHUNK,
     LINE_SHARE,
     OVERLAP,
     all_gather,
+    overlap_credit,
     payload_bytes,
     periodic_step,
     reply_bytes,
@@ -127,6 +129,18 @@ def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
     from training.exchange.codecs import codec_by_name
 
     assert payload_bytes(elements, codec) == codec_by_name(codec).max_encoded_bytes(elements)
+
+
+def test_chunks_are_the_exchanges() -> None:
+    from training.exchange.codecs import CHUNK_ELEMENTS
+
+    assert CHUNK == CHUNK_ELEMENTS
+
+
+def test_one_bucket_hides_nothing() -> None:
+    assert overlap_credit(1.0, 0.3, 1) == 0
+    assert overlap_credit(1.0, 0.3, 3) == pytest.approx(0.2)
+    assert overlap_credit(1.0, 9.0, 3) == OVERLAP
 
 
 def test_payload_of_an_unknown_codec() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from planner_figures import LARGE, cluster, job, jobs, joined, machine, rates, speeds
 
 from distributed.cluster import Cluster, Link, Measurement
+from distributed.cost_model import LINE_SHARE
 from distributed.job import Job
 from distributed.plan_words import WORDS, sentence
 from distributed.planner import plan, predict, signed
@@ -101,8 +102,8 @@ def test_a_large_model_over_a_slow_link_trains_alone_and_says_so() -> None:
 
 def test_adapters_over_gigabit_are_averaged_exactly() -> None:
     best = best_of(plan(cluster([8, 8, 8, 8], 950), job(1_100_000, lora=True)))
-    assert (best.choice.strategy, best.choice.codec, len(best.choice.members)) == ("allreduce", "fp32", 4)
-    assert best.speed_up == pytest.approx(4.0)
+    assert (best.choice.strategy, len(best.choice.members), best.loss_increase) == ("allreduce", 4, 0)
+    assert best.speed_up > 3.8
 
 
 def test_a_full_fine_tune_over_a_hundred_megabit_is_periodic() -> None:
@@ -250,6 +251,51 @@ def test_adapters_are_proposed_where_the_optimizer_is_too_large() -> None:
 
 def test_nothing_helps_is_said_too() -> None:
     assert "needs-sharding" in codes(plan(with_memory(3_000_000, 1_000), job(1_000_000)), "a")
+
+
+# ------------------------------------------------------------------------------------ what was measured in the lab
+
+DEMO, WHISPER_TINY = 600_576, 37_184_640
+
+
+def lab(members: int, line: float, seconds: float, cores: float) -> Cluster:
+    """Equal hosts on shaped links, and a controller for the hub whose link is not shaped (docs/performance-lab.md)."""
+    hosts = [
+        machine(name, 0).model_copy(
+            update={"measurements": (Measurement(batch=16, seconds=seconds),), "cores": cores, "device": "cpu"}
+        )
+        for name in "abcd"[:members]
+    ]
+    return joined([*hosts, machine("controller", 0, trains=False, interface_mbit=10_000)], line * LINE_SHARE)
+
+
+@pytest.mark.parametrize(
+    ("members", "line", "engine", "measured"),
+    [
+        (2, 100, "hub", 111.0),
+        (2, 100, "torch", 128.8),
+        (4, 100, "hub", 192.3),
+        (2, 1000, "hub", 197.1),
+        (2, 1000, "torch", 204.0),
+    ],
+)
+def test_samples_per_second_of_the_demo(members: int, line: float, engine: str, measured: float) -> None:
+    """Gradients in bf16, hosts of 0.4 core that alone make 116.6 samples/s; within 15 %."""
+    way = Choice(strategy="allreduce", codec="bf16", engine="hub" if engine == "hub" else "torch",
+                 hub="controller" if engine == "hub" else "", members=tuple("abcd"[:members]))  # fmt: skip
+    found = predict(lab(members, line, 16 / 116.6, 0.4), job(DEMO, batch=16), way)
+    assert found.samples_per_second == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("line", "codec", "measured"),
+    [(200, "fp32", 6.726), (200, "bf16", 3.628), (50, "fp32", 27.501), (50, "bf16", 13.701)],
+)
+def test_steps_of_a_whisper_tiny_shape_on_slow_links(line: float, codec: str, measured: float) -> None:
+    """Four members that compute 0.515 s, allreduce over the hub; within 10 %."""
+    way = Choice(strategy="allreduce", codec=codec, engine="hub", hub="controller", members=tuple("abcd"))
+    found = predict(lab(4, line, 0.515, 0), job(WHISPER_TINY, batch=16), way)
+    assert found.step == pytest.approx(measured, rel=0.10)
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
