@@ -195,13 +195,24 @@ def _sighted(state: State, sighting: Sighting) -> State:
         return state
     if key not in state.sightings and key.origin is Origin.BONJOUR:
         announced = [other for other in state.sightings if other.origin is Origin.BONJOUR]
-        same = sum((other.interface, other.source) == (key.interface, key.source) for other in announced)
-        if same >= MOST_PER_SOURCE or len(announced) >= MOST_SIGHTINGS:
+        speaker = (key.interface, key.source)
+        if sum((other.interface, other.source) == speaker for other in announced) >= MOST_PER_SOURCE:
             return apply(state, Ignored(key.source))
+        if len(announced) >= MOST_SIGHTINGS:
+            unproved = next((other for other in announced if _never_answered(state, other)), None)
+            if unproved is None:
+                return apply(state, Ignored(key.source))
+            state = apply(apply(state, Withdrawn(unproved)), Ignored(unproved.source))
     paths = dict(state.paths)
     for endpoint in sighting.endpoints:
         paths.setdefault(endpoint, PathState())
     return _without_unreferenced(replace(state, sightings={**state.sightings, key: sighting}, paths=paths))
+
+
+def _never_answered(state: State, key: SightingKey) -> bool:
+    """Whether a sighting may make room for another one: all its paths were tried, and none has ever worked."""
+    paths = [state.paths[endpoint] for endpoint in state.sightings[key].endpoints]
+    return all(path.status is Status.OFFLINE and not path.fingerprint for path in paths)
 
 
 def _without_unreferenced(state: State) -> State:

@@ -265,6 +265,18 @@ def test_memory_is_bounded_whatever_is_announced() -> None:
     assert all(len(one.name) == LONGEST_NAME for one in state.sightings.values())
 
 
+def test_a_newcomer_takes_the_place_of_one_that_never_answered() -> None:
+    claims = [sighting(f"m{n}", Endpoint(f"10.0.{n // 250}.{n % 250}", "en0"), source=f"s{n // 30}")
+              for n in range(MOST_SIGHTINGS)]  # fmt: skip
+    state = folded(*map(Sighted, claims))
+    honest = sighting("honest", endpoint(9), source="h")
+    assert honest.key not in apply(state, Sighted(honest)).sightings
+    state = apply(state, Failed(claims[7].endpoints[0], Problem("timeout", "no answer")))
+    state = apply(state, Sighted(honest))
+    assert honest.key in state.sightings and claims[7].key not in state.sightings
+    assert len(state.sightings) == MOST_SIGHTINGS
+
+
 # --------------------------------------------------------------------------------------------------------- interfaces
 
 
