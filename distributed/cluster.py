@@ -149,8 +149,8 @@ class Link(Document):
 class Cluster(Document):
     """All machines that were measured, and the links between them."""
 
-    machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=256)]
-    links: Annotated[tuple[Link, ...], Field(max_length=32_640)] = ()
+    machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=64)]
+    links: Annotated[tuple[Link, ...], Field(max_length=2016)] = ()
     here: Text = ""
     """Name of the machine that starts the run; between equals the hub goes there."""
 

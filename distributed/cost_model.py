@@ -74,6 +74,12 @@ def reply_bytes(parameters: int, codec: str, members: int) -> float:
 # ----------------------------------------------------------------------------------------------- one rate for all links
 
 
+def all_to_all_factor(members: int) -> float:
+    """Return how much longer an exchange of the torch engine takes than its bytes need: 1 with two members, 1.4 with
+    four, measured on links of 50, 100 and 200 Mbit/s (docs/performance-lab.md); straight between, 1.4 beyond."""
+    return 1.0 + 0.2 * min(2, members - 2)
+
+
 def transfer(size: float, rate: float) -> float:
     """Return the time of ``size`` bytes at ``rate`` Mbit/s."""
     return size * 8 / (rate * 1e6)

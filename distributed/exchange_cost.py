@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distributed import cost_model
 from distributed.cluster import Cluster
@@ -69,6 +69,8 @@ class ExchangeCosts:
         flows = self._flows(choice, up, down)
         carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
         network = cost_model.slowest_part(self._cluster, flows)
+        if choice.engine == "torch":
+            network = replace(network, seconds=network.seconds * cost_model.all_to_all_factor(members))
         slowest = max(network, *self._processes(choice, carried), key=lambda part: part.seconds)
         # The hub's last chunk comes down when it has gone up.
         tail = network.seconds * min(1.0, cost_model.CHUNK / self._trainable) if choice.hub else 0.0

@@ -24,6 +24,7 @@ INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
 SURER_FIRST = 0.95
 """The torch engine has to be so much better than the hub, because it is not encrypted and ends with its first lost
 member; and merged weights than exact gradients, because what they lose in learning is known from small models only."""
+MOST_SUSPECTS = 8
 MOST_HUBS = 8
 """Machines that are tried as the hub: those with the fastest interfaces."""
 
@@ -174,13 +175,21 @@ class _Planner:
         best = whole
         while len(best.choice.members) > 2:
             members = best.choice.members
-            rests = [tuple(name for name in members if name != dropped) for dropped in members]
+            rests = [tuple(name for name in members if name != dropped) for dropped in self._suspects(members)]
             options = [found for rest in rests if (found := self._best_interval(way, rest)) is not None]
             leader = max(options, key=worth, default=best)
             if worth(leader) <= worth(best):
                 return best
             best = leader
         return best
+
+    def _suspects(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        """Return who may be a brake: everybody; in a large group the slowest and those with the slowest interfaces."""
+        if len(members) <= MOST_SUSPECTS:
+            return members
+        by_speed = sorted(members, key=lambda name: (self._cluster.machine(name).speed, name))
+        by_link = sorted(members, key=lambda name: (self._cluster.interface(name), name))
+        return tuple(sorted({*by_speed[: MOST_SUSPECTS // 2], *by_link[: MOST_SUSPECTS // 2]}))
 
     def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
         """Return the choice with the interval that the preference likes best."""
