@@ -95,15 +95,20 @@ class Predictor:
         """Return what a choice should cost.
 
         Raises:
-            BadInput: it cannot be: a machine without figures or without a link, or fewer samples than members.
+            BadInput: it cannot be: a strategy whose cost is not known, a machine without figures or without a link, or
+                fewer samples than members.
         """
+        if choice.strategy not in STRATEGIES:
+            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {', '.join(STRATEGIES)}")
+        if not choice.alone and choice.engine == "hub":
+            self.cluster.machine(choice.hub)  # or it is refused
         unknown = [name for name in choice.members if name not in self.workable]
         if unknown:
             raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
         if not choice.alone and not self._exchanges.linked(choice):
             raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
         members = tuple(sorted(choice.members))
-        split = self.split(members, choice.strategy, choice.hub)
+        split = self.split(members, "" if choice.alone else choice.strategy, choice.hub)
         if split is None:
             raise BadInput(f"a step has fewer samples than {len(members)} members", "raise the batch size")
         return self._candidate(choice.model_copy(update={"members": members}), split)
