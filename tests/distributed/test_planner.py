@@ -352,7 +352,7 @@ def test_choices_that_cannot_be_are_refused() -> None:
         predict(there, job(), way)
     with pytest.raises(BadInput, match="no link"):
         predict(there.model_copy(update={"links": ()}), job(), way.model_copy(update={"members": ("a", "b")}))
-    with pytest.raises(BadInput, match="machine '' was not measured"):
+    with pytest.raises(BadInput, match="no machine ''"):
         predict(there, job(), way.model_copy(update={"engine": "hub"}))
     with pytest.raises(BadInput, match="cost of strategy 'demo'"):
         predict(there, job(), way.model_copy(update={"strategy": "demo"}))
