@@ -95,7 +95,7 @@ class PathWatch:
 
     def _pause(self, endpoint: Endpoint, rounds: _Rounds) -> float:
         if rounds.failures:
-            return min(_BEST_EVERY * 2.0 ** (rounds.failures - 1), _LONGEST_PAUSE)
+            return min(_BEST_EVERY * 2.0 ** min(rounds.failures - 1, 10), _LONGEST_PAUSE)
         return _BEST_EVERY if endpoint in self._best else _OTHERS_EVERY
 
     async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:

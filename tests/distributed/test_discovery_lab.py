@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -169,27 +170,28 @@ def test_a_machine_without_power_is_offline_within_ten_seconds(make_lab: Callabl
         end(process)
 
 
-@pytest.fixture
-def second_cable(lab: Lab) -> Iterator[tuple[str, str]]:
-    """A direct cable from this machine to host ``c``: its interface here, and the link-local address there."""
-    host, port = lab["c"], f"mucable{lab.slot}"
+@contextlib.contextmanager
+def second_cable(lab: Lab, host: LabHost) -> Iterator[tuple[str, str]]:
+    """A direct cable from this machine to a host: its interface here, and the link-local address there."""
+    port = f"mucable{lab.slot}"
     network.ip("link", "add", port, "type", "veth", "peer", "name", "eth1", "netns", str(host.pid))
-    network.ip("addr", "add", "169.254.7.1/16", "dev", port)
-    network.ip("link", "set", port, "up")
-    for words in (["addr", "add", "169.254.7.2/16", "dev", "eth1"], ["link", "set", "eth1", "up"]):
-        host.run(["ip", *words], check=True)
-    yield port, "169.254.7.2"
-    network.ip("link", "del", port)
+    try:
+        network.ip("addr", "add", "169.254.7.1/16", "dev", port)
+        network.ip("link", "set", port, "up")
+        for words in (["addr", "add", "169.254.7.2/16", "dev", "eth1"], ["link", "set", "eth1", "up"]):
+            host.run(["ip", *words], check=True)
+        yield port, "169.254.7.2"
+    finally:
+        network.ip("link", "del", port)
 
 
-def test_one_machine_on_two_interfaces_is_one_entry(lab: Lab, second_cable: tuple[str, str]) -> None:
-    port, direct = second_cable
+def test_one_machine_is_one_entry_also_when_a_second_cable_is_plugged_in(lab: Lab, found: Discovery) -> None:
     host = lab["c"]
-    process = announce_on_both(host)
-    with Discovery(sources(lab)) as discovery:
+    process = announce(host)
+    with second_cable(lab, host) as (port, direct):
 
         def answering() -> set[tuple[str, str, str]]:
-            paths = [path for machine in at(discovery, host.address) for path in machine.paths]
+            paths = [path for machine in at(found, host.address) for path in machine.paths]
             return {
                 (path.endpoint.address, path.endpoint.interface, path.endpoint.kind.value)
                 for path in paths
@@ -198,16 +200,9 @@ def test_one_machine_on_two_interfaces_is_one_entry(lab: Lab, second_cable: tupl
 
         both = {(host.address, lab.bridge, "wired"), (direct, port, "link-local")}
         until(lambda: both <= answering(), START)
-        (machine,) = at(discovery, host.address, direct)
+        (machine,) = at(found, host.address, direct)
         assert machine.paths[0].endpoint.address == host.address
     finish(host, process)
-
-
-def announce_on_both(host: LabHost) -> subprocess.Popen[str]:
-    process = host.popen([sys.executable, str(CLI), "announce"], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert "eth0, eth1" in processes.read_line(process.stderr, START)
-    return process
 
 
 def test_two_machines_with_one_name_are_two(lab: Lab, found: Discovery) -> None:
