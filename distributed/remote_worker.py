@@ -219,6 +219,9 @@ class RemoteWorker:
                         yield line
                     if self._code is not None:
                         return
+            except (KeyError, TypeError, AttributeError) as error:
+                self._lose(f"it sent something else than its agent does ({error!r})")
+                return
             except (MusterError, OSError, ValueError) as error:
                 problem = str(error) or f"{self._link.name} is silent"
             if self._broken is not None:
@@ -244,6 +247,8 @@ class RemoteWorker:
         after, patience = str(self._seen), str(self._patience.lease)
         with contextlib.closing(self._link.stream(AGENT, "attach", *self._place, after, patience)) as process:
             first = json.loads(process.read_line(self._patience.silence) or b"{}")
+            if not first:  # ended before it was attached
+                return
             if first.get("gone"):
                 self._lose("its agent is gone")
                 return

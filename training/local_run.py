@@ -159,10 +159,12 @@ class LocalRun:
         threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
 
     def _read(self, source: int, lines: Iterator[bytes]) -> None:
-        with contextlib.suppress(ValueError, OSError):  # the stream was closed under us: the process is gone
-            for line in lines:
-                self._inbox.put((source, line))
-        self._inbox.put((source, None))
+        try:
+            with contextlib.suppress(ValueError, OSError):  # the stream was closed under us: the process is gone
+                for line in lines:
+                    self._inbox.put((source, line))
+        finally:  # whatever went wrong: who waits for this process must not wait for ever
+            self._inbox.put((source, None))
 
     def _record(self, event: Event) -> None:
         written = self.folder.append(event)

@@ -46,6 +46,8 @@ class Machines:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.reachable = True
+        self.instead: list[str] = []
+        """A command that runs in place of the agent's ``attach``."""
         self.processes: list[HereProcess] = []
         machine = Machine(name="far", python=sys.executable, project_path=str(root / "muster"))
         self.link = Link(machine, self._dial)
@@ -59,7 +61,7 @@ class Machines:
             def stream(self, argv: list[str]) -> HereProcess:  # type: ignore[override]
                 if not machines.reachable:
                     raise ConnectTimeout("far", "does not answer")
-                machines.processes.append(super().stream(argv))
+                machines.processes.append(super().stream(machines.instead or argv))
                 return machines.processes[-1]
 
         return Connection("far")
@@ -145,6 +147,15 @@ def test_a_machine_that_stays_away_is_lost(machines: Machines, monkeypatch: pyte
     assert [event["kind"] for event in said] == ["warning"]
     assert worker.exit_code() == LOST
     assert worker.end_reason.startswith("not reached for")
+
+
+@pytest.mark.parametrize("said", ["", "rubbish", "[]", '{"commands": []}', '{"commands": 0}\n{"end": 1, "seq": 1}'])
+def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
+    worker = machines.worker(Patience(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+    machines.instead = ["printf", "%s\\n", said] if said else ["true"]
+    assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
+    assert worker.exit_code() == LOST
 
 
 def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> None:
