@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import cost_model
+import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
@@ -72,8 +72,8 @@ def excess_seconds(run: Measured) -> float:
 
 def exchange_seconds(weights: int, codec: str, engine: str, mbit: float) -> float:
     """Predict one exchange."""
-    size = cost_model.payload(weights, codec)
-    return cost_model.star(size, mbit) if engine == "hub" else cost_model.ring(size, len(NAMES), mbit)
+    size = ideal_times.payload_bytes(weights, codec)
+    return ideal_times.star(size, mbit) if engine == "hub" else ideal_times.ring(size, len(NAMES), mbit)
 
 
 def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int, compute: float) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int
     exchange = exchange_seconds(weights, codec, engine, mbit)
     if strategy == "diloco":
         excess = excess_seconds(run)
-        step, predicted = compute + excess / INTERVAL, cost_model.periodic(compute, exchange, INTERVAL)
+        step, predicted = compute + excess / INTERVAL, ideal_times.periodic_step(compute, exchange, INTERVAL)
         shown = f"{excess:.2f} / {exchange:.2f}"
     else:
-        step, predicted = step_seconds(run, 1), cost_model.per_step(compute, exchange)
+        step, predicted = step_seconds(run, 1), ideal_times.per_step(compute, exchange)
         shown = f"{step - compute:.2f} / {predicted - compute:.2f}"
     own = statistics.fmean(e.compute for e in run.steps(0)[1:])
     row = {

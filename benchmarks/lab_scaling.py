@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import cost_model
+import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
@@ -80,8 +80,8 @@ class Scaling:
         """``delay``: steps that go on while an exchange is under way."""
         options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
         run = self.train(members, self.samples // BATCH // members, options | {"sync_delay": delay})
-        exchange = 0.0 if delay else cost_model.star(cost_model.payload(WEIGHTS, "mxfp4"), 100)
-        predicted = cost_model.periodic(self.compute, exchange, INTERVAL)
+        exchange = 0.0 if delay else ideal_times.star(ideal_times.payload_bytes(WEIGHTS, "mxfp4"), 100)
+        predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
         overlap = f", sync_delay {delay}" if delay else ""
         self.add(f"diloco H={INTERVAL} mxfp4, hub{overlap}", members, 100, run, INTERVAL, predicted)
 
@@ -92,11 +92,11 @@ class Scaling:
         self.lab.mbit = mbit
         options = {"strategy": "allreduce", "codec": "bf16", "engine": engine}
         run = self.train(members, steps, options | ({"bucket_mb": self.bucket_mb} if self.bucket_mb else {}))
-        size = cost_model.payload(WEIGHTS, "bf16")
-        exchange = cost_model.star(size, mbit) if engine == "hub" else cost_model.ring(size, members, mbit)
+        size = ideal_times.payload_bytes(WEIGHTS, "bf16")
+        exchange = ideal_times.star(size, mbit) if engine == "hub" else ideal_times.ring(size, members, mbit)
         buckets = f", bucket_mb {self.bucket_mb:g}" if self.bucket_mb else ""
         self.add(
-            f"allreduce bf16, {engine}{buckets}", members, mbit, run, skip, cost_model.per_step(self.compute, exchange)
+            f"allreduce bf16, {engine}{buckets}", members, mbit, run, skip, ideal_times.per_step(self.compute, exchange)
         )
         self.lab.mbit = 100
 
@@ -111,8 +111,8 @@ class Scaling:
             program = [*run, str(PEERS / "ddp_torchrun.py"), "--options", options]
             commands[name] = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *program]
         run = self.lab.run_programs(commands, steps)
-        exchange = cost_model.ring(cost_model.payload(WEIGHTS, "fp16"), members, mbit)
-        predicted = cost_model.per_step(self.compute, exchange)
+        exchange = ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "fp16"), members, mbit)
+        predicted = ideal_times.per_step(self.compute, exchange)
         self.add("torchrun: DDP fp16, gloo", members, mbit, run, skip, predicted)
         self.lab.mbit = 100
 
@@ -128,8 +128,8 @@ class Scaling:
                 environment = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
                 commands[name] = [*environment, *program, *own, "--interval", str(INTERVAL)]
             run = self.lab.run_programs(commands, steps)
-        exchange = cost_model.ring(cost_model.payload(WEIGHTS, "fp32"), members, 100)
-        predicted = cost_model.periodic(self.compute, exchange, INTERVAL)
+        exchange = ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "fp32"), members, 100)
+        predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
         self.add(f"torchft: DiLoCo H={INTERVAL} fp32, gloo", members, 100, run, INTERVAL, predicted)
 
     def add(self, name: str, members: int, mbit: float, run: Measured, skip: int, predicted: float) -> None:

@@ -1,0 +1,32 @@
+"""What the measurements in the lab are put beside: the product's cost formulas on links that are all alike.
+
+Times in seconds, payloads in bytes, line rates in Mbit/s of each link in each direction. No cost of processors is in
+them: what is missing to a measurement is what the machine, not the network, adds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from distributed.cost_model import LINE_SHARE, OVERLAP, payload_bytes, periodic_step, sharded, synchronous_step
+from distributed.cost_model import star as star_at
+
+__all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
+
+
+def ring(size: float, members: int, mbit: float) -> float:
+    """Return the time of an exchange in which every member sends ``2 (n-1)/n`` of ``size``: a ring, or by owner."""
+    return sharded(size, members, mbit * LINE_SHARE)
+
+
+def star(size: float, mbit: float) -> float:
+    """Return the time of an exchange over a hub that is on no member's machine and has a faster link than theirs."""
+    return star_at(size, 1, mbit * LINE_SHARE, hub_trains=False)
+
+
+def per_step(compute: float, exchange: float) -> float:
+    """Return the time of a step that exchanges gradients, as much of it hidden as DDP was measured to hide."""
+    return synchronous_step(compute, exchange, OVERLAP * compute)
