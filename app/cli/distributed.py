@@ -274,14 +274,15 @@ def _tell_leftovers(
 # ---------------------------------------------------------------------------------------------------------------- check
 
 
-def check_command(hosts_file: Path, trust_new: bool, as_json: bool) -> ExitCode:
-    """Ask all machines of a hosts file whether they are ready.
+def check_command(profile: str, hosts_file: Path, trust_new: bool, as_json: bool) -> ExitCode:
+    """Ask all machines of a hosts file whether they are ready; without a profile, for speech recognition.
 
     Raises:
-        BadInput: the hosts file cannot be used.
+        BadInput: the hosts file or the profile cannot be used.
     """
+    task = load_profile(profile, {}).profile.model.task if profile else "whisper"
     hosts: Hosts = load_hosts(hosts_file)
-    found = check(hosts, "whisper", trust(trust_new))
+    found = check(hosts, task, trust(trust_new))
     for one in found:
         one.link.close()
     code = ExitCode.NOT_READY if any(one.problem for one in found) else ExitCode.DONE

@@ -116,6 +116,7 @@ def distributed_train(
 
 
 def distributed_check(
+    profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
     hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="Hosts file.")] = HOSTS_FILE,
     trust_new: TrustNew = False,
     as_json: Json = False,
@@ -123,7 +124,7 @@ def distributed_check(
     """Ask all machines whether they are ready to train."""
     from app.cli.distributed import check_command
 
-    return check_command(hosts, trust_new, as_json)
+    return check_command(profile, hosts, trust_new, as_json)
 
 
 def access(

@@ -47,7 +47,9 @@ def test_detach_needs_machines(capsys: Capture) -> None:
     assert "--hosts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["distributed-check"], ["distributed-train", "nanogpt"]])
+@pytest.mark.parametrize(
+    "command", [["distributed-check"], ["distributed-check", "demo"], ["distributed-train", "demo"]]
+)
 def test_a_missing_hosts_file_is_named(command: list[str], capsys: Capture) -> None:
     assert main([*command, "--hosts", "none.json"]) == 2
     assert "none.json: no such hosts file" in capsys.readouterr().err
@@ -72,3 +74,8 @@ def test_without_a_person_nobody_vouches() -> None:
     assert trust(new=False) is None
     accept = trust(new=True)
     assert accept is not None and accept(KEY)
+
+
+def test_a_check_for_an_unknown_profile_names_the_nearest(capsys: Capture) -> None:
+    assert main(["distributed-check", "nanogtp"], "cli_typer.py") == 2
+    assert "nanogpt" in capsys.readouterr().err
