@@ -28,7 +28,7 @@ Language = Annotated[str, typer.Option("--language", help="Language spoken; empt
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
 HostNames = Annotated[
-    list[str] | None, typer.Argument(metavar="HOST...", help="What you would type after ssh, or names of the file.")
+    list[str] | None, typer.Argument(metavar="HOST", help="What you would type after ssh, or names of the file.")
 ]
 OUTPUT = Path("output")
 HOSTS_FILE = Path("distributed_hosts.json")
@@ -183,7 +183,7 @@ def stop(
 
 def transcribe(
     model: ModelReference,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Sound files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Sound files.")],
     language: Language = "",
     device: Device = "auto",
     output: Output = OUTPUT,
@@ -234,7 +234,7 @@ def runs_show(run: RunReference, output: Output = OUTPUT, as_json: Json = False)
 
 @runs.command("compare")
 def runs_compare(
-    references: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs, as for 'show'.")],
+    references: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, as for 'show'.")],
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
