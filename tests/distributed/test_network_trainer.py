@@ -5,9 +5,11 @@ from __future__ import annotations
 import _thread
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -192,6 +194,14 @@ class TestOnMachines:
             failing.fit(**OPTIONS)
         assert len(list((tmp_path / "output").iterdir())) == 2
 
+    @pytest.fixture
+    def heard(self) -> Iterator[None]:
+        """Ctrl-C is heard, although a shell that starts the tests in the background has it ignored."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
+
+    @pytest.mark.usefixtures("heard")
     def test_ctrl_c_stops_the_run_everywhere(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
         lab = make_light_lab("a")
         pressed = threading.Event()
