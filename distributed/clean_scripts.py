@@ -24,7 +24,7 @@ hex() {
 }
 ours() {
   folder "$1" || return 1
-  case ${1##*/} in blobs) hex "$1" 2;; trees) hex "$1" 64;; agent) hex "$1" 16;; *) return 1;; esac
+  case ${1##*/} in blobs) hex "$1" 2;; trees) hex "$1" 64;; agent|envs) hex "$1" 16;; *) return 1;; esac
 }
 sizes() { [ $# -eq 0 ] || du -sk -- "$@" 2>/dev/null | sed 's/^/part	/'; }
 parts() {

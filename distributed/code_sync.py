@@ -18,7 +18,7 @@ import sysconfig
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -114,6 +114,11 @@ def _is_local(location: str) -> bool:
 def _code_tree() -> Tree:
     files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
     return _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)
+
+
+def folder_tree(folder: Path) -> Tree:
+    """Return the tree of all files in a folder."""
+    return _tree(_walk(folder), folder)
 
 
 def _location(location: str, place: str) -> tuple[Tree, str]:
@@ -214,9 +219,18 @@ def synchronise(link: Link, inputs: Inputs) -> int:
     Raises:
         SshError: the machine cannot take it.
     """
-    answer = _missing(link, [tree.name for tree in inputs.trees.values()], [])
+    return send_trees(link, list(inputs.trees.values()))
+
+
+def send_trees(link: Link, trees: Sequence[Tree]) -> int:
+    """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
+
+    Raises:
+        SshError: the machine cannot take them.
+    """
+    answer = _missing(link, [tree.name for tree in trees], [])
     link.root = answer["root"]
-    lacking = [tree for tree in inputs.trees.values() if tree.name in answer["trees"]]
+    lacking = [tree for tree in trees if tree.name in answer["trees"]]
     if not lacking:
         return 0
     sources = {blob: path for tree in lacking for blob, path in tree.sources.items()}

@@ -1,0 +1,213 @@
+"""Builds the packages' environment on a machine, or finds the one that was built before.
+
+Standard library only, Python >= 3.9: this file is copied to the machine and run there by the Python that the
+environment is to have::
+
+    python environment_builder.py ROOT find RECIPE       > one JSON document
+    python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock"}   > JSON lines
+
+An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
+hidden name and renamed when it is complete, so that a torn build is never used; only its ``bin/python`` is used
+afterwards, which stands the renaming (the start lines of the scripts beside it do not). Caches and temporary files lie
+beside it and go at the end. The lines are ``{"say": TEXT}``, and last ``{"python": PATH}`` or ``{"problem", "fix"}``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+OFFLINE_FIX = "python3 cli_typer.py distributed-check --fix --offline-wheels takes the packages from this machine"
+_NO_WAY = re.compile(
+    r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
+    r"Network is unreachable|Connection refused|tcp connect error|error sending request"
+)
+_STEP = re.compile(r"^(Collecting|Downloading|Building|Installing|Resolved|Prepared|Installed)\b")
+_KEPT_LINES = 40
+
+
+class Unbuildable(Exception):
+    """``args`` are the problem and what to do about it."""
+
+
+def key(recipe: str) -> str:
+    """Return the name of the environment of this recipe for this Python on this platform."""
+    parts = [recipe, *map(str, sys.version_info[:2]), sys.implementation.name, platform.system(), platform.machine()]
+    return hashlib.sha256(json.dumps([*parts, has_cuda()]).encode()).hexdigest()[:16]
+
+
+def has_cuda() -> bool:
+    return shutil.which("nvidia-smi") is not None
+
+
+def ready(root: Path, recipe: str) -> str:
+    """Return the Python of a complete environment that still works; empty where there is none."""
+    python = root / "envs" / key(recipe) / "bin" / "python"
+    try:
+        works = subprocess.run([str(python), "-c", ""], capture_output=True, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return str(python) if works else ""
+
+
+def find(root: Path, recipe: str) -> dict[str, Any]:
+    """Tell where the environment is, and for which wheels this machine asks."""
+    return {
+        "python": ready(root, recipe),
+        "version": list(sys.version_info[:3]),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "libc": list(platform.libc_ver()),
+        "macos": platform.mac_ver()[0],
+    }
+
+
+def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
+    """Build the environment unless it is there, and return its Python.
+
+    Raises:
+        Unbuildable: what went wrong, and the fix.
+    """
+    envs = root / "envs"
+    envs.mkdir(parents=True, exist_ok=True)
+    with open(envs / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another build of the same machine ends first
+        found = ready(root, recipe["digest"])
+        if found:
+            return found
+        for torn in envs.glob(".*.part"):
+            shutil.rmtree(torn, ignore_errors=True)
+        part, scratch = envs / f".{key(recipe['digest'])}.part", envs / ".scratch.part"
+        try:
+            scratch.mkdir()
+            _fill(part, scratch, recipe, uv, wheels)
+            folder = envs / key(recipe["digest"])
+            shutil.rmtree(folder, ignore_errors=True)  # of a Python that is gone
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
+    return str(folder / "bin" / "python")
+
+
+def _fill(part: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: str) -> None:
+    (scratch / "lock.txt").write_text(recipe["lock"])
+    (scratch / "requirements.txt").write_text("\n".join(recipe["requirements"]))
+    environment = _environment(scratch)
+    say(f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}")
+    options = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt"), *_sources(recipe, uv, wheels)]
+    python = str(part / "bin" / "python")
+    if uv:
+        _run([uv, "venv", "--python", sys.executable, str(part)], environment)
+        return _run([uv, "pip", "install", "--python", python, *options], environment)
+    pip = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
+    return _run([*pip, "--progress-bar", "off", "--disable-pip-version-check", *options], environment)
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    """Everything that is written lies in our folder."""
+    mine = {name: str(scratch / name.lower()) for name in ("TMPDIR", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
+    for folder in mine.values():
+        Path(folder).mkdir()
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**kept, **mine}
+
+
+def _sources(recipe: dict[str, Any], uv: str, wheels: str) -> list[str]:
+    """Return where the packages come from; without CUDA the small build of torch."""
+    if wheels:
+        return ["--no-index", "--find-links", wheels]
+    torch = any(re.match(r"torch\b", line) for line in recipe["requirements"])
+    if not torch or platform.system() != "Linux" or has_cuda():
+        return []
+    return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if uv else [])]
+
+
+def _venv(part: Path, python: str, environment: dict[str, str]) -> list[str]:
+    """Make an empty environment, and return the words that start a pip for it."""
+    try:
+        _run([sys.executable, "-m", "venv", str(part)], environment)
+        return [python, "-m", "pip"]
+    except Unbuildable:
+        shutil.rmtree(part, ignore_errors=True)
+    try:
+        _run([sys.executable, "-m", "venv", "--without-pip", str(part)], environment)
+        _run([sys.executable, "-m", "pip", "--python", python, "--version"], environment)
+    except Unbuildable:
+        fix = "install uv there (https://docs.astral.sh/uv), or on Debian and Ubuntu: sudo apt install python3-venv"
+        raise Unbuildable(f"{sys.executable} has neither a working venv nor pip", fix) from None
+    return [sys.executable, "-m", "pip", "--python", python]
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    """Run a command, and say which step it is at.
+
+    Raises:
+        Unbuildable: it failed.
+    """
+    lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment, text=True, errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        raise Unbuildable(f"{command[0]}: {error.strerror}", "install uv or pip there") from None
+    with process:
+        assert process.stdout is not None
+        for line in map(str.strip, process.stdout):
+            lines.append(line)
+            if _STEP.match(line):
+                say(line[:200])
+    if process.returncode != 0:
+        raise Unbuildable(*explain(list(lines)))
+
+
+def explain(lines: list[str]) -> tuple[str, str]:
+    """Return the problem in the output of pip or uv, and its fix."""
+    text = "\n".join(lines)
+    told = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
+    last = (told or [line for line in lines if line] or ["it said nothing"])[0][:300]
+    if "No space left" in text or "Disk quota" in text:
+        return "the disk is full", "free some space there, or give a 'project_path' on another disk"
+    if _NO_WAY.search(text):
+        return f"the package index cannot be reached ({last})", OFFLINE_FIX
+    if "No matching distribution" in text or "No solution found" in text:
+        return f"a package is not to be had for this Python ({last})", "give it another Python: 'python' in hosts file"
+    return f"the packages cannot be installed: {last}", "try the last command by hand there"
+
+
+def say(text: str) -> None:
+    print(json.dumps({"say": text}), flush=True)
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).expanduser().resolve()
+    os.umask(0o077)
+    try:
+        if sys.argv[2] == "find":
+            print(json.dumps(find(root, sys.argv[3])))
+        else:
+            print(json.dumps({"python": build(root, json.load(sys.stdin), sys.argv[3], sys.argv[4])}))
+    except Unbuildable as error:
+        print(json.dumps({"problem": error.args[0], "fix": error.args[1]}))
+    except OSError as error:
+        print(json.dumps({"problem": str(error), "fix": "are the folder and the disk there writable?"}))
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

@@ -1,0 +1,188 @@
+"""Environments on machines with nothing but SSH and a Python; a recipe of one small package of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from distributed import environment_builder as builder
+from distributed.code_sync import folder_tree, send_trees
+from distributed.here import HereConnection
+from distributed.hosts_schema import Machine
+from distributed.link import Link, link_to
+from distributed.provision import Recipe, find_environment, look, provision, usual_recipe
+from distributed.ssh_errors import SshError
+from distributed.ssh_process import Completed
+from tests.lab.light import LightHost, LightLab
+from tests.lab.spec import LabUnavailable
+
+RECIPE = Recipe(("musterling",), "musterling==1.0\n")
+NO_INDEX = "[global]\nindex-url = http://127.0.0.1:9/simple\nextra-index-url =\nfind-links =\nretries = 0\n"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LightLab]:
+    try:
+        with LightLab("a") as built:
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one wheel."""
+    folder = tmp_path_factory.mktemp("wheels")
+    info = "musterling-1.0.dist-info"
+    with zipfile.ZipFile(folder / "musterling-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("musterling.py", "here = True\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: musterling\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def host(lab: LightLab) -> LightHost:
+    """A machine whose pip finds no index."""
+    (lab["a"].files / ".config" / "pip").mkdir(parents=True)
+    (lab["a"].files / ".config" / "pip" / "pip.conf").write_text(NO_INDEX)
+    return lab["a"]
+
+
+@pytest.fixture
+def link(lab: LightLab, host: LightHost) -> Iterator[Link]:
+    hosts = lab.hosts("a", python="")
+    with closing(link_to(hosts.machines[0], hosts)) as made:
+        yield made
+
+
+def envs(host: LightHost) -> list[str]:
+    folder = host.files / ".cache" / "muster" / "envs"
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock") if folder.exists() else []
+
+
+def test_without_internet_one_line_names_the_machine_and_the_fix(link: Link, host: LightHost) -> None:
+    with pytest.raises(SshError) as caught:
+        provision(link, lambda line: None, RECIPE)
+    assert caught.value.message.startswith("a: the package index cannot be reached")
+    assert "--offline-wheels" in caught.value.hint
+    assert envs(host) == [] and find_environment(link, RECIPE) == ""
+
+
+def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
+    link: Link, host: LightHost, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    before = {path for path in host.files.rglob("*") if ".cache" not in path.parts}
+    said: list[str] = []
+    python = provision(link, said.append, RECIPE, offline_wheels=True)
+    done = link.connection().run([python, "-c", "import musterling, sys; print(musterling.here, sys.prefix)"])
+    folder = Path(python).parents[1]
+    assert done.stdout.decode().split() == ["True", str(folder)]
+    assert folder.parent == host.files / ".cache" / "muster" / "envs" and envs(host) == [folder.name]
+    assert {path for path in host.files.rglob("*") if ".cache" not in path.parts} == before
+    assert [path.name for path in (host.files / ".cache").iterdir()] == ["muster"]
+    assert any(line.startswith("making an environment") for line in said) and any("Installing" in line for line in said)
+
+    again: list[str] = []
+    begin = time.monotonic()
+    assert provision(link, again.append, RECIPE) == python == find_environment(link, RECIPE)
+    assert time.monotonic() - begin < 10 and again == []  # far under 2 s where nothing else runs
+
+
+def test_another_lock_is_another_environment(link: Link) -> None:
+    assert find_environment(link, Recipe(RECIPE.requirements, "musterling==1.1\n")) == ""
+
+
+def test_the_usual_recipe_is_what_muster_asks_for_in_tested_versions() -> None:
+    recipe = usual_recipe()
+    assert any(line.startswith("torch") for line in recipe.requirements)
+    assert not any("extra" in line for line in recipe.requirements)
+    assert "\ntorch==" in recipe.lock
+
+
+class Bare(HereConnection):
+    """A machine on which nothing is found."""
+
+    def run(self, argv: Sequence[str], **_: object) -> Completed:
+        return Completed(1, b"", b"python3: not found")
+
+
+def test_a_machine_with_no_python_at_all() -> None:
+    bare = Link(Machine(name="bare"), lambda: Bare("bare"))
+    assert look(bare).python == ""
+    with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to be had: python3") as caught:
+        provision(bare, lambda line: None, RECIPE)
+    assert "astral.sh/uv" in caught.value.hint
+
+
+# --------------------------------------------------------------------------------------------- the builder, on its own
+
+
+ORDER = {"digest": hashlib.sha256(b"r").hexdigest(), "requirements": [], "lock": ""}
+
+
+def test_a_torn_build_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(part: Path, *_: object) -> None:
+        (part / "bin").mkdir(parents=True)
+        (part / "bin" / "python").symlink_to("/usr/bin/env")
+        raise KeyboardInterrupt
+
+    whole = builder._fill
+    monkeypatch.setattr(builder, "_fill", torn)
+    with monkeypatch.context() as killed:
+        killed.setattr("shutil.rmtree", lambda *_, **__: None)  # as if by kill -9: nothing is tidied up
+        with pytest.raises(KeyboardInterrupt):
+            builder.build(tmp_path, ORDER, "", "")
+    assert len(list((tmp_path / "envs").glob(".*.part"))) == 2
+    assert builder.ready(tmp_path, ORDER["digest"]) == ""
+
+    monkeypatch.setattr(builder, "_fill", whole)
+    monkeypatch.setattr(builder, "_run", lambda command, environment: torn_free(command))
+    assert builder.build(tmp_path, ORDER, "", "") == builder.ready(tmp_path, ORDER["digest"])
+    assert list((tmp_path / "envs").glob(".*.part")) == []
+
+
+def torn_free(command: list[str]) -> None:
+    """Instead of venv: the one file that matters."""
+    if "venv" in command:
+        python = Path(command[-1]) / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(str(shutil.which("true")))
+
+
+def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> None:
+    python = tmp_path / "envs" / builder.key("r") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/gone/python3")
+    assert builder.ready(tmp_path, "r") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("error: Failed to fetch: dns error", "the package index cannot be reached"),
+        ("ERROR: No matching distribution found for torch==9", "a package is not to be had for this Python"),
+        ("ERROR: something else", "the packages cannot be installed: ERROR: something else"),
+    ],
+)
+def test_the_words_of_pip_and_uv_become_a_cause(line: str, problem: str) -> None:
+    assert builder.explain(["Collecting torch", line])[0].startswith(problem)
+
+
+def test_what_is_there_is_not_sent_again(link: Link, wheels: Path) -> None:
+    link.python = look(link).python
+    link.put_agent()
+    send_trees(link, [folder_tree(wheels)])
+    assert send_trees(link, [folder_tree(wheels)]) == 0

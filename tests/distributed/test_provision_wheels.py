@@ -1,0 +1,57 @@
+"""Wheels for another machine than this one."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.offline_wheels import collect_wheels, is_like_here, locked_for, platforms, target_options
+from profiles.errors import BadInput
+
+HERE = {
+    "version": list(sys.version_info[:3]), "system": platform.system(), "machine": platform.machine(),
+    "libc": list(platform.libc_ver()), "macos": platform.mac_ver()[0],
+}  # fmt: skip
+MAC = {"version": [3, 10, 2], "system": "Darwin", "machine": "arm64", "libc": ["", ""], "macos": "14.5"}
+LOCK = """# comment
+numpy==2.4.6; python_version >= "3.11"
+numpy==2.2.6; python_version < "3.11"
+nvidia==1.0; platform_system == "Linux"
+"""
+
+
+def test_pins_are_chosen_for_the_python_there() -> None:
+    assert locked_for(LOCK, MAC) == ["numpy==2.2.6"]
+    assert locked_for(LOCK, {**MAC, "version": [3, 12, 0], "system": "Linux"}) == ["numpy==2.4.6", "nvidia==1.0"]
+
+
+def test_the_platforms_of_a_mac_and_of_linux() -> None:
+    assert platforms(MAC)[:2] == ["macosx_14_0_arm64", "macosx_14_0_universal2"]
+    linux = {**MAC, "system": "Linux", "machine": "x86_64", "libc": ["glibc", "2.31"]}
+    assert platforms(linux)[0] == "manylinux_2_31_x86_64" and "manylinux_2_28_x86_64" in platforms(linux)
+    assert "manylinux_2_34_x86_64" not in platforms(linux)
+
+
+@given(st.lists(st.text(max_size=8), max_size=3), st.text(max_size=8), st.sampled_from(["Linux", "Darwin"]))
+def test_any_answer_gives_a_bounded_list(libc: list[str], macos: str, system: str) -> None:
+    found = platforms({**MAC, "system": system, "libc": libc, "macos": macos})
+    assert 0 < len(found) < 1100
+
+
+def test_this_machine_is_like_itself_only() -> None:
+    assert is_like_here(HERE) and not is_like_here({**HERE, "machine": "other"})
+    assert "--python-version" in target_options(MAC)
+
+
+def test_a_package_that_is_not_to_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with (
+        pytest.raises(BadInput, match="cannot be collected: .*muster-none"),
+        collect_wheels(["muster-none"], "", HERE, lambda line: None) as folder,
+    ):
+        assert isinstance(folder, Path)
