@@ -18,7 +18,7 @@ from distributed.code_sync import REPOSITORY
 from distributed.hosts import Hosts, save_hosts
 from distributed.hosts_schema import Machine
 from distributed.link import Link, address_towards
-from distributed.preflight import Facts, check, ready
+from distributed.preflight import Facts, check, hosts_with_pythons, ready
 from distributed.ssh import Trust
 from profiles.errors import RunFailed
 from profiles.schema import Profile
@@ -66,6 +66,7 @@ class DistributedLauncher:
             machines = ready(check(self._hosts, self._profile.model.task, self._trust))
             for link, _ in machines:
                 link.close()
+            self._hosts = hosts_with_pythons(self._hosts, [link for link, _ in machines])
             self._laps.end("machines: checked")
             return plan_run(self._profile, machines)
         except BaseException:

@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed.hosts_schema import Hosts
 from distributed.link import Link, link_to
+from distributed.provision import find_environment
 from distributed.ssh import Trust
 from distributed.ssh_errors import SshError
 from profiles.errors import ExitCode, MusterError
@@ -18,6 +19,7 @@ OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
+PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
 _NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
 
@@ -53,6 +55,8 @@ class Readiness:
     link: Link
     facts: Facts | None = None
     problem: MusterError | None = None
+    provisionable: bool = False
+    """Whether the problem goes away with an environment of ours."""
 
 
 class NotReady(MusterError):
@@ -104,15 +108,50 @@ def ready(found: Sequence[Readiness]) -> list[tuple[Link, Facts]]:
     return [(one.link, one.facts) for one in found if one.facts is not None]
 
 
+def hosts_with_pythons(hosts: Hosts, links: Sequence[Link]) -> Hosts:
+    """Return the hosts with the Python that :func:`check` chose where the hosts file names none."""
+    chosen = {link.name: link.python for link in links if not link.machine.python and link.python != "python3"}
+    machines = (m.model_copy(update={"python": chosen[m.name]}) if m.name in chosen else m for m in hosts.machines)
+    return hosts.model_copy(update={"machines": tuple(machines)})
+
+
 def _ask(link: Link, modules: Sequence[str]) -> Readiness:
+    """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:
-        fingerprint = link.connection().fingerprint
-        begin = time.time()
-        said = link.probe(modules)
-        ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
+        asked = _ask_python(link, modules)
+        if not asked.provisionable:
+            return asked
+        environment = find_environment(link)
+        if not environment:
+            return asked
+        link.python = environment
+        return _ask_python(link, modules)
     except MusterError as error:
         return Readiness(link, problem=error)
-    return Readiness(link, _facts(said, ahead, fingerprint))
+
+
+def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
+    """Ask with the Python that the link has.
+
+    Raises:
+        MusterError: the machine cannot be asked.
+    """
+    fingerprint = link.connection().fingerprint
+    begin = time.time()
+    try:
+        said = link.probe(modules)
+    except SshError as error:
+        if error.cause != SshError.cause or link.machine.python:
+            raise
+        return Readiness(link, problem=SshError(link.name, _after(error, link.name), PROVISION), provisionable=True)
+    ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
+    facts = _facts(said, ahead, fingerprint)
+    unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
+    return Readiness(link, facts, provisionable=unfit and not link.machine.python)
+
+
+def _after(error: MusterError, name: str) -> str:
+    return error.message.removeprefix(f"{name}: ")
 
 
 def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
@@ -136,10 +175,12 @@ def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
     if facts.python[:2] < OLDEST_PYTHON:
         found = ".".join(str(part) for part in facts.python)
         hint = "install Python 3.10 or newer there, and name it with 'python' in the hosts file"
+        hint = hint if link.machine.python else PROVISION
         return SshError(name, f"{link.python} is Python {found}, needed is 3.10 or newer", hint)
     if facts.missing:
         words = " ".join("grpcio" if module == "grpc" else module for module in facts.missing)
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
+        hint = hint if link.machine.python else PROVISION
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
     if not facts.writable:
         return SshError(name, f"{facts.root} cannot be written there", "give a 'project_path' in the hosts file")

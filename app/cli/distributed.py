@@ -21,7 +21,7 @@ from distributed.host_keys import HostKeyInfo
 from distributed.hosts import Hosts, load_hosts, save_hosts
 from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
 from distributed.leftovers import leftovers
-from distributed.preflight import NotReady, Readiness, check, ready
+from distributed.preflight import NotReady, Readiness, check, hosts_with_pythons, ready
 from distributed.requests import Action, leave_request
 from distributed.runs import find_run
 from distributed.ssh import Trust
@@ -60,10 +60,11 @@ def _resume(request: TrainRequest, hosts_file: Path | None, trust_new: bool) -> 
     """Continue a distributed run on the machines that hold its snapshots."""
     path, plan = resumable(request)
     hosts = load_hosts(hosts_file or path / HOSTS)
-    for link, _ in ready(check(hosts, plan.profile.model.task, trust(trust_new))):
+    links = [link for link, _ in ready(check(hosts, plan.profile.model.task, trust(trust_new)))]
+    for link in links:
         link.close()
     folder = RunFolder.resume(path, plan, list(request.command))
-    save_hosts(hosts, path / HOSTS)
+    save_hosts(hosts_with_pythons(hosts, links), path / HOSTS)
     folder.close()
     start_supervisor(path)
     return path

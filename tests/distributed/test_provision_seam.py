@@ -1,0 +1,114 @@
+"""Which Python a machine is used with when the hosts file names none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from distributed import preflight
+from distributed.clean import survey
+from distributed.here import HereConnection
+from distributed.hosts import load_hosts, save_hosts
+from distributed.hosts_schema import Machine
+from distributed.launcher import HOSTS, DistributedLauncher
+from distributed.link import Link, link_to
+from distributed.preflight import hosts_with_pythons
+from distributed.provision import look, usual_recipe
+from profiles.resolve import profile_from_options
+from tests.distributed.muster_runs import REPOSITORY, Muster
+from tests.lab.fixtures import MakeLightLab
+from tests.lab.light import LightLab
+
+KEY = "import sys; sys.path.insert(0, sys.argv[1]); import environment_builder as b; print(b.key(sys.argv[2]))"
+
+
+@pytest.fixture
+def lab(make_light_lab: MakeLightLab) -> LightLab:
+    lab = make_light_lab("a")
+    save_hosts(lab.hosts(python=""), lab.hosts_file)
+    return lab
+
+
+def give_environment(lab: LightLab) -> Path:
+    """Put what a build leaves behind: a Python that has all packages, this one's."""
+    hosts = lab.hosts(python="")
+    with closing(link_to(hosts.machines[0], hosts)) as link:
+        base = look(link).python
+    words = [base, "-c", KEY, str(REPOSITORY / "distributed"), usual_recipe().digest]
+    key = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    python = lab["a"].files / ".cache" / "muster" / "envs" / key / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_without_packages_is_named_with_the_command_that_gives_them(lab: LightLab) -> None:
+    (one,) = preflight.check(lab.hosts(python=""))
+    one.link.close()
+    assert one.problem is not None and "python3 has no torch" in one.problem.message
+    assert one.provisionable and "distributed-check --fix" in one.problem.hint
+
+
+def test_a_named_python_is_never_replaced(lab: LightLab) -> None:
+    give_environment(lab)
+    (one,) = preflight.check(lab.hosts(python=look_for_python(lab)))
+    one.link.close()
+    assert one.problem is not None and not one.provisionable and "-m pip install" in one.problem.hint
+
+
+def look_for_python(lab: LightLab) -> str:
+    hosts = lab.hosts(python="")
+    with closing(link_to(hosts.machines[0], hosts)) as link:
+        return look(link).python
+
+
+def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tmp_path: Path) -> None:
+    python = give_environment(lab)
+    options = {"task": "custom", "model_path": "a.b:c", "output_dir": str(tmp_path)}
+    launcher = DistributedLauncher(lab.hosts(python=""), profile_from_options("p", options))
+    plan = launcher.plan()
+    try:
+        folder = launcher._folder(plan, [])
+    finally:
+        assert launcher._stand_by is not None
+        launcher._stand_by.dismiss()
+    assert load_hosts(folder / HOSTS).machines[0].python == str(python)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_on_a_machine_without_packages_of_its_own(lab: LightLab, tmp_path: Path) -> None:
+    give_environment(lab)
+    muster = Muster(tmp_path, lab.hosts_file)
+    done = muster.run(*muster.train("--max-steps", "2"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_machines_without_a_chosen_python_get_one(lab: LightLab) -> None:
+    hosts = lab.hosts("a")
+    link = Link(hosts.machines[0], lambda: HereConnection("a"))
+    assert hosts_with_pythons(hosts, [link]) == hosts
+
+
+def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "work" / "envs" / ("ab" * 8) / "bin").mkdir(parents=True)
+    (tmp_path / "work" / "envs" / ".lock").touch()
+    found = survey(HereConnection("a"), "", ["~/work"])
+    assert [Path(part.path).name for part in found.parts] == ["envs"] and found.left_alone == ()
+
+
+def test_what_provisioning_needs_is_said_of_a_machine_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(name="bare", address="localhost")
+    monkeypatch.setattr(Link, "probe", no_python)
+    one = preflight._ask_python(Link(machine, lambda: HereConnection("bare")), [])
+    assert one.provisionable and one.problem is not None and one.problem.message == "bare: no Python there: python3"
+
+
+def no_python(link: Link, modules: object) -> dict[str, object]:
+    raise preflight.SshError(link.name, f"no Python there: {link.python}", "install one")
