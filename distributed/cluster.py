@@ -64,7 +64,7 @@ class Machine(Document):
     @property
     def host(self) -> str:
         """What tells machines apart."""
-        return self.identity or self.name
+        return f"key {self.identity}" if self.identity else f"name {self.name}"
 
     @cached_property
     def step_time(self) -> tuple[float, float]:
@@ -183,7 +183,8 @@ class Cluster(Document):
         found: dict[tuple[str, str], Link] = {}
         for link in sorted(self.links, key=lambda link: (link.mbit + link.mbit_back, link.source, link.target)):
             ends = (self.machine(link.source).host, self.machine(link.target).host)
-            found[ends], found[ends[::-1]] = link, link.reversed()
+            if ends[0] != ends[1]:
+                found[ends], found[ends[::-1]] = link, link.reversed()
         return found
 
     @cached_property
