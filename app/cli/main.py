@@ -11,6 +11,7 @@ import typer
 
 from app.cli.boundary import run_app
 from app.cli.discover import announce, discover
+from app.cli.measure import measure
 from app.cli.plan import plan
 from profiles.errors import BadInput, ExitCode
 
@@ -320,6 +321,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command()(clean)
     for command in (attach, logs, stop, transcribe, evaluate, discover, announce):
         app.command()(command)
+    app.command()(measure)
     app.command()(plan)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)

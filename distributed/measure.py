@@ -1,0 +1,197 @@
+"""Measure all machines of a hosts file and the links between them, for one profile."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.cluster import Cluster
+from distributed.cluster import Link as ClusterLink
+from distributed.code_sync import Inputs, collect
+from distributed.hosts_schema import Hosts
+from distributed.job import Figures, Workload
+from distributed.launcher import plan_run
+from distributed.link import Link
+from distributed.link_figures import PairFigures, measure_links
+from distributed.machine_figures import Seat, SpeedFigures, measure_seat, named, seats_of
+from distributed.measurement_cache import MeasurementCache
+from distributed.preflight import Facts, check, ready
+from distributed.ssh import Trust
+from profiles.errors import BadInput, MusterError
+from profiles.schema import Profile
+from training.plan import RunPlan
+
+Tell = Callable[[str], None]
+_NOT_OF_THE_SPEED = ("run", "evaluation", "snapshot", "strategy")
+"""Sections of a profile that a step alone does not depend on."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure."""
+
+    links: bool = True
+    machines: bool = True
+    max_age: float = 24 * 3600.0
+    """Seconds that earlier figures may be old; 0 measures everything anew."""
+
+
+@dataclass
+class Measured:
+    """What is known after measuring."""
+
+    names: list[str]
+    pairs: list[PairFigures] = field(default_factory=list)
+    speeds: list[SpeedFigures] = field(default_factory=list)
+    problems: list[MusterError] = field(default_factory=list)
+    """Of machines that could not run the task."""
+    here: str = ""
+    model_path: str = ""
+
+    @property
+    def figures(self) -> Figures:
+        """The document that the planner reads.
+
+        Raises:
+            BadInput: nothing is known of what the task is.
+        """
+        if not self.speeds:
+            raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
+        workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
+        seats = {one.machine.name for one in self.speeds}
+        links = tuple(link for pair in self.pairs for link in _between_seats(pair, seats))
+        machines = tuple(
+            one.machine.model_copy(
+                update={
+                    "interface_mbit": _interface(one.machine.name, links),
+                    "wifi": any(_wireless(pair, one.machine.name) for pair in self.pairs),
+                }
+            )
+            for one in self.speeds
+        )
+        cluster = Cluster(machines=machines, links=links, here=self.here if self.here in seats else "")
+        return Figures(cluster=cluster, workload=workload, measured_at=time.time())
+
+
+def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]:
+    """Return the pair's link under the names of the first seats of both machines; links belong to machines."""
+    ends = [next((s for s in sorted(seats) if _host(s, name)), "") for name in (pair.source, pair.target)]
+    return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
+
+
+def _host(seat: str, machine: str) -> bool:
+    return seat == machine or seat.startswith(f"{machine}:")
+
+
+def _interface(seat: str, links: Sequence[ClusterLink]) -> float:
+    return max((max(link.mbit, link.mbit_back) for link in links if seat in (link.source, link.target)), default=0.0)
+
+
+def _wireless(pair: PairFigures, seat: str) -> bool:
+    found = pair.figures
+    if found is None:
+        return False
+    return (found.wireless and _host(seat, pair.source)) or (found.wireless_back and _host(seat, pair.target))
+
+
+def measure(
+    hosts: Hosts,
+    profile: Profile,
+    wish: Wish,
+    trust: Trust | None = None,
+    tell: Tell = lambda line: None,
+    cache: MeasurementCache | None = None,
+) -> Measured:
+    """Measure what is not known well enough; ``tell`` hears a line for each step.
+
+    Raises:
+        NotReady: a machine cannot take part.
+        MusterError: the data or the machines cannot be used.
+    """
+    cache = cache or MeasurementCache()
+    machines = ready(check(hosts, profile.model.task, trust))
+    try:
+        plan = plan_run(profile, machines)
+        seats = seats_of(machines, plan.members)
+        here = next((link.name for link, _ in machines if link.machine.here), "")
+        found = Measured([link.name for link, _ in machines], here=here, model_path=profile.model.model_path)
+        found.pairs = _links(machines, wish, cache, tell)
+        found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
+        return found
+    finally:
+        for link, _ in machines:
+            link.close()
+
+
+def _links(
+    machines: Sequence[tuple[Link, Facts]], wish: Wish, cache: MeasurementCache, tell: Tell
+) -> list[PairFigures]:
+    """Measure all links, or return those of earlier: one that is too old is measured together with all others."""
+    identities = {link.name: facts.fingerprint for link, facts in machines}
+    names = list(identities)
+    pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
+    age = wish.max_age if wish.links else float("inf")
+    known = [_known_pair(cache, identities, one, other, age) for one, other in pairs]
+    if not wish.links or all(known):
+        return [pair for pair in known if pair is not None]
+    found = measure_links([link for link, _ in machines], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
+    for pair in found:
+        if pair.figures is not None and not pair.busy:
+            cache.put(_pair_key(identities, pair.source, pair.target), pair)
+    return found
+
+
+def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any]:
+    return {"pair": sorted((identities[one], identities[other]))}
+
+
+def _known_pair(
+    cache: MeasurementCache, identities: dict[str, str], one: str, other: str, age: float
+) -> PairFigures | None:
+    """Return earlier figures of a pair if the machines still have these names."""
+    found = cache.get(PairFigures, _pair_key(identities, one, other), age)
+    return found if found is not None and {found.source, found.target} == {one, other} else None
+
+
+def _speeds(
+    seats: Sequence[Seat], plan: RunPlan, wish: Wish, cache: MeasurementCache, tell: Tell
+) -> tuple[list[SpeedFigures], list[MusterError]]:
+    """Run the task on all seats at the same time, as in a run; those with fresh figures rest."""
+    inputs = collect(plan)
+    age = wish.max_age if wish.machines else float("inf")
+    keys = [_seat_key(seat, inputs) for seat in seats]
+    known = [cache.get(SpeedFigures, key, age) for key in keys]
+    missing = [number for number, one in enumerate(known) if one is None] if wish.machines else []
+    problems: list[MusterError] = []
+
+    def run(number: int) -> None:
+        try:
+            known[number] = measure_seat(seats[number], inputs)
+        except MusterError as error:
+            problems.append(error)
+            return
+        tell(f"{seats[number].member.name}: measured")
+
+    with ThreadPoolExecutor(max(1, len(missing))) as pool:
+        list(pool.map(run, missing))
+    for number in missing:
+        if (fresh := known[number]) is not None:
+            cache.put(keys[number], fresh)
+    return [named(one, seat) for one, seat in zip(known, seats, strict=True) if one is not None], problems
+
+
+def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:
+    """What the speed of a seat depends on: the machine, its torch, the model, the data, and how they are trained."""
+    profile = inputs.plan.profile.model_dump(mode="json", exclude=set(_NOT_OF_THE_SPEED))
+    trees = {place: tree.name for place, tree in inputs.trees.items() if place != "inputs/code"}
+    member = seat.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
+    text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
+    return {
+        "identity": seat.facts.fingerprint,
+        "torch": seat.facts.torch,
+        "task": hashlib.sha256(text.encode()).hexdigest(),
+    }
