@@ -46,6 +46,8 @@ class Facts:
     """Network interface over which it was reached."""
     fingerprint: str
     """Of its host key."""
+    address: str = ""
+    """Under which it was reached, as a literal."""
 
 
 @dataclass
@@ -167,6 +169,7 @@ def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
         gpus=int(said["gpus"]),
         interface=said["interface"],
         fingerprint=fingerprint,
+        address=str(said["address"]),
     )
 
 

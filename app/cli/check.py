@@ -1,0 +1,78 @@
+"""Are the machines ready, what would slow them down, and the repair of what is safe to repair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.cli.distributed import trust
+from app.console import say, say_error, show_json, show_line, visible
+from distributed.examination import Examined, examine, repair
+from distributed.findings import Finding
+from distributed.hosts import load_hosts
+from distributed.preflight import Readiness
+from profiles.errors import ExitCode
+from profiles.resolve import load_profile
+
+
+def check_command(
+    profile: str, hosts_file: Path, trust_new: bool, as_json: bool, fix: bool = False, offline_wheels: bool = False
+) -> ExitCode:
+    """Look at all machines of a hosts file; without a profile, for speech recognition.
+
+    Raises:
+        BadInput: the hosts file or the profile cannot be used.
+    """
+    task = load_profile(profile, {}).profile.model.task if profile else "whisper"
+    hosts = load_hosts(hosts_file)
+    found = examine(hosts, task, trust(trust_new))
+    if fix and any(one.readiness.provisionable for one in found):
+        for error in repair(found, lambda line: say(visible(line)), offline_wheels):
+            say_error(error.message, error.hint)
+        found = examine(hosts, task, trust(trust_new))
+    code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
+    if as_json:
+        show_json({"machines": [_document(one) for one in found], "exit_code": int(code)})
+    else:
+        for one in found:
+            _show(one)
+    return code
+
+
+def _show(one: Examined) -> None:
+    problem = one.readiness.problem
+    if problem is not None:
+        say_error(problem.message, problem.hint)
+    elif one.ready:
+        show_line(_ready_line(one.readiness))
+    for finding in one.findings:
+        if finding.level == "problem" and finding.check != "ready":
+            say_error(f"{one.name}: {visible(finding.seen)}", finding.fix)
+        elif finding.level == "warning":
+            show_line(f"{one.name}: warning: {visible(_words(finding))}")
+
+
+def _words(finding: Finding) -> str:
+    needed = f" (needed: {finding.needed})" if finding.needed else ""
+    return f"{finding.seen}{needed}{'; ' if finding.fix else ''}{finding.fix}"
+
+
+def _ready_line(one: Readiness) -> str:
+    facts = one.facts
+    assert facts is not None
+    python = ".".join(str(part) for part in facts.python)
+    gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
+    return (
+        f"{one.link.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, "
+        f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s)"
+    )
+
+
+def _document(one: Examined) -> dict[str, object]:
+    readiness, facts = one.readiness, one.readiness.facts
+    document: dict[str, object] = {"name": one.name, "ready": one.ready}
+    if readiness.problem is not None:
+        document |= {"problem": readiness.problem.message, "fix": readiness.problem.hint}
+    elif facts is not None:
+        document |= {"torch": facts.torch, "python": list(facts.python), "free_bytes": facts.free,
+                     "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip
+    return document | {"findings": [finding._asdict() for finding in one.findings]}

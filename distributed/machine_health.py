@@ -1,0 +1,278 @@
+"""What a machine's hardware and system say before a run: power, heat, memory, devices, ways to other machines.
+
+Standard library only, Python >= 3.9, and torch for the devices where it is there: this file is copied to the machine
+and run there::
+
+    python machine_health.py facts            > one JSON document
+    python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
+    python machine_health.py reach HOST PORT ...   > {"HOST PORT": ""} or the reason, for every pair
+
+The parsers take text, so that they can be tried everywhere.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+CPU_SIZE, GPU_SIZE = 512, 2048
+"""Side of the matrices of the smoke test; what a GPU gets is large enough to keep it busy."""
+SPEED_SECONDS = 0.2
+CONNECT_SECONDS = 2.0
+
+
+def facts() -> dict[str, Any]:
+    """Everything at once; nothing here may fail because one thing cannot be read."""
+    mac = platform.system() == "Darwin"
+    return {
+        "machine": platform.machine(),
+        "hardware": hardware(),
+        "address": ([*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""])[2],
+        "memory": memory(mac),
+        "power": mac_power(said("pmset", "-g", "batt"), said("pmset", "-g")) if mac else linux_power(power_supplies()),
+        "inhibitor": next((name for name in ("caffeinate", "systemd-inhibit") if shutil.which(name)), ""),
+        "mtu": mac_mtu(said("ifconfig")) if mac else linux_mtu(),
+        "celsius": celsius(),
+        "throttled": mac_throttled(said("pmset", "-g", "therm")) if mac else False,
+        "nvidia": nvidia(said("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
+        "devices": devices(),
+    }  # fmt: skip
+
+
+def said(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def memory(mac: bool) -> dict[str, int]:
+    if mac:
+        return mac_memory(said("sysctl", "-n", "hw.memsize"), said("vm_stat"))
+    return linux_memory(read("/proc/meminfo"))
+
+
+def hardware() -> str:
+    """Return the architecture of the processor, which under Rosetta is not that of this Python."""
+    if platform.system() == "Darwin" and said("sysctl", "-n", "hw.optional.arm64").strip() == "1":
+        return "arm64"
+    return platform.machine()
+
+
+# ------------------------------------------------------------------------------------------------------------- parsers
+
+
+def linux_memory(text: str) -> dict[str, int]:
+    """Parse /proc/meminfo: bytes of memory, and of what programs could have."""
+    kilobytes = {key: int(number) for key, number in re.findall(r"^(\w+):\s+([0-9]{1,15}) kB", text, re.M)}
+    return {"total": kilobytes.get("MemTotal", 0) * 1024, "free": kilobytes.get("MemAvailable", 0) * 1024}
+
+
+def mac_memory(size: str, text: str) -> dict[str, int]:
+    """Parse ``vm_stat``: what is free, inactive or can be thrown away counts as free."""
+    page = re.search(r"page size of ([0-9]{1,9}) bytes", text)
+    pages = re.findall(r"^Pages (?:free|inactive|speculative|purgeable):\s+([0-9]{1,15})", text, re.M)
+    total = int(size) if re.fullmatch(r"[0-9]{1,18}\s*", size) else 0
+    return {"total": total, "free": sum(map(int, pages)) * int(page[1] if page else 4096)}
+
+
+def power_supplies(top: str = "/sys/class/power_supply") -> list[dict[str, str]]:
+    names = ("type", "online", "status", "capacity", "scope")
+    return [{name: read(f"{folder}/{name}") for name in names} for folder in sorted(glob.glob(f"{top}/*"))]
+
+
+def linux_power(supplies: list[dict[str, str]]) -> dict[str, Any]:
+    """Judge power supplies: ``{"source": "ac" | "battery" | "", "percent": ..., "saving": ...}``.
+
+    A mouse has a battery too: its scope is ``Device``.
+    """
+    own = [supply for supply in supplies if supply.get("scope") != "Device"]
+    batteries = [supply for supply in own if supply.get("type") == "Battery"]
+    mains = [supply.get("online") for supply in own if supply.get("type") not in ("Battery", "", None)]
+    percents = [int(b["capacity"]) for b in batteries if re.fullmatch("[0-9]{1,3}", b.get("capacity", ""))]
+    drained = any(battery.get("status") == "Discharging" for battery in batteries) and "1" not in mains
+    source = "" if not own else "battery" if drained else "ac"
+    profile = read("/sys/firmware/acpi/platform_profile") if own else ""
+    return {"source": source, "percent": min(percents, default=None), "saving": profile == "low-power"}
+
+
+def mac_power(batt: str, settings: str) -> dict[str, Any]:
+    """Parse ``pmset -g batt`` and ``pmset -g``."""
+    drawing = re.search(r"Now drawing from '([^']*)'", batt)
+    percent = re.search(r"([0-9]{1,3})%", batt)
+    return {
+        "source": "" if not drawing else "battery" if "Battery" in drawing[1] else "ac",
+        "percent": int(percent[1]) if percent else None,
+        "saving": bool(re.search(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", settings, re.M)),
+    }
+
+
+def linux_mtu() -> dict[str, int]:
+    found = {Path(path).parent.name: read(path) for path in glob.glob("/sys/class/net/*/mtu")}
+    return {name: int(mtu) for name, mtu in sorted(found.items()) if mtu.isdecimal() and name != "lo"}
+
+
+def mac_mtu(text: str) -> dict[str, int]:
+    """Parse ``ifconfig``."""
+    found = re.findall(r"^([\w.-]+): flags=.*\bmtu ([0-9]{1,9})", text, re.M)
+    return {name: int(mtu) for name, mtu in found if not name.startswith("lo")}
+
+
+def celsius() -> float | None:
+    """Return the hottest sensor that makes sense, degrees; a Mac shows none without an administrator."""
+    texts = [
+        read(p)
+        for p in (*glob.glob("/sys/class/thermal/thermal_zone*/temp"), *glob.glob("/sys/class/hwmon/*/temp*_input"))
+    ]
+    return hottest(texts)
+
+
+def hottest(texts: list[str]) -> float | None:
+    """Return the highest of some readings in thousandths of a degree; sensors that are off show nonsense."""
+    degrees = [int(text) / 1000 for text in texts if re.fullmatch("-?[0-9]{1,9}", text)]
+    return max((value for value in degrees if 5 <= value <= 125), default=None)
+
+
+def mac_throttled(text: str) -> bool:
+    """Parse ``pmset -g therm``."""
+    limit = re.search(r"CPU_Speed_Limit\s*=\s*([0-9]{1,3})", text)
+    return limit is not None and int(limit[1]) < 100
+
+
+_NVIDIA = "index,name,driver_version,memory.total,memory.free,temperature.gpu"
+
+
+def nvidia(text: str) -> list[dict[str, Any]]:
+    """Parse nvidia-smi's table; memory in bytes, what it does not know is ``None``."""
+    rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
+    return [
+        {
+            "index": number(row[0]), "name": row[1], "driver": row[2],
+            "total": mebibytes(row[3]), "free": mebibytes(row[4]), "celsius": number(row[5]),
+        }
+        for row in rows if len(row) == 6
+    ]  # fmt: skip
+
+
+def number(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+
+
+def mebibytes(text: str) -> int | None:
+    size = number(text)
+    return None if size is None else size * 2**20
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def devices() -> list[dict[str, Any]]:
+    """Multiply matrices on every device; a result that is wrong is a problem, as is an error."""
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a torn installation fails in any way; it becomes a finding
+        return [{"device": "cpu", "problem": f"torch: {error}", "gflops": None}]
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    mps = getattr(torch.backends, "mps", None)
+    if mps is not None and mps.is_available():
+        names.append("mps")
+    return [smoke(torch, name) for name in names]
+
+
+def smoke(torch: Any, name: str) -> dict[str, Any]:
+    """Multiply once and compare, then for 0.2 s; the factors are small whole numbers, so that the product is exact."""
+    size = CPU_SIZE if name == "cpu" else GPU_SIZE
+    places = ((0, 0), (17, 300), (size - 1, size - 1))
+    try:
+        numbers = torch.arange(size * size).reshape(size, size)
+        left, right = (numbers % 7), (numbers % 5)
+        wanted = [int(left[row] @ right[:, column]) for row, column in places]
+        left, right = left.float().to(name), right.float().to(name)
+        product = left @ right
+        got = [int(product[row, column].item()) for row, column in places]
+        if got != wanted:
+            return {"device": name, "problem": f"multiplies wrongly: {got} instead of {wanted}", "gflops": None}
+        return {"device": name, "problem": "", "gflops": round(speed(left, right), 1)}
+    except Exception as error:  # noqa: BLE001 - drivers fail in any way; it becomes a finding
+        return {"device": name, "problem": (str(error) or type(error).__name__).splitlines()[0][:200], "gflops": None}
+
+
+def speed(left: Any, right: Any) -> float:
+    """Return GFLOP/s."""
+    count, begin = 0, time.monotonic()
+    while time.monotonic() - begin < SPEED_SECONDS:
+        for _ in range(4):
+            product = left @ right
+        count += 4
+        product[0, 0].item()  # waits for the device
+    return 2.0 * len(left) ** 3 * count / (time.monotonic() - begin) / 1e9
+
+
+# ---------------------------------------------------------------------------------------------------------------- ways
+
+
+def listen(seconds: float) -> None:
+    """Say a free port, and greet whoever connects."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
+        print(server.getsockname()[1], flush=True)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for ready in select.select([server, sys.stdin], [], [], left)[0]:
+                if ready is not server:
+                    return
+                peer, _ = server.accept()
+                peer.close()
+
+
+def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
+    """Try to connect to all at once; return the reason for each where it did not go."""
+    found: dict[str, str] = {}
+
+    def one(host: str, port: int) -> None:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+            found[f"{host} {port}"] = ""
+        except OSError as error:
+            found[f"{host} {port}"] = error.strerror or str(error) or type(error).__name__
+
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(CONNECT_SECONDS + 1)
+    return {f"{host} {port}": found.get(f"{host} {port}", "no answer") for host, port in pairs}
+
+
+def main() -> int:
+    command, rest = sys.argv[1], sys.argv[2:]
+    if command == "facts":
+        print(json.dumps(facts()))
+    elif command == "listen":
+        listen(float(rest[0]))
+    else:
+        print(json.dumps(reach([(host, int(port)) for host, port in zip(rest[::2], rest[1::2])])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What is said about hardware, system and ways, from what machines say of themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed import machine_health as health
+from distributed.findings import Health, guarded_folder, judge_health, judge_mtu, judge_ways
+
+SOUND: dict[str, Any] = {
+    "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},
+    "power": {"source": "ac", "percent": 80, "saving": False}, "inhibitor": "caffeinate", "mtu": {"en0": 1500},
+    "celsius": 50.0, "throttled": False, "nvidia": [],
+    "devices": [{"device": "cpu", "problem": "", "gflops": 100.0}],
+}  # fmt: skip
+GPU = {"name": "RTX", "driver": "570.1", "total": 2**34, "free": 2**34}
+
+
+def alarms(**change: object) -> list[tuple[str, str]]:
+    found = judge_health(Health.model_validate({**SOUND, **change}))
+    assert all(finding.fix for finding in found if finding.level != "ok")
+    return [(finding.level, finding.seen) for finding in found if finding.level != "ok"]
+
+
+def test_a_sound_machine_raises_no_alarm() -> None:
+    assert alarms() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "alarm"),
+    [
+        ({"machine": "x86_64"}, ("warning", "Python for x86_64 under Rosetta")),
+        ({"memory": {"total": 2**34, "free": 2**30}}, ("warning", "1.0 of 16.0 GB free")),
+        ({"power": {"source": "battery", "percent": 43}}, ("warning", "runs on its battery, 43 %")),
+        ({"power": {"source": "ac", "saving": True}}, ("warning", "Low Power Mode is on")),
+        ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, no systemd-inhibit")),
+        ({"celsius": 97.0}, ("warning", "97 °C")),
+        ({"throttled": True, "celsius": None}, ("warning", "unknown, slowed down by heat")),
+        ({"devices": [{"device": "mps", "problem": "boom"}]}, ("problem", "mps: boom")),
+        ({"nvidia": [GPU]}, ("warning", "RTX (driver 570.1) is not used: torch has no CUDA there")),
+    ],
+)
+def test_one_thing_that_is_wrong_is_one_alarm(change: dict[str, object], alarm: tuple[str, str]) -> None:
+    assert alarms(**change) == [alarm]
+
+
+def test_a_gpu_that_others_fill() -> None:
+    devices = [{"device": "cuda:0", "problem": "", "gflops": 9e4}]
+    assert alarms(nvidia=[GPU], devices=devices) == []
+    assert alarms(nvidia=[{**GPU, "free": 2**30}], devices=devices) == [("warning", "RTX: 1.0 of 16.0 GB free")]
+
+
+@pytest.mark.parametrize(
+    ("root", "folder"),
+    [
+        ("/Users/ada/Desktop/work", "/Users/ada/Desktop"),
+        ("/Users/ada/Documents", "/Users/ada/Documents"),
+        ("/users/ada/documents/x", "/users/ada/Documents"),
+        ("/Volumes/Disk/muster", "/Volumes"),
+        ("/Users/ada/.cache/muster", ""),
+        ("/Users/ada/Documents2", ""),
+        ("/private/tmp/Documents", ""),
+    ],
+)
+def test_folders_that_a_mac_guards(root: str, folder: str) -> None:
+    assert guarded_folder(root, "Darwin") == folder
+    assert guarded_folder(root, "Linux") == ""
+
+
+def test_packets_that_only_one_end_can_send() -> None:
+    found = judge_mtu({"a": ("eth0", 9000), "b": ("eth0", 1500), "c": ("en0", 1400)})
+    assert {name: finding.level for name, finding in found.items()} == {"a": "warning", "b": "ok", "c": "ok"}
+    assert {finding.level for finding in judge_mtu({"a": ("x", 9000), "b": ("y", 9000)}).values()} == {"ok"}
+
+
+def test_the_way_to_the_hub_is_needed_and_the_others_are_not() -> None:
+    found = judge_ways({"this machine": "timed out", "b": "timed out", "c": ""}, ["this machine"])
+    assert [finding.level for finding in found] == ["problem", "warning", "ok"]
+    assert "firewall of this machine" in found[0].fix
+
+
+# ------------------------------------------------------------------------------------------------------------- parsers
+
+
+def test_memory_of_linux_and_of_a_mac() -> None:
+    assert health.linux_memory("MemTotal:  1000 kB\nMemAvailable:   400 kB\n") == {"total": 1024_000, "free": 409_600}
+    vm_stat = (
+        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
+        "Pages free:                                5.\nPages active:     9.\nPages inactive:    3.\n"
+    )
+    assert health.mac_memory("17179869184\n", vm_stat) == {"total": 2**34, "free": 8 * 16384}
+
+
+BATTERY = {"type": "Battery", "online": "", "status": "Discharging", "capacity": "43", "scope": ""}
+MAINS = {"type": "Mains", "online": "0", "status": "", "capacity": "", "scope": ""}
+
+
+def test_power_of_linux() -> None:
+    assert health.linux_power([])["source"] == ""
+    assert health.linux_power([{**BATTERY, "scope": "Device"}])["source"] == ""  # a mouse
+    assert health.linux_power([MAINS, BATTERY]) | {"saving": False} == {
+        "source": "battery",
+        "percent": 43,
+        "saving": False,
+    }
+    assert health.linux_power([{**MAINS, "online": "1"}, BATTERY])["source"] == "ac"
+
+
+def test_power_of_a_mac() -> None:
+    batt = "Now drawing from 'Battery Power'\n -InternalBattery-0 (id=1)\t67%; discharging; 3:10 remaining\n"
+    said = {"source": "battery", "percent": 67, "saving": True}
+    assert health.mac_power(batt, " standby  1\n lowpowermode         1\n") == said
+    assert health.mac_power("Now drawing from 'AC Power'\n", " powermode  0\n")["source"] == "ac"
+    assert health.mac_throttled("CPU_Speed_Limit \t= 60\n") and not health.mac_throttled("CPU_Speed_Limit = 100")
+
+
+def test_interfaces_of_a_mac() -> None:
+    text = "lo0: flags=8049<UP> mtu 16384\n\tinet 127.0.0.1\nen0: flags=8863<UP,BROADCAST> mtu 1500\n"
+    assert health.mac_mtu(text) == {"en0": 1500}
+
+
+def test_nvidia_smi_says_numbers_or_not() -> None:
+    (gpu,) = health.nvidia("0, NVIDIA H200, 570.86.15, 143771, 143000, [N/A]\n")
+    assert gpu["driver"] == "570.86.15" and gpu["free"] == 143000 * 2**20 and gpu["celsius"] is None
+
+
+def test_the_hottest_sensor_that_makes_sense() -> None:
+    assert health.hottest(["45000", "61500", "-274000", "255000", "", "x"]) == 61.5
+    assert health.hottest([]) is None
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_no_text_breaks_a_parser(one: str, two: str) -> None:
+    said = {
+        **SOUND, "memory": health.mac_memory(one, two), "power": health.mac_power(one, two), "mtu": health.mac_mtu(one),
+        "celsius": health.hottest([one, two]), "throttled": health.mac_throttled(one), "nvidia": health.nvidia(one),
+    }  # fmt: skip
+    judge_health(Health.model_validate_json(json.dumps(said)))
+    health.linux_memory(one)
+    health.linux_power([{"type": one, "capacity": two, "status": one, "online": two, "scope": ""}])
+
+
+def test_this_machine_multiplies_rightly() -> None:
+    torch = pytest.importorskip("torch")
+    found = health.smoke(torch, "cpu")
+    assert found["problem"] == "" and found["gflops"] > 0.1
+    assert health.smoke(torch, "cuda:99")["problem"]

@@ -1,0 +1,82 @@
+"""The whole check, against machines that answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed import examination
+from distributed.examination import examine
+from distributed.findings import Finding
+from distributed.hosts import save_hosts
+from distributed.link import Link
+from distributed.ssh_errors import SshError
+from tests.distributed.muster_runs import Muster
+from tests.lab.fixtures import MakeLightLab
+
+
+def of(findings: list[Any], check: str) -> list[str]:
+    return [finding["seen"] for finding in findings if finding["check"] == check]
+
+
+def test_four_machines_are_looked_at_side_by_side(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b", "c", "d")
+    begin = time.monotonic()
+    done = Muster(tmp_path, lab.hosts_file).run("distributed-check", "--hosts", str(lab.hosts_file), "--json")
+    took = time.monotonic() - begin
+    machines = json.loads(done.stdout)["machines"]
+    assert [machine["name"] for machine in machines] == ["a", "b", "c", "d"]
+    for machine in machines:
+        findings = machine["findings"]
+        ways = sorted(of(findings, "ways"))
+        others = [name for name in ("a", "b", "c", "d", "this machine") if name != machine["name"]]
+        assert ways == [f"reaches {name}" for name in others]
+        assert any(seen.endswith("GFLOP/s") for seen in of(findings, "device"))
+        assert {"arch", "python", "torch", "memory", "disk", "clock", "power", "sleep", "heat", "ports"} <= {
+            finding["check"] for finding in findings
+        }
+    assert took < 60  # 10 s where nothing else runs
+
+
+def test_a_closed_way_and_a_torn_answer_are_findings(
+    make_light_lab: MakeLightLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_light_lab("a", "b")
+    program = examination._program().replace(
+        "socket.create_connection((host, port)", "socket.create_connection((host, 9)"
+    )
+    assert program != examination._program()
+    monkeypatch.setattr(examination, "_program", lambda: program.replace("json.dumps(facts())", "'torn {'"))
+    found = examine(lab.hosts())
+    for one in found:
+        assert not one.ready
+        levels = {finding.seen: finding.level for finding in one.findings if finding.check in ("ways", "health")}
+        assert levels[next(seen for seen in levels if "this machine" in seen)] == "problem"
+        assert levels["its hardware could not be asked: exit code 0"] == "warning"
+        assert "warning" in [finding.level for finding in one.findings if finding.check == "ways"]
+
+
+def test_fix_gives_an_environment_and_tells_what_did_not_go(
+    make_light_lab: MakeLightLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.cli.main import main
+
+    lab = make_light_lab("a")
+    save_hosts(lab.hosts(python=""), lab.hosts_file)
+    asked: list[tuple[str, bool]] = []
+
+    def fails(link: Link, say: examination.Say, offline_wheels: bool = False) -> str:
+        asked.append((link.name, offline_wheels))
+        say("collecting")
+        raise SshError(link.name, "the disk is full", "free some space there")
+
+    monkeypatch.setattr(examination, "provision", fails)
+    assert main(["distributed-check", "--hosts", str(lab.hosts_file), "--offline-wheels", "--json"]) == 3
+    out, err = capsys.readouterr()
+    assert asked == [("a", True)] and "a: collecting" in err and "error: a: the disk is full" in err
+    safe = [Finding(**finding) for finding in json.loads(out)["machines"][0]["findings"] if finding["safe"]]
+    assert [finding.check for finding in safe] == ["ready"] and "--fix" in safe[0].fix
