@@ -1,4 +1,4 @@
-"""Runs on several machines: start, attach, logs, stop, check."""
+"""Runs on several machines: start, attach, logs, stop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.train import TrainRequest, resumable, tell, title_of
-from app.console import command_line, say, say_error, show_json, show_line, visible
+from app.console import command_line, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
 from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState
 from distributed.host_keys import HostKeyInfo
-from distributed.hosts import Hosts, load_hosts, save_hosts
+from distributed.hosts import load_hosts, save_hosts
 from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
 from distributed.leftovers import leftovers
-from distributed.preflight import NotReady, Readiness, check, hosts_with_pythons, ready
+from distributed.preflight import NotReady, check, hosts_with_pythons, ready
 from distributed.requests import Action, leave_request
 from distributed.runs import find_run
 from distributed.ssh import Trust
@@ -270,49 +270,3 @@ def _tell_leftovers(
     if problems:
         raise NotReady(problems)
     return ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
-
-
-# ---------------------------------------------------------------------------------------------------------------- check
-
-
-def check_command(profile: str, hosts_file: Path, trust_new: bool, as_json: bool) -> ExitCode:
-    """Ask all machines of a hosts file whether they are ready; without a profile, for speech recognition.
-
-    Raises:
-        BadInput: the hosts file or the profile cannot be used.
-    """
-    task = load_profile(profile, {}).profile.model.task if profile else "whisper"
-    hosts: Hosts = load_hosts(hosts_file)
-    found = check(hosts, task, trust(trust_new))
-    for one in found:
-        one.link.close()
-    code = ExitCode.NOT_READY if any(one.problem for one in found) else ExitCode.DONE
-    if as_json:
-        show_json({"machines": [_document(one) for one in found], "exit_code": int(code)})
-        return code
-    for one in found:
-        if one.problem is not None:
-            say_error(one.problem.message, one.problem.hint)
-        elif one.facts is not None:
-            show_line(_ready_line(one))
-    return code
-
-
-def _ready_line(one: Readiness) -> str:
-    facts = one.facts
-    assert facts is not None
-    python = ".".join(str(part) for part in facts.python)
-    gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
-    return (
-        f"{one.link.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, "
-        f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s)"
-    )
-
-
-def _document(one: Readiness) -> dict[str, object]:
-    if one.problem is not None:
-        return {"name": one.link.name, "ready": False, "problem": one.problem.message, "fix": one.problem.hint}
-    facts = one.facts
-    assert facts is not None
-    return {"name": one.link.name, "ready": True, "torch": facts.torch, "python": list(facts.python),
-            "free_bytes": facts.free, "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip

@@ -119,13 +119,17 @@ def distributed_train(
 def distributed_check(
     profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
     hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="Hosts file.")] = HOSTS_FILE,
+    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into our folder there.")] = False,
+    offline_wheels: Annotated[
+        bool, typer.Option("--offline-wheels", help="With --fix: take the packages from this machine.")
+    ] = False,
     trust_new: TrustNew = False,
     as_json: Json = False,
 ) -> ExitCode:
-    """Ask all machines whether they are ready to train."""
-    from app.cli.distributed import check_command
+    """Ask all machines whether they are ready to train, and mend what can be mended."""
+    from app.cli.check import check_command
 
-    return check_command(profile, hosts, trust_new, as_json)
+    return check_command(profile, hosts, trust_new, as_json, fix or offline_wheels, offline_wheels)
 
 
 def access(
