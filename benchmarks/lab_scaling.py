@@ -183,6 +183,36 @@ def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
         attempt(scaling.torchft, members, arguments.torchft)
 
 
+def run_turns(scaling: Scaling, turns: int, hosts: list[int]) -> None:
+    """DiLoCo's speed alone, against one-host runs before and after: one machine is not equally fast all the time."""
+    steps = 3 * INTERVAL
+    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
+
+    def speed(members: int) -> float:
+        run = scaling.train(members, steps, diloco if members > 1 else {"strategy": "allreduce"})
+        found = run.samples_per_second(INTERVAL)
+        waits = [e.wait for rank in range(members) for e in run.steps(rank) if e.step > INTERVAL]
+        print(f"{members}: {found:.1f} samples/s, {1000 * statistics.fmean(waits):.1f} ms wait a step", file=sys.stderr)
+        return found
+
+    alone = [speed(1)]
+    ratios: dict[int, list[float]] = {members: [] for members in hosts}
+    for _ in range(turns):
+        together = {members: speed(members) for members in hosts}
+        alone.append(speed(1))
+        for members, found in together.items():
+            ratios[members].append(found / statistics.fmean(alone[-2:]))
+    for members, found in ratios.items():
+        scaling.rows.append(
+            {
+                "case": f"diloco H={INTERVAL} mxfp4, hub",
+                "hosts": members,
+                "to one host, median (min..max)": f"{statistics.median(found):.2f} ({min(found):.2f}..{max(found):.2f})",
+                "turns": turns,
+            }
+        )
+
+
 def attempt(case: Callable[..., None], *arguments: Any) -> None:
     """Run a case of another program; that it fails must not cost the rows of the others."""
     try:
@@ -201,6 +231,7 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=float, default=0, help="of the per-step runs; 0: the default")
     parser.add_argument("--cores", type=float, default=0.4)
     parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
+    parser.add_argument("--turns", type=int, default=0, help="DiLoCo's speed only, in so many turns with one host")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -208,7 +239,10 @@ def main() -> None:
         scaling = Scaling(lab, arguments.samples, arguments.bucket_mb)
         scaling.prepare()
         try:
-            run_cases(scaling, arguments)
+            if arguments.turns:
+                run_turns(scaling, arguments.turns, arguments.hosts)
+            else:
+                run_cases(scaling, arguments)
         finally:
             write_rows(scaling.rows, arguments.json)
 
