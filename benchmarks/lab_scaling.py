@@ -203,11 +203,12 @@ def run_turns(scaling: Scaling, turns: int, hosts: list[int]) -> None:
         for members, found in together.items():
             ratios[members].append(found / statistics.fmean(alone[-2:]))
     for members, found in ratios.items():
+        spread = f"({min(found):.2f}..{max(found):.2f})"
         scaling.rows.append(
             {
                 "case": f"diloco H={INTERVAL} mxfp4, hub",
                 "hosts": members,
-                "to one host, median (min..max)": f"{statistics.median(found):.2f} ({min(found):.2f}..{max(found):.2f})",
+                "to one host, median (min..max)": f"{statistics.median(found):.2f} {spread}",
                 "turns": turns,
             }
         )
