@@ -30,6 +30,8 @@ _START = """import sys,types,zlib,base64,json
 for name, source in json.loads(zlib.decompress(base64.b64decode({packed!r}))):
     module = types.ModuleType(name); sys.modules[name] = module; exec(compile(source, name, "exec"), module.__dict__)
 module.main()"""
+_THUNDERBOLT = ("thunderbolt", "bridge0")
+"""As Linux and macOS call it."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -79,8 +81,6 @@ class PairFigures(Document):
         if found is None:
             return Link(source=self.source, target=self.target, mbit=0, mbit_back=0)
         wireless = found.wireless or found.wireless_back
-        names = {found.interface, found.interface_back}
-        wired: Literal["loopback", "ethernet"] = "loopback" if names <= {"lo", "lo0"} else "ethernet"
         return Link(
             source=self.source,
             target=self.target,
@@ -88,9 +88,17 @@ class PairFigures(Document):
             mbit_back=found.mbit_back,
             rtt_ms=found.rtt_ms,
             jitter_ms=found.jitter_ms,
-            medium="wifi" if wireless else wired if all(names) else "unknown",
+            medium="wifi" if wireless else _medium(found.interface, found.interface_back),
             air="wifi" if wireless else "",
         )
+
+
+def _medium(*interfaces: str) -> Literal["loopback", "thunderbolt", "ethernet", "unknown"]:
+    if not all(interfaces):
+        return "unknown"
+    if all(name in ("lo", "lo0") for name in interfaces):
+        return "loopback"
+    return "thunderbolt" if all(name.startswith(_THUNDERBOLT) for name in interfaces) else "ethernet"
 
 
 def rounds(names: Sequence[str]) -> list[list[Pair]]:

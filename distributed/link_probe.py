@@ -153,7 +153,13 @@ class Way:
         self.lines = Lines(self._connect(b"c"))
         self.lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.interface = interface_of(self.lines.socket.getsockname()[0])
-        self.far = self.count()
+        try:
+            far = self.count()
+            self.ends = self.interface, str(far["interface"])
+            self.far_wireless = bool(far["wireless"])
+        except _BROKEN:
+            self.close()
+            raise
 
     def _connect(self, kind: bytes) -> socket.socket:
         connection = socket.create_connection((self.address, self._port), timeout=GREETING)
@@ -162,10 +168,6 @@ class Way:
 
     def count(self) -> dict[str, Any]:
         return self.lines.ask({"do": "count"}, GREETING)
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        return self.interface, str(self.far["interface"])
 
     def echoes(self, count: int) -> list[float]:
         """Return round-trip times in milliseconds."""
@@ -262,9 +264,9 @@ def _figures(path: Way) -> dict[str, Any]:
         "loss": forth["loss"],
         "loss_back": back["loss"],
         "interface": path.interface,
-        "interface_back": path.far["interface"],
+        "interface_back": path.ends[1],
         "wireless": wireless(path.interface),
-        "wireless_back": bool(path.far["wireless"]),
+        "wireless_back": path.far_wireless,
         "other_mbit": 0.0 if local else max(0.0, before, after),
     }
 

@@ -47,16 +47,28 @@ class Seat:
     member: MemberPlan
 
 
-def measure_seat(seat: Seat, inputs: Inputs) -> SpeedFigures:
-    """Bring code and data to a machine and run the task there for a moment.
+def bring(link: Link, inputs: Inputs) -> None:
+    """Bring code and data to a machine.
+
+    Raises:
+        SshError: it cannot take them.
+    """
+    link.put_agent()
+    synchronise(link, inputs)
+
+
+def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker]) -> SpeedFigures:
+    """Run the task for a moment on a machine that has code and data.
+
+    Args:
+        running: the worker is put into it, for who wants to end it early.
 
     Raises:
         MusterError: it cannot be run there; the message names the machine.
     """
-    seat.link.put_agent()
-    synchronise(seat.link, inputs)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
         worker = _worker(seat, inputs, Path(folder), log)
+        running.append(worker)
         late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         late.start()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ from distributed.job import Figures, Workload
 from distributed.launcher import plan_run
 from distributed.link import Link
 from distributed.link_figures import PairFigures, measure_links
-from distributed.machine_figures import Seat, SpeedFigures, measure_seat, named, seats_of
+from distributed.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
 from distributed.measurement_cache import MeasurementCache
 from distributed.preflight import Facts, check, ready
+from distributed.remote_worker import RemoteWorker
 from distributed.ssh import Trust
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
@@ -166,22 +168,43 @@ def _speeds(
     keys = [_seat_key(seat, inputs) for seat in seats]
     known = [cache.get(SpeedFigures, key, age) for key in keys]
     missing = [number for number, one in enumerate(known) if one is None] if wish.machines else []
-    problems: list[MusterError] = []
-
-    def run(number: int) -> None:
-        try:
-            known[number] = measure_seat(seats[number], inputs)
-        except MusterError as error:
-            problems.append(error)
-            return
-        tell(f"{seats[number].member.name}: measured")
-
-    with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        list(pool.map(run, missing))
+    problems = _run_task(seats, inputs, missing, known, tell)
     for number in missing:
         if (fresh := known[number]) is not None:
             cache.put(keys[number], fresh)
     return [named(one, seat) for one, seat in zip(known, seats, strict=True) if one is not None], problems
+
+
+def _run_task(
+    seats: Sequence[Seat], inputs: Inputs, missing: Sequence[int], known: list[SpeedFigures | None], tell: Tell
+) -> list[MusterError]:
+    """Fill in what is missing; return why some could not be measured."""
+    problems: list[MusterError] = []
+    running: list[RemoteWorker] = []
+
+    def attempt(step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except MusterError as error:
+            problems.append(error)
+            return False
+        return True
+
+    def run(number: int) -> None:
+        known[number] = measure_seat(seats[number], inputs, running)
+        tell(f"{seats[number].member.name}: measured")
+
+    links = list(dict.fromkeys(seats[number].link for number in missing))
+    with ThreadPoolExecutor(max(1, len(missing))) as pool:
+        try:
+            brought = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs)), links), strict=True))
+            able = [number for number in missing if brought[seats[number].link]]
+            list(pool.map(lambda number: attempt(lambda: run(number)), able))
+        except BaseException:
+            for worker in running:
+                worker.signal(signal.SIGKILL)
+            raise
+    return problems
 
 
 def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:

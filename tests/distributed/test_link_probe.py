@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import ast
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed import link_probe
+from distributed.link_figures import Figures, program
+from distributed.link_probe import Listener, measure
+from distributed.link_transfer import usual_rate
+from distributed.own_interfaces import parse_addresses, parse_net_dev, parse_netstat
+from distributed.ssh_shell import LIMIT, encode
+
+TOKEN = "0123456789abcdef" * 2
+ROOM = Path(link_probe.__file__).parent
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    found = Listener(TOKEN)
+    yield found
+    found.close()
+
+
+def refused(port: int, said: bytes) -> bool:
+    """Whether the listener closes the connection without a word."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.settimeout(10)
+        peer.sendall(said)
+        with contextlib.suppress(ConnectionError):
+            return peer.recv(1) == b""
+    return True
+
+
+def test_two_ends_of_loopback(listener: Listener) -> None:
+    figures = Figures.model_validate(measure(["127.0.0.1"], listener.port, TOKEN))
+    assert min(figures.mbit, figures.mbit_back) > 10
+    assert 0 < figures.rtt_ms < 1000
+    assert listener.refused == 0
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n", b"\0" * 33, b"f" * 32 + b"c"])
+def test_rubbish_is_refused(listener: Listener, said: bytes) -> None:
+    assert refused(listener.port, said)
+    assert listener.refused == 1
+
+
+def test_the_token_alone_asks_for_nothing(listener: Listener) -> None:
+    assert refused(listener.port, TOKEN.encode() + b"x")
+
+
+def test_a_silent_peer_is_let_go(listener: Listener) -> None:
+    begin = time.monotonic()
+    assert refused(listener.port, b"0")
+    assert time.monotonic() - begin < 8
+
+
+def test_more_greetings_than_are_heard_at_a_time(listener: Listener) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(link_probe.MOST_GREETINGS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=10))
+        assert refused(listener.port, b"")
+
+
+@pytest.mark.parametrize("answer", [b"rubbish\n", b"[]\n", b'{"interface": 3}\n', b"x" * 200_000])
+def test_a_listener_that_says_something_else(answer: bytes) -> None:
+    """A stranger on the probe's port; the measurer ends in bounded time with an error that is expected."""
+
+    def serve(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.settimeout(5)
+                while connection.recv(4096):
+                    continue
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with pytest.raises((OSError, ValueError, KeyError, TypeError)):
+            measure(["127.0.0.1"], server.getsockname()[1], TOKEN)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(OSError, match=r"127\.0\.0\.1: .*refused"):
+        measure(["127.0.0.1"], port, TOKEN)
+
+
+def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
+    assert len(encode([program()])) < LIMIT
+    command = [sys.executable, "-I", "-S", "-c", program()]
+    done = subprocess.run(command, input=b'{"op": "addresses"}\n', capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", ["link_probe", "link_transfer", "own_interfaces"])
+def test_an_old_python_understands_it(name: str) -> None:
+    ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.05), st.integers(0, 10**6)), min_size=2, max_size=60),
+    st.floats(0.1, 1.0),
+)
+def test_a_rate_lies_between_the_slowest_and_the_fastest_moment(gaps: list[tuple[float, int]], begin: float) -> None:
+    marks = [(begin, 0)]
+    for seconds, count in gaps:
+        marks.append((marks[-1][0] + seconds, marks[-1][1] + count))
+    rates = [count / seconds for seconds, count in gaps]
+    assert min(rates) * 0.99 - 1 <= usual_rate(marks) <= max(rates) * 1.01 + 1
+
+
+def test_a_stall_moves_bytes_and_not_the_rate() -> None:
+    steady = [(0.01 * number, 1000 * number) for number in range(61)]
+    stalled = [one for one in steady if not 0.2 < one[0] < 0.35]
+    held_back = [(t, total - 9000 if 0.2 < t < 0.3 else total) for t, total in steady if not 0.2 < t < 0.29]
+    assert usual_rate(steady) == pytest.approx(100_000)
+    assert usual_rate(stalled) == pytest.approx(100_000)
+    assert usual_rate(held_back) == pytest.approx(100_000)
+    assert usual_rate(steady[:1]) == 0
+
+
+IP = """1: lo    inet 127.0.0.1/8 scope host lo\\       valid_lft forever preferred_lft forever
+42: eth0@if43    inet 198.18.1.11/24 scope global eth0\\       valid_lft forever
+42: eth0@if43    inet6 fe80::1:2/64 scope link \\       valid_lft forever
+"""
+IFCONFIG = """lo0: flags=8049<UP,LOOPBACK,RUNNING,MULTICAST> mtu 16384
+\tinet 127.0.0.1 netmask 0xff000000
+en0: flags=8863<UP> mtu 1500
+\tether aa:bb:cc:dd:ee:ff
+\tinet6 fe80::1%en0 prefixlen 64 secured scopeid 0x4
+\tinet 192.168.1.7 netmask 0xffffff00 broadcast 192.168.1.255
+"""
+NETSTAT = """Name  Mtu   Network       Address            Ipkts Ierrs     Ibytes    Opkts Oerrs     Obytes  Coll
+en0   1500  <Link#4>    aa:bb:cc:dd:ee:ff     1000     0      70000     2000     0      30000     0
+en0   1500  192.168.1     192.168.1.7         1000     -      70000     2000     -      30000     -
+"""
+NET_DEV = """Inter-|   Receive                            |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop
+    lo:     100       1    0    0    0     0          0         0      100       1    0    0
+  eth0:    7000       9    0    0    0     0          0         0     3000       5    0    0
+"""
+
+
+def test_addresses_of_both_systems() -> None:
+    assert parse_addresses(IP) == [("lo", "127.0.0.1"), ("eth0", "198.18.1.11"), ("eth0", "fe80::1:2")]
+    assert parse_addresses(IFCONFIG) == [("lo0", "127.0.0.1"), ("en0", "fe80::1"), ("en0", "192.168.1.7")]
+
+
+def test_bytes_of_both_systems() -> None:
+    assert parse_net_dev(NET_DEV, "eth0") == 10_000
+    assert parse_net_dev(NET_DEV, "eth1") == 0
+    assert parse_netstat(NETSTAT) == 100_000
+
+
+@given(st.text())
+def test_whatever_a_system_prints(text: str) -> None:
+    assert all(isinstance(name, str) and address for name, address in parse_addresses(text))
+    assert parse_netstat(text) >= 0
+    assert parse_net_dev(text, "eth0") >= 0

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.cli.measure import matrix_lines, speed_lines
+from distributed.cluster import Machine, Measurement
+from distributed.code_sync import Inputs
+from distributed.job import Workload
+from distributed.link_figures import Figures, PairFigures, rounds
+from distributed.machine_figures import Seat, SpeedFigures, figures_of
+from distributed.measure import Measured
+from distributed.measurement_cache import MeasurementCache
+from distributed.ssh_errors import SshError
+from profiles.errors import BadInput
+from training.plan import MemberPlan
+
+WORKLOAD = Workload(trainable=10, total=20, samples=30)
+SPEED = SpeedFigures(
+    machine=Machine(name="a", measurements=(Measurement(batch=4, seconds=0.5, peak=10**9),), cores=2), workload=WORKLOAD
+)
+FACTS = {"kind": "facts", "system": "linux", "device": "cpu", "cores": 2.0, "memory_total": 9, "memory_free": 8}
+TASK = {"kind": "workload", "trainable": 10, "total": 20, "layers": 2, "samples": 30}
+STEP = {"kind": "measurement", "batch": 4, "seconds": 0.5, "peak": 1000}
+
+
+def pair(mbit: float = 100.0, other: float = 0.0, **more: Any) -> PairFigures:
+    figures = Figures(
+        mbit=mbit,
+        mbit_back=90,
+        rtt_ms=0.5,
+        jitter_ms=0.1,
+        loss=0,
+        loss_back=0,
+        interface="eth0",
+        interface_back="eth0",
+        wireless=bool(more.get("wireless")),
+        wireless_back=False,
+        other_mbit=other,
+        address="10.0.0.2",
+        paths=(),
+    )
+    return PairFigures(source="a", target="b", figures=figures)
+
+
+def seat() -> Seat:
+    member = MemberPlan(rank=0, name="a", batch_size=4)
+    return Seat(cast(Any, SimpleNamespace(name="a")), cast(Any, SimpleNamespace(fingerprint="SHA256:x")), member)
+
+
+def inputs(tuning: str = "full") -> Inputs:
+    model = SimpleNamespace(tuning=tuning)
+    return cast(Inputs, SimpleNamespace(plan=SimpleNamespace(profile=SimpleNamespace(model=model))))
+
+
+def lines(*said: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(one).encode() + b"\n" for one in said]
+
+
+@given(st.lists(st.text(min_size=1), unique=True, max_size=17))
+def test_every_pair_meets_once_and_nobody_twice_a_round(names: list[str]) -> None:
+    found = rounds(names)
+    met = [frozenset(one) for pairs in found for one in pairs]
+    assert len(met) == len(set(met)) == len(names) * (len(names) - 1) // 2
+    assert all(len({name for one in pairs for name in one}) == 2 * len(pairs) for pairs in found)
+    assert len(found) <= len(names)
+
+
+def test_a_short_run_becomes_a_machine() -> None:
+    found = figures_of(seat(), inputs(), iter(lines(FACTS, STEP, TASK, {**STEP, "batch": 8, "seconds": 0.9})))
+    assert [(one.batch, one.seconds, one.peak) for one in found.machine.measurements] == [
+        (4, 0.5, 1000),
+        (8, 0.9, 1000),
+    ]
+    assert (found.machine.identity, found.machine.cores, found.workload.layers) == ("SHA256:x", 2.0, 2)
+
+
+def test_the_larger_batch_may_not_fit() -> None:
+    failure = {"kind": "failure", "message": "out of memory", "hint": ""}
+    assert len(figures_of(seat(), inputs(), iter(lines(FACTS, STEP, TASK, failure))).machine.measurements) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ([{"kind": "failure", "message": "no data", "hint": "x"}], "could not run the task (no data)"),
+        ([FACTS, TASK], "ended without figures"),
+        ([FACTS, TASK, {**STEP, "seconds": -1}], "cannot be"),
+        ([{**FACTS, "cores": "many"}, TASK, STEP], "cannot be"),
+    ],
+)
+def test_a_short_run_that_went_wrong(said: list[dict[str, Any]], problem: str) -> None:
+    with pytest.raises(SshError) as raised:
+        figures_of(seat(), inputs(), iter(lines(*said)))
+    assert problem in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3)
+SAID = st.fixed_dictionaries(
+    {"kind": st.sampled_from(["facts", "workload", "measurement", "failure", "?"])},
+    optional=dict.fromkeys(("batch", "seconds", "peak", "cores", "total", "samples", "message"), JSON),
+)
+
+
+@given(st.lists(SAID.map(lambda said: json.dumps(said).encode()) | st.binary(), max_size=6))
+@settings(max_examples=40)
+def test_rubbish_instead_of_a_short_run(said: list[bytes]) -> None:
+    with pytest.raises(SshError):
+        figures_of(seat(), inputs(), iter(said))
+
+
+def test_earlier_figures_until_they_are_old(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path / "new")
+    key = {"identity": "SHA256:x"}
+    assert cache.get(SpeedFigures, key) is None
+    cache.put(key, SPEED)
+    assert cache.get(SpeedFigures, key, 3600) == SPEED
+    assert cache.get(SpeedFigures, key, 0) is None
+    assert cache.get(SpeedFigures, {"identity": "other"}) is None
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+@given(st.binary() | JSON.map(lambda said: json.dumps(said).encode()))
+def test_a_damaged_cache_is_measured_again(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    cache = MeasurementCache(tmp_path_factory.mktemp("cache"))
+    cache.put({}, SPEED)
+    (file,) = cache.folder.iterdir()
+    file.write_bytes(content)
+    assert cache.get(SpeedFigures, {}) is None
+
+
+def test_a_busy_link_is_marked() -> None:
+    _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other=30)]))
+    assert (sends, other) == ("a                       100* / 0.5", "b            90* / 0.5")
+    assert not pair(other=4).busy
+
+
+def test_a_row_a_machine() -> None:
+    header, row = speed_lines(Measured(["a"], speeds=[SPEED]))[1:]
+    assert header.split()[:3] == ["machine", "device", "batch"]
+    assert row.split() == ["a", "cpu", "4", "8.0", "1.0", "GB", "2"]
+
+
+def test_the_document_of_the_planner() -> None:
+    second = SPEED.model_copy(update={"machine": Machine(name="b:cuda:0", device="cuda")})
+    found = Measured(["a", "b"], [pair(wireless=True)], [SPEED, second], here="a", model_path="m").figures
+    (link,) = found.cluster.links
+    assert (link.source, link.target, link.mbit, link.medium, link.air) == ("a", "b:cuda:0", 100, "wifi", "wifi")
+    assert [one.interface_mbit for one in found.cluster.machines] == [100, 100]
+    assert [one.wifi for one in found.cluster.machines] == [True, False]
+    assert (found.cluster.here, found.workload.model_path) == ("a", "m")
+
+
+def test_no_document_without_a_machine() -> None:
+    with pytest.raises(BadInput, match="no machine has run the task"):
+        _ = Measured(["a", "b"], [pair()]).figures

@@ -1,0 +1,92 @@
+"""Links of known rates, and the whole way from two hosts to a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed.link import link_to
+from distributed.link_figures import PairFigures, measure_links
+from tests.distributed.muster_runs import Muster, ours
+from tests.lab.fixtures import MakeLab, MakeLightLab
+from tests.lab.lab import Lab
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def measured(lab: Lab) -> PairFigures:
+    hosts = lab.hosts()
+    links = [link_to(machine, hosts) for machine in hosts.machines]
+    try:
+        (found,) = measure_links(links, lambda pair: None)
+        return found
+    finally:
+        for link in links:
+            link.close()
+
+
+@contextlib.contextmanager
+def traffic(address: str, mbit: float) -> Iterator[None]:
+    """Send datagrams to a host at a steady rate."""
+    stop, datagram = threading.Event(), bytes(1400)
+
+    def send() -> None:
+        begin, sent = time.monotonic(), 0
+        with socket.socket(type=socket.SOCK_DGRAM) as out:
+            while not stop.wait(0.001):
+                while sent * 8e-6 < mbit * (time.monotonic() - begin):
+                    with contextlib.suppress(OSError):
+                        out.sendto(datagram, (address, 9))
+                    sent += len(datagram)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab) -> None:
+    lab = make_lab("a", "b")
+    for mbit in (20, 100, 1000):
+        lab["b"].set_rate(mbit)
+        found = measured(lab)
+        assert found.link.mbit == pytest.approx(mbit, rel=0.08)
+        assert found.link.mbit_back == pytest.approx(mbit, rel=0.08)
+        assert not found.busy
+    with traffic(lab["b"].address, 300):
+        assert measured(lab).busy
+    assert [host.pids("muster-link-probe") for host in lab] == [[], []]
+
+
+@pytest.mark.slow
+def test_from_two_hosts_to_a_plan(
+    make_light_lab: MakeLightLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.01)
+    options = {"task": "custom", "model_path": f"{muster.job}:build", "batch_size": "8", "threads": "1"}
+    task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
+    done = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--out", "figures.json")
+    assert done.returncode == 0, done.stderr
+    assert [ours(host) + host.pids("muster-link-probe") for host in lab] == [[], []]
+    assert [path for host in lab for path in host.files.rglob("runs/*")] == []
+    again = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--json")
+    document = json.loads(again.stdout)
+    assert "measured" not in again.stderr
+    assert [one["batch"] for one in document["machines"][0]["measurements"]] == [4, 8]
+    plan = muster.run("plan", *task, "--figures", "figures.json", "--explain")
+    assert plan.returncode == 0, plan.stderr
+    assert "2" in plan.stdout
