@@ -71,6 +71,7 @@ def find(root: Path, recipe: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "libc": list(platform.libc_ver()),
         "macos": platform.mac_ver()[0],
+        "cuda": has_cuda(),
     }
 
 

@@ -27,7 +27,7 @@ def collect_wheels(
     Args:
         requirements: packages, as pip takes them.
         lock: constraints; the whole closure of the requirements.
-        there: ``version``, ``system``, ``machine``, ``libc``, ``macos`` of the Python there.
+        there: ``version``, ``system``, ``machine``, ``libc``, ``macos``, ``cuda`` of the Python there.
         say: is told what happens.
 
     Raises:
@@ -41,8 +41,9 @@ def collect_wheels(
         (files / "requirements.txt").write_text("\n".join(requirements))
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         command += ["--only-binary=:all:", "--dest", str(folder)]
-        if any(line.startswith("torch") for line in requirements) and there["system"] == "Linux":
-            command += ["--extra-index-url", CPU_INDEX]
+        torch = any(line.startswith("torch") for line in requirements)
+        if torch and there["system"] == "Linux" and not there.get("cuda"):
+            command += ["--extra-index-url", CPU_INDEX]  # the small build of torch
         if is_like_here(there):
             command += ["-c", str(files / "lock.txt"), "-r", str(files / "requirements.txt")]
         else:

@@ -28,7 +28,8 @@ _SILENCE = 900.0
 """Seconds without a word after which a build counts as stuck: the download of torch is one step."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
 _LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
-PATH=$envs/.python/bin:$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
+PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
+for folder in "$envs"/.python/cpython-*/bin; do PATH=$folder:$PATH; done
 for name; do
   path=$(command -v "$name") || continue
   "$path" -c 'import sys; sys.exit(sys.version_info < (3, 10))' </dev/null >/dev/null 2>&1 || continue
@@ -41,7 +42,7 @@ _FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/en
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
 trap 'rm -rf "$envs/.scratch.part"' EXIT
 export UV_CACHE_DIR="$envs/.scratch.part" TMPDIR="$envs/.scratch.part" PIP_CACHE_DIR="$envs/.scratch.part"
-export UV_PYTHON_INSTALL_DIR="$envs/.python" UV_PYTHON_BIN_DIR="$envs/.python/bin"
+export UV_PYTHON_INSTALL_DIR="$envs/.python" UV_PYTHON_BIN_DIR="$envs/.scratch.part"
 uv=$3
 if [ -z "$uv" ]; then
   python3 -m pip install --quiet --disable-pip-version-check --target "$envs/.uv" uv || exit 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from distributed import examination
 from distributed.examination import examine
 from distributed.findings import Finding
 from distributed.hosts import save_hosts
+from distributed.hosts_schema import Machine
 from distributed.link import Link
 from distributed.ssh_errors import SshError
 from tests.distributed.muster_runs import Muster
@@ -23,6 +25,7 @@ def of(findings: list[Any], check: str) -> list[str]:
     return [finding["seen"] for finding in findings if finding["check"] == check]
 
 
+@pytest.mark.slow
 def test_four_machines_are_looked_at_side_by_side(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     lab = make_light_lab("a", "b", "c", "d")
     begin = time.monotonic()
@@ -40,6 +43,16 @@ def test_four_machines_are_looked_at_side_by_side(make_light_lab: MakeLightLab, 
             finding["check"] for finding in findings
         }
     assert took < 60  # 10 s where nothing else runs
+
+
+@pytest.mark.slow
+def test_this_machine_may_be_one_of_them(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a")
+    here = Machine(name="mine", address="localhost", python=sys.executable, project_path=str(tmp_path))
+    hosts = lab.hosts().model_copy(update={"machines": (here, *lab.hosts().machines)})
+    found = {one.name: [f.seen for f in one.findings if f.check == "ways"] for one in examine(hosts)}
+    assert found == {"mine": ["reaches a"], "a": ["reaches mine"]}
+    assert [path.name for path in tmp_path.iterdir()] == []  # a look writes nothing
 
 
 def test_a_closed_way_and_a_torn_answer_are_findings(

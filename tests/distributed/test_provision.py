@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,7 @@ def envs(host: LightHost) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock") if folder.exists() else []
 
 
+@pytest.mark.slow
 def test_without_internet_one_line_names_the_machine_and_the_fix(link: Link, host: LightHost) -> None:
     with pytest.raises(SshError) as caught:
         provision(link, lambda line: None, RECIPE)
@@ -79,6 +81,7 @@ def test_without_internet_one_line_names_the_machine_and_the_fix(link: Link, hos
     assert envs(host) == [] and find_environment(link, RECIPE) == ""
 
 
+@pytest.mark.slow
 def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     link: Link, host: LightHost, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +127,14 @@ def test_a_machine_with_no_python_at_all() -> None:
     with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to be had: python3") as caught:
         provision(bare, lambda line: None, RECIPE)
     assert "astral.sh/uv" in caught.value.hint
+
+
+def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
+    own = tmp_path / "envs" / ".python" / "cpython-3-here" / "bin" / f"python3.{sys.version_info.minor}"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    with closing(Link(Machine(name="a", project_path=str(tmp_path)), lambda: HereConnection("a"))) as link:
+        assert look(link).python == str(own)
 
 
 # --------------------------------------------------------------------------------------------- the builder, on its own
