@@ -27,7 +27,7 @@ from profiles.errors import MusterError
 
 HERE = "this machine"
 _PATIENCE = 30.0
-_LISTENING = 20.0
+_LISTENING = 30.0
 
 
 @dataclass

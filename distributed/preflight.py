@@ -143,13 +143,13 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
     try:
         said = link.probe(modules)
     except SshError as error:
-        if error.cause != SshError.cause or link.machine.python:
+        if error.cause != SshError.cause or not _is_plain(link):
             raise
         return Readiness(link, problem=SshError(link.name, _after(error, link.name), PROVISION), provisionable=True)
     ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
     facts = _facts(said, ahead, fingerprint)
     unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
-    return Readiness(link, facts, provisionable=unfit and not link.machine.python)
+    return Readiness(link, facts, provisionable=unfit and _is_plain(link))
 
 
 def _after(error: MusterError, name: str) -> str:
@@ -173,17 +173,22 @@ def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
     )
 
 
+def _is_plain(link: Link) -> bool:
+    """Whether nobody has chosen a Python for it yet, neither a person nor :func:`_ask`."""
+    return not link.machine.python and link.python == "python3"
+
+
 def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
     name = link.name
     if facts.python[:2] < OLDEST_PYTHON:
         found = ".".join(str(part) for part in facts.python)
         hint = "install Python 3.10 or newer there, and name it with 'python' in the hosts file"
-        hint = hint if link.machine.python else PROVISION
+        hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} is Python {found}, needed is 3.10 or newer", hint)
     if facts.missing:
         words = " ".join("grpcio" if module == "grpc" else module for module in facts.missing)
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
-        hint = hint if link.machine.python else PROVISION
+        hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
     if not facts.writable:
         return SshError(name, f"{facts.root} cannot be written there", "give a 'project_path' in the hosts file")

@@ -42,7 +42,7 @@ def test_four_machines_are_looked_at_side_by_side(make_light_lab: MakeLightLab, 
         assert {"arch", "python", "torch", "memory", "disk", "clock", "power", "sleep", "heat", "ports"} <= {
             finding["check"] for finding in findings
         }
-    assert took < 60  # 10 s where nothing else runs
+    assert took < 100  # 10 s where nothing else runs
 
 
 @pytest.mark.slow

@@ -67,6 +67,15 @@ def look_for_python(lab: LightLab) -> str:
         return look(link).python
 
 
+def test_an_environment_that_lacks_a_package_is_not_made_again(lab: LightLab) -> None:
+    base = look_for_python(lab)
+    give_environment(lab).write_text(f'#!/bin/sh\nexec {base} -S "$@"\n')
+    (one,) = preflight.check(lab.hosts(python=""))
+    one.link.close()
+    assert one.problem is not None and not one.provisionable
+    assert "envs" in one.problem.message and "-m pip install" in one.problem.hint
+
+
 def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tmp_path: Path) -> None:
     python = give_environment(lab)
     options = {"task": "custom", "model_path": "a.b:c", "output_dir": str(tmp_path)}
