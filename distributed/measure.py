@@ -140,6 +140,7 @@ def _links(
     known = [_known_pair(cache, identities, one, other, age) for one, other in pairs]
     if not wish.links or all(known):
         return [pair for pair in known if pair is not None]
+    tell(f"measuring {len(pairs)} links")
     found = measure_links([link for link, _ in machines], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
     for pair in found:
         if pair.figures is not None and not pair.busy:
@@ -194,6 +195,9 @@ def _run_task(
         known[number] = measure_seat(seats[number], inputs, running)
         tell(f"{seats[number].member.name}: measured")
 
+    if missing:
+        names = ", ".join(seats[number].member.name for number in missing)
+        tell(f"running the task, the first time after computing its features: {names}")
     links = list(dict.fromkeys(seats[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         try:

@@ -108,7 +108,7 @@ def speed_lines(found: Measured) -> list[str]:
         return []
     rows = [["machine", "device", "batch", "samples/s", "peak memory", "cores"]]
     rows += [[visible(one.machine.name), *_speed_cells(one.machine)] for one in found.speeds]
-    return ["", *aligned(rows)]
+    return [*([""] if found.pairs else []), *aligned(rows)]
 
 
 def _speed_cells(machine: Machine) -> list[str]:

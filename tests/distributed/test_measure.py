@@ -143,7 +143,7 @@ def test_a_busy_link_is_marked() -> None:
 
 
 def test_a_row_a_machine() -> None:
-    header, row = speed_lines(Measured(["a"], speeds=[SPEED]))[1:]
+    header, row = speed_lines(Measured(["a"], speeds=[SPEED]))
     assert header.split()[:3] == ["machine", "device", "batch"]
     assert row.split() == ["a", "cpu", "4", "8.0", "1.0", "GB", "2"]
 

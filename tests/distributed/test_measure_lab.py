@@ -85,7 +85,7 @@ def test_from_two_hosts_to_a_plan(
     assert [path for host in lab for path in host.files.rglob("runs/*")] == []
     again = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--json")
     document = json.loads(again.stdout)
-    assert "measured" not in again.stderr
+    assert "running" not in again.stderr
     assert [one["batch"] for one in document["machines"][0]["measurements"]] == [4, 8]
     plan = muster.run("plan", *task, "--figures", "figures.json", "--explain")
     assert plan.returncode == 0, plan.stderr
