@@ -26,7 +26,7 @@ from distributed.ssh import Trust
 from profiles.errors import MusterError
 
 HERE = "this machine"
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 _LISTENING = 30.0
 
 
