@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
 NAMES = ("a", "b", "c", "d")
+ALONE = "alone"
+"""A host that trains by itself beside a group."""
 BATCH = 16
 INTERVAL = 50
 OVERLAP = 5
@@ -62,7 +65,7 @@ class Scaling:
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.train(len(self.lab.names), 1, {"strategy": "allreduce", "engine": "hub"})
+        self.lab.train(self.lab.names, "demo", self.options(1) | {"strategy": "allreduce", "engine": "hub"})
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
@@ -184,24 +187,8 @@ def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
 
 
 def run_turns(scaling: Scaling, turns: int, hosts: list[int]) -> None:
-    """DiLoCo's speed alone, against one-host runs before and after: one machine is not equally fast all the time."""
-    steps = 3 * INTERVAL
-    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
-
-    def speed(members: int) -> float:
-        run = scaling.train(members, steps, diloco if members > 1 else {"strategy": "allreduce"})
-        found = run.samples_per_second(INTERVAL)
-        waits = [e.wait for rank in range(members) for e in run.steps(rank) if e.step > INTERVAL]
-        print(f"{members}: {found:.1f} samples/s, {1000 * statistics.fmean(waits):.1f} ms wait a step", file=sys.stderr)
-        return found
-
-    alone = [speed(1)]
-    ratios: dict[int, list[float]] = {members: [] for members in hosts}
-    for _ in range(turns):
-        together = {members: speed(members) for members in hosts}
-        alone.append(speed(1))
-        for members, found in together.items():
-            ratios[members].append(found / statistics.fmean(alone[-2:]))
+    """DiLoCo's speed alone, in so many turns."""
+    ratios = {members: [ratio_beside(scaling, members) for _ in range(turns)] for members in hosts}
     for members, found in ratios.items():
         spread = f"({min(found):.2f}..{max(found):.2f})"
         scaling.rows.append(
@@ -212,6 +199,28 @@ def run_turns(scaling: Scaling, turns: int, hosts: list[int]) -> None:
                 "turns": turns,
             }
         )
+
+
+def ratio_beside(scaling: Scaling, members: int) -> float:
+    """Samples/s of some hosts over those of one more host that trains alone in the same seconds.
+
+    One machine is not equally fast all the time, and a run before or after would meet another one.
+    """
+    steps = 3 * INTERVAL
+    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
+    with ThreadPoolExecutor(1) as pool:
+        single = pool.submit(scaling.lab.train, [ALONE], "demo", scaling.options(2 * steps))
+        run = scaling.train(members, steps, diloco)
+        alone = single.result()
+    measured = [e for rank in range(members) for e in run.steps(rank) if e.step > INTERVAL]
+    begin = max(e.time for rank in range(members) for e in run.steps(rank) if e.step == INTERVAL)
+    end = max(e.time for e in measured)
+    rate = sum(e.samples for e in measured) / (end - begin)
+    inside = [e for e in alone.steps(0) if begin <= e.time <= end]
+    rate_alone = sum(e.samples for e in inside[1:]) / (inside[-1].time - inside[0].time)
+    wait = 1000 * statistics.fmean(e.wait for e in measured)
+    print(f"{members}: {rate:.1f} beside {rate_alone:.1f} samples/s, {wait:.1f} ms wait a step", file=sys.stderr)
+    return rate / rate_alone
 
 
 def attempt(case: Callable[..., None], *arguments: Any) -> None:
@@ -232,11 +241,12 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=float, default=0, help="of the per-step runs; 0: the default")
     parser.add_argument("--cores", type=float, default=0.4)
     parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
-    parser.add_argument("--turns", type=int, default=0, help="DiLoCo's speed only, in so many turns with one host")
+    parser.add_argument("--turns", type=int, default=0, help="DiLoCo's speed only, so often, beside one host")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with BenchLab(NAMES[: max(arguments.hosts)], arguments.cores, 100) as lab:
+    names = [*NAMES[: max(arguments.hosts)], *([ALONE] if arguments.turns else [])]
+    with BenchLab(names, arguments.cores, 100) as lab:
         scaling = Scaling(lab, arguments.samples, arguments.bucket_mb)
         scaling.prepare()
         try:
