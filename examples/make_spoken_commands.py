@@ -248,7 +248,8 @@ def speak(clips: Sequence[Clip]) -> list[Clip]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for prefix, synthesizer in SYNTHESIZERS.items():
-                synthesizer([clip for clip in clips if clip.voice.startswith(prefix)], folder)
+                if its_clips := [clip for clip in clips if clip.voice.startswith(prefix)]:
+                    synthesizer(its_clips, folder)
             done = [replace(clip, speech=load_speech(folder / f"{clip.id}.wav", clip.warp)) for clip in clips]
         spoken += [clip for clip in done if len(clip.speech) <= LONGEST * RATE]
         clips = [replace(clip, pace=clip.pace * 1.15) for clip in done if len(clip.speech) > LONGEST * RATE]
