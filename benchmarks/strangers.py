@@ -81,6 +81,7 @@ def step_seconds(muster: Muster, run_id: str, first: int, last: int, members: in
     """Let the run go on from ``first`` to ``last`` and return the median seconds of a step between them."""
     muster.let_pass(last)
     for rank in range(members):
+        # mypy cannot infer a lambda with a default, which binds this turn's rank
         until(lambda r=rank: any(s >= last for s, _ in muster.losses(run_id, r)), PATIENCE)  # type: ignore[misc]
     # The first steps of a stretch begin at the gate.
     times = [e.time for e in muster.events(run_id) if isinstance(e, StepEvent) and e.member == 0 and e.step > first + 1]

@@ -143,7 +143,7 @@ class Discovery:
         def settle(result: _T | None, error: BaseException | None) -> None:
             if not future.done():
                 if error is None:
-                    future.set_result(result)  # type: ignore[arg-type]
+                    future.set_result(result)  # type: ignore[arg-type]  # None only beside an error
                 else:
                     future.set_exception(error)
 

@@ -164,7 +164,7 @@ def _object_worker(
 
     sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     plan: RunPlan = read_plan(run_dir / "plan.json")
-    parts: JobParts = pickle.loads(payload)  # our own parent wrote it
+    parts: JobParts = pickle.loads(payload)  # our own parent wrote it; never from the network
     emit = EventSink(_PipeStream(connection), rank)
     control = Control()
 
