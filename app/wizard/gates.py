@@ -1,0 +1,88 @@
+"""Why a step cannot be left forwards, in words; pure functions of the state."""
+
+from __future__ import annotations
+
+from app.wizard.state import Status, WizardState
+from app.wizard.steps import Step
+
+_UNSETTLED = (Status.WAITING, Status.WORKING)
+
+
+def blockers(state: WizardState) -> tuple[str, ...]:
+    """Return why ``Next`` does nothing at this step; empty: it goes on."""
+    gate = _GATES.get(state.step)
+    return gate(state) if gate is not None else ()
+
+
+def _machines(state: WizardState) -> tuple[str, ...]:
+    return () if state.picked else ("pick at least one machine",)
+
+
+def _members(state: WizardState) -> tuple[str, ...]:
+    return () if state.members else ("every picked machine was left out: take one back in, or pick others",)
+
+
+def _access(state: WizardState) -> tuple[str, ...]:
+    wanted = {row.key for row in state.members}
+    rows = [row for row in state.access if row.key in wanted]
+    waiting = [f"{row.name} is still being asked" for row in rows if row.status in _UNSETTLED]
+    failed = [
+        f"{row.name}: {row.cause or row.label}; mend it, or skip it" for row in rows if row.status is Status.FAILED
+    ]
+    return (*_members(state), *failed, *waiting)
+
+
+def _checks(state: WizardState) -> tuple[str, ...]:
+    wanted = {row.key for row in state.members}
+    rows = [row for row in state.checks if row.key in wanted]
+    if state.members and not rows:
+        return ("the machines are being looked at",)
+    waiting = [f"{row.name} is still being looked at" for row in rows if row.status in _UNSETTLED]
+    failed = [
+        f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in rows if row.status is Status.FAILED
+    ]
+    return (*_members(state), *failed, *waiting)
+
+
+def _links(state: WizardState) -> tuple[str, ...]:
+    links = state.links
+    if links.status in _UNSETTLED:
+        return ("the links are being measured",)
+    return (links.cause,) if links.status is Status.FAILED else ()
+
+
+def _job(state: WizardState) -> tuple[str, ...]:
+    job = state.job
+    if job.status in _UNSETTLED:
+        return ("the profile is being read",)
+    wrong = [f"{row.name}: {row.cause}" for row in job.options if row.status is Status.FAILED]
+    data = [job.data.cause] if job.data.status is Status.FAILED else []
+    return (*([job.cause] if job.status is Status.FAILED else []), *wrong, *data)
+
+
+def _strategy(state: WizardState) -> tuple[str, ...]:
+    found = state.strategy
+    if found.status in _UNSETTLED:
+        return ("machines are being measured",)
+    if found.status is Status.FAILED:
+        return (found.cause,)
+    chosen = state.chosen
+    return (f"{chosen.name}: {chosen.cause}",) if chosen is not None and chosen.status is Status.FAILED else ()
+
+
+def _plan(state: WizardState) -> tuple[str, ...]:
+    plan = state.plan
+    if plan.status in _UNSETTLED:
+        return ("the plan is being made",)
+    return (plan.cause,) if plan.status is Status.FAILED else ()
+
+
+_GATES = {
+    Step.MACHINES: _machines,
+    Step.ACCESS: _access,
+    Step.CHECKS: _checks,
+    Step.LINKS: _links,
+    Step.JOB: _job,
+    Step.STRATEGY: _strategy,
+    Step.PLAN: _plan,
+}

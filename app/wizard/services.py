@@ -1,0 +1,141 @@
+"""What the guided set-up asks of the machines: the seam behind which the real ones or scripted ones stand.
+
+All calls block and are made from threads of the :class:`app.wizard.engine.Wizard`. They may raise
+``profiles.errors.MusterError``; the set-up shows its message and hint in the row or screen concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.wizard.state import (
+    AccessRow,
+    CandidateRow,
+    CheckRow,
+    DataRow,
+    FindingRow,
+    FitRow,
+    Home,
+    Job,
+    Launch,
+    LinkRow,
+    MachineRow,
+    Machines,
+    Plan,
+    Presence,
+    Strategy,
+)
+
+Tell = Callable[[str], None]
+"""Hears a line for each thing that was done or began."""
+
+
+@dataclass(frozen=True)
+class JobAnswers:
+    """What is to be trained."""
+
+    profile: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything a plan is made of."""
+
+    machines: tuple[MachineRow, ...]
+    """That take part; this computer alone or others with or without it."""
+    job: JobAnswers
+    preference: str = "fastest"
+    chosen: CandidateRow | None = None
+    """With its interval as the person left it; ``None``: nothing was predicted."""
+    save_as: str = ""
+    trusted: tuple[str, ...] = ()
+    """Fingerprints of new host keys that a person accepted."""
+    planning: Any = field(default=None, repr=False, compare=False)
+    """``Strategy.planning`` of the forecast that ``chosen`` is from."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What discovery sees at a moment."""
+
+    machines: Machines
+    presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
+    """By saved profile: which of its machines are here."""
+
+
+class Watch(Protocol):
+    """A look-out for machines that goes on until it is closed."""
+
+    def add(self, text: str) -> None:
+        """Look for ``[user@]host[:port]`` too.
+
+        Raises:
+            BadInput: it is no address.
+        """
+
+    def close(self) -> None: ...
+
+
+class Services(Protocol):
+    """The world, as the set-up sees it."""
+
+    def home(self) -> Home:
+        """Return live and recent runs, and profiles, the newest first."""
+
+    def doctor(self) -> Sequence[FindingRow]:
+        """Look at this computer."""
+
+    def watch(self, see: Callable[[Sight], None]) -> Watch:
+        """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
+
+    def saved_machines(self, profile: str) -> Sequence[MachineRow]:
+        """Return the machines that a saved profile names, each ``here`` or with address, port and user; none: here."""
+
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
+        """Go the whole way to a machine once. A new host key is accepted only if its fingerprint is ``trusted``."""
+
+    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
+        """Install our key with the password, and return how the way goes with the key alone."""
+
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
+        """Look at all machines side by side."""
+
+    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
+        """Mend what is safe to mend there; ``check`` names one finding, empty: all."""
+
+    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+        """Measure every pair, or return what is known and fresh."""
+
+    def job(self, answers: JobAnswers) -> Job:
+        """Return the options with their values and errors, and what can be chosen; quick, no data is read."""
+
+    def look_at_data(self, answers: JobAnswers) -> DataRow:
+        """Look at the data set: samples, hours, columns, broken files."""
+
+    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
+        """Say for each machine whether the model fits its memory."""
+
+    def forecast(self, request: Request, tell: Tell) -> Strategy:
+        """Measure what is not known yet, and rank all ways to train."""
+
+    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+        """Predict a candidate with another H; pure and quick."""
+
+    def plan(self, request: Request) -> Plan:
+        """Say what will be done. Changes nothing anywhere."""
+
+    def save(self, request: Request) -> tuple[str, ...]:
+        """Write profile, machines and plan; return the files."""
+
+    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+        """Save, start the run in the background, and return its folder when the first step is made.
+
+        ``see`` hears every change on the way; the run goes on if the caller stops listening.
+        """
+
+    def close(self) -> None:
+        """Let go of everything that is still held."""
