@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from distributed import cost_model
 from distributed.cluster import Cluster
+from distributed.corrections import NONE, Corrections
 from distributed.cost_model import Bottleneck
 from distributed.planning import Choice
 
@@ -21,6 +22,8 @@ class Exchange:
     """Bytes sent and received over the network, by machine."""
     work: tuple[float, ...]
     """Seconds that the exchange takes from each member's compute: where the processor trains, all its cores do."""
+    correction: float = 1.0
+    """Factor of earlier runs, which ``seconds`` have in them."""
 
 
 class ExchangeCosts:
@@ -29,9 +32,11 @@ class ExchangeCosts:
     Args:
         cluster: what was measured.
         trainable: how many parameters an exchange carries.
+        corrections: how far off earlier predictions were.
     """
 
-    def __init__(self, cluster: Cluster, trainable: int) -> None:
+    def __init__(self, cluster: Cluster, trainable: int, corrections: Corrections = NONE) -> None:
+        self._corrections = corrections
         self._cluster = cluster
         self._trainable = trainable
         self._known: dict[tuple[object, ...], Exchange] = {}
@@ -55,9 +60,11 @@ class ExchangeCosts:
 
     def of(self, choice: Choice) -> Exchange:
         """Return time and traffic of one exchange of a group whose members are linked."""
-        key = (choice.members, choice.engine, choice.hub, choice.codec)
+        key = (choice.members, choice.strategy, choice.engine, choice.hub, choice.codec)
         if key not in self._known:
-            self._known[key] = self._exchange(choice)
+            found = self._exchange(choice)
+            factor = self._corrections.exchange_of(choice.members, choice.strategy, choice.engine)
+            self._known[key] = replace(found, seconds=found.seconds * factor, correction=factor)
         return self._known[key]
 
     def _exchange(self, choice: Choice) -> Exchange:

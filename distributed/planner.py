@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from distributed import memory_model
 from distributed.cluster import Cluster
+from distributed.corrections import NONE as NO_CORRECTIONS
+from distributed.corrections import Corrections
 from distributed.job import Job
 from distributed.plan_reasons import WORTH, memory_reasons, settings_of, why
 from distributed.planning import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
@@ -29,25 +31,28 @@ MOST_HUBS = 8
 """Machines that are tried as the hub: those with the fastest interfaces."""
 
 
-def plan(cluster: Cluster, job: Job, hubs: Collection[str] | None = None) -> Planning:
+def plan(
+    cluster: Cluster, job: Job, hubs: Collection[str] | None = None, corrections: Corrections = NO_CORRECTIONS
+) -> Planning:
     """Rank all candidates and choose one.
 
     Args:
         hubs: names of the machines that may carry the hub; ``None``: all.
+        corrections: how far off earlier predictions were (:func:`distributed.plan_feedback.corrections`).
 
     Raises:
         BadInput: the job names a strategy or codec that is not known.
     """
-    return _Planner(cluster, job, hubs).plan()
+    return _Planner(cluster, job, hubs, corrections).plan()
 
 
-def predict(cluster: Cluster, job: Job, choice: Choice) -> Candidate:
+def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NO_CORRECTIONS) -> Candidate:
     """Return what one choice should cost.
 
     Raises:
         BadInput: it cannot be: a machine without figures, without a link, or fewer samples than members.
     """
-    return Predictor(cluster, job).predict(choice)
+    return Predictor(cluster, job, corrections).predict(choice)
 
 
 def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
@@ -72,10 +77,12 @@ class _Way:
 
 
 class _Planner:
-    def __init__(self, cluster: Cluster, job: Job, hubs: Collection[str] | None) -> None:
+    def __init__(
+        self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections = NO_CORRECTIONS
+    ) -> None:
         self._cluster = cluster
         self._job = job
-        self._predictor = Predictor(cluster, job)
+        self._predictor = Predictor(cluster, job, corrections)
         self._hubs = self._hub_machines(hubs)
         self._noted: dict[tuple[str, str, str], Reason] = {}
 

@@ -60,6 +60,10 @@ class MemberForecast(Document):
     """Samples of one forward pass."""
     seconds: float
     """Compute of one optimizer step."""
+    busy: float = 0.0
+    """The same with the work that exchanges take from it, on average: what a step does not wait for."""
+    correction: float = 1.0
+    """Factor on compute, of earlier runs; it is in ``seconds``."""
     memory: int
     """Bytes at the peak, as far as they are known."""
     memory_free: int
@@ -83,6 +87,8 @@ class Candidate(Document):
     """Seconds of the slowest member's step, without any exchange."""
     exchange: float = 0.0
     """Seconds of one exchange, if nothing hid it."""
+    exchange_correction: float = 1.0
+    """Factor of earlier runs; it is in ``exchange``."""
     exposed: float = 0.0
     """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
     step: float = 0.0
@@ -109,6 +115,10 @@ class MemberSetting(Document):
 
     name: Name
     batch_size: int
+    interface: Text = ""
+    """Network interface of its best paths; empty: the one that SSH uses."""
+    hub_at: Text = ""
+    """Address of the hub on its best path; empty: the one on the route to it."""
 
 
 class Settings(Document):

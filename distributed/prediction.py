@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from distributed import cost_model, memory_model, statistical_cost
 from distributed.cluster import Cluster, Machine
+from distributed.corrections import NONE as NO_CORRECTIONS
+from distributed.corrections import Corrections
 from distributed.cost_model import Bottleneck
 from distributed.exchange_cost import Exchange, ExchangeCosts
 from distributed.job import Job
@@ -74,13 +76,15 @@ class Predictor:
     Args:
         cluster: what was measured.
         job: what is to be trained.
+        corrections: how far off earlier predictions were.
     """
 
-    def __init__(self, cluster: Cluster, job: Job) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, job: Job, corrections: Corrections = NO_CORRECTIONS) -> None:
+        self.cluster = corrections.applied(cluster)
         self.job = job
+        self._corrections = corrections
         self._splits: dict[tuple[object, ...], Split | None] = {}
-        self._exchanges = ExchangeCosts(cluster, job.trainable)
+        self._exchanges = ExchangeCosts(self.cluster, job.trainable, corrections)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
         self.alone_rate = self._best_alone()
 
@@ -177,16 +181,21 @@ class Predictor:
     def _step(self, choice: Choice, split: Split, exchange: Exchange) -> float:
         if choice.alone:
             return split.compute
-        both = zip(split.seconds, exchange.work, strict=True)
-        busy = max(compute + work / choice.interval for compute, work in both)
-        model = STRATEGIES[choice.strategy]
-        if model.periodic:
-            core = min(min(1.0, self.cluster.machine(name).cores or 1.0) for name in choice.members)
-            merge = model.merge_ns * 1e-9 * self.job.trainable / core / choice.interval
-            return cost_model.periodic_step(busy, exchange.seconds, choice.interval, choice.delay) + merge
+        busy = max(self._busy(choice, split, exchange))
+        if STRATEGIES[choice.strategy].periodic:
+            return cost_model.periodic_step(busy, exchange.seconds, choice.interval, choice.delay)
         pieces = math.ceil(4e-6 * self.job.trainable / self.job.bucket_mb)
         credit = cost_model.overlap_credit(split.compute / split.accumulation, exchange.seconds, pieces)
         return cost_model.synchronous_step(busy, exchange.seconds, credit)
+
+    def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
+        """Return what each member does in a step without waiting, the merge of a periodic strategy included."""
+        merge_ns = 0.0 if choice.alone else STRATEGIES[choice.strategy].merge_ns
+        found = []
+        for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
+            merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
+            found.append(compute + (work + merge) / choice.interval)
+        return found
 
     def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
         """Return token efficiency, expected loss increase, and the sources of both."""
@@ -242,6 +251,7 @@ class Predictor:
             rounds=0 if choice.alone else steps // choice.interval,
             compute=split.compute,
             exchange=exchange.seconds,
+            exchange_correction=exchange.correction,
             exposed=outcome.step - split.compute,
             step=outcome.step,
             samples_per_second=outcome.samples_per_second,
@@ -258,12 +268,15 @@ class Predictor:
     def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
         moved = dict(exchange.moved)
         strategy = "" if choice.alone else choice.strategy
-        for name, batch, seconds in zip(choice.members, split.batches, split.seconds, strict=True):
+        busy = self._busy(choice, split, exchange)
+        for name, batch, seconds, work in zip(choice.members, split.batches, split.seconds, busy, strict=True):
             machine = self.cluster.machine(name)
             yield MemberForecast(
                 name=name,
                 micro_batch=batch,
                 seconds=seconds,
+                busy=work,
+                correction=self._corrections.compute_of(name),
                 memory=memory_model.member_bytes(self.job, machine, strategy, batch),
                 memory_free=machine.memory_free,
                 bytes_per_hour=moved.get(self._exchanges.place(name), 0.0) * hourly,

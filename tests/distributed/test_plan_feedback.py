@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_figures import cluster, job, machine
+
+from distributed.cluster import Cluster
+from distributed.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
+from distributed.measurement_cache import MeasurementCache
+from distributed.plan_feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
+from distributed.planner import plan, predict
+from distributed.planning import Candidate, Choice
+from profiles.errors import BadInput
+from training.events import Event, MemberEvent, StepEvent
+
+some = settings(max_examples=25, deadline=None)
+ratios = st.floats(0.05, 20)
+MACHINES = cluster([8.0, 4.0], mbit=100)
+JOB = job(10_000_000, batch=8)
+EVERY_STEP = Choice(strategy="allreduce", codec="fp32", engine="hub", hub="a", members=("a", "b"))
+MERGED = Choice(strategy="diloco", codec="mxfp4", engine="hub", hub="a", members=("a", "b"), interval=10)
+NOW = 1e9
+
+
+def step(member: int, number: int, compute: float, wait: float, moved: int = 0) -> StepEvent:
+    return StepEvent(member=member, step=number, epoch=0, loss=1, learning_rate=1, samples=8, weight=8, compute=compute,
+                     wait=wait, transfer=wait, bytes_sent=moved, bytes_received=moved)  # fmt: skip
+
+
+def run(candidate: Candidate, steps: int, compute: float = 1.0, exchange: float = 1.0) -> list[Event]:
+    """A run in which every member's compute and every exchange take so many times what was predicted."""
+    choice = candidate.choice
+    events: list[Event] = [MemberEvent(member=r, status="ready", name=n) for r, n in enumerate(choice.members)]
+    slowest = max(one.busy for one in candidate.members) * compute
+    hidden = candidate.exchange - (candidate.step - slowest / compute) * choice.interval
+    wait = max(0.0, candidate.exchange * exchange - hidden)
+    for rank, one in enumerate(candidate.members):
+        own = one.busy * compute
+        for number in range(1, steps + 1):
+            if choice.interval == 1:
+                events.append(step(rank, number, own, slowest - own + wait))
+            else:
+                last = number % choice.interval == 0
+                events.append(step(rank, number, own, (slowest - own) * choice.interval + wait if last else 0.0))
+    return events
+
+
+def compared(candidate: Candidate, events: list[Event]) -> Comparison:
+    found = compare(candidate, events, JOB.trainable)
+    assert found is not None
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+
+
+@some
+@given(st.sampled_from([EVERY_STEP, MERGED]), st.floats(0.3, 3), st.floats(1, 3))
+def test_a_run_tells_by_how_much_it_was_off(choice: Choice, compute: float, exchange: float) -> None:
+    candidate = predict(MACHINES, JOB, choice)
+    found = compared(candidate, run(candidate, 40, compute, exchange))
+    assert [one.ratio for one in found.members] == pytest.approx([compute] * 2)
+    assert found.exchange_ratio == pytest.approx(exchange)
+    assert found.measured_step == pytest.approx(found.measured_wait + max(one.measured for one in found.members))
+    assert json.loads(json.dumps(found.document()))["ratio"] == round(found.ratio, 4)
+
+
+def test_a_run_as_predicted_has_ratio_one() -> None:
+    for choice in (EVERY_STEP, MERGED):
+        candidate = predict(MACHINES, JOB, choice)
+        assert compared(candidate, run(candidate, 30)).ratio == pytest.approx(1.0)
+
+
+def test_the_warm_up_is_left_out() -> None:
+    candidate = predict(MACHINES, JOB, MERGED)
+    events = [
+        e.model_copy(update={"compute": 100.0}) if isinstance(e, StepEvent) and e.step <= 10 else e
+        for e in run(candidate, 34)
+    ]
+    found = compared(candidate, events)
+    assert (found.steps, round(found.ratio, 6)) == (20, 1.0)
+
+
+@pytest.mark.parametrize(("choice", "steps"), [(EVERY_STEP, 7), (MERGED, 9)])
+def test_a_run_that_is_too_short_tells_nothing(choice: Choice, steps: int) -> None:
+    candidate = predict(MACHINES, JOB, choice)
+    assert compare(candidate, run(candidate, steps)) is None
+    assert compare(candidate, []) is None
+
+
+def test_a_run_with_other_members_tells_nothing() -> None:
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    events = run(candidate, 20)
+    assert compare(candidate, [*events, step(2, 1, 1.0, 0.0)]) is None
+    alone = predict(MACHINES, JOB, Choice(strategy="allreduce", codec="fp32", engine="hub", members=("a",)))
+    assert compare(alone, events) is None
+
+
+def test_steps_after_a_loss_do_not_count() -> None:
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    lonely: list[Event] = [step(0, number, 9.0, 0.0) for number in range(13, 60)]
+    assert compared(candidate, [*run(candidate, 12), *lonely]).ratio == pytest.approx(1.0)
+
+
+def test_the_hubs_machine_moves_what_the_others_send() -> None:
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    events: list[Event] = [step(rank, number, 1.0, 0.0, moved=500) for rank in (0, 1) for number in range(1, 20)]
+    assert compared(candidate, events).measured_bytes_per_hour == pytest.approx(1000 * 3600)
+
+
+# ------------------------------------------------------------------------------------------------------------- remember
+
+
+@some
+@given(st.lists(ratios, max_size=20))
+def test_a_factor_is_drawn_towards_one_and_bounded(found: list[float]) -> None:
+    factor = shrunk(found, [1.0] * len(found))
+    assert 1 / BOUND <= factor <= BOUND
+    plain = math.exp(sum(math.log(min(BOUND, max(1 / BOUND, one))) for one in found) / len(found)) if found else 1.0
+    assert abs(math.log(factor)) <= abs(math.log(plain)) + 1e-12
+
+
+@some
+@given(st.lists(st.tuples(ratios, ratios), max_size=5), st.sampled_from([EVERY_STEP, MERGED]))
+def test_what_is_learnt_brings_the_prediction_closer(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[float, float]], choice: Choice
+) -> None:
+    cache = MeasurementCache(tmp_path_factory.mktemp("cache"))
+    truth = max((abs(math.log(c)) for c, _ in runs), default=0.0)
+    for compute, exchange in runs:
+        candidate = predict(MACHINES, JOB, choice)
+        remember(MACHINES, compared(candidate, run(candidate, 30, compute, exchange)), cache, NOW)
+    learnt = corrections(MACHINES, JOB, cache, NOW)
+    assert abs(math.log(learnt.compute_of("a"))) <= truth + 1e-9
+    corrected = predict(MACHINES, JOB, choice, learnt)
+    plain = predict(MACHINES, JOB, choice)
+    assert corrected.members[0].seconds == pytest.approx(plain.members[0].seconds * learnt.compute_of("a"))
+    assert corrected.exchange == pytest.approx(plain.exchange * corrected.exchange_correction)
+
+
+def test_the_same_run_again_and_again_is_predicted_in_the_end(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path)
+    errors = []
+    truth = run(predict(MACHINES, JOB, EVERY_STEP), 30, 1.4, 1.8)
+    for _ in range(8):
+        candidate = predict(MACHINES, JOB, EVERY_STEP, corrections(MACHINES, JOB, cache, NOW))
+        comparison = compared(candidate, truth)
+        errors.append(abs(math.log(comparison.ratio)))
+        remember(MACHINES, comparison, cache, NOW)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.15 * errors[0]
+
+
+def test_another_strategy_takes_the_compute_only(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path)
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    remember(MACHINES, compared(candidate, run(candidate, 30, 2.0, 2.0)), cache, NOW)
+    learnt = corrections(MACHINES, JOB, cache, NOW)
+    assert learnt.exchange_of(("a", "b"), "diloco", "hub") == 1.0
+    assert learnt.exchange_of(("a", "b"), "allreduce", "hub") == pytest.approx(math.sqrt(2))
+    assert learnt.compute_of("b") == pytest.approx(math.sqrt(2))
+
+
+def test_age_and_another_model_count_less(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path)
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    remember(MACHINES, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
+    fresh, old = (corrections(MACHINES, JOB, cache, at).compute_of("a") for at in (NOW, NOW + FORGET))
+    other = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute_of("a")
+    assert 1.0 < other < old < fresh < 2.0
+
+
+def test_machines_are_known_by_their_keys(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path)
+    first = Cluster(machines=(machine("a", identity="K1"), machine("b", identity="K2")), links=MACHINES.links)
+    renamed = Cluster(machines=(machine("x", identity="K1"), machine("a", identity="K3")))
+    candidate = predict(first, JOB, EVERY_STEP)
+    remember(first, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
+    learnt = corrections(renamed, JOB, cache, NOW)
+    assert (learnt.compute_of("x") > 1.0, learnt.compute_of("a")) == (True, 1.0)
+
+
+def test_a_history_has_an_end(tmp_path: Path) -> None:
+    cache = MeasurementCache(tmp_path)
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    comparison = compared(candidate, run(candidate, 30, 2.0))
+    for number in range(2 * MOST_OBSERVATIONS):
+        remember(MACHINES, comparison, cache, NOW + number)
+    assert all(path.read_text().count('"ratio"') == 2 * MOST_OBSERVATIONS for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"measured_at": 1, "document": {"observations": [{"ratio": -1}]}}'])
+def test_a_spoilt_file_is_as_none(tmp_path: Path, text: str) -> None:
+    cache = MeasurementCache(tmp_path)
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    remember(MACHINES, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
+    for path in tmp_path.iterdir():
+        path.write_text(text)
+    assert corrections(MACHINES, JOB, cache, NOW) == Corrections()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    comparison = compared(candidate, run(candidate, 30))
+    with pytest.raises(BadInput):
+        remember(MACHINES, comparison, MeasurementCache(tmp_path / "file"), NOW)
+
+
+# ------------------------------------------------------------------------------------------------------ corrected plans
+
+
+def test_without_corrections_a_plan_is_as_it_was() -> None:
+    assert plan(MACHINES, JOB, None, Corrections()) == plan(MACHINES, JOB)
+
+
+def test_a_machine_that_proved_slow_gets_less_to_do() -> None:
+    slow = Corrections(compute={"a": 2.0})
+    batches = [one.micro_batch for one in predict(MACHINES, JOB, EVERY_STEP, slow).members]
+    assert batches == [one.micro_batch for one in predict(cluster([4.0, 4.0], mbit=100), JOB, EVERY_STEP).members]
+
+
+def test_an_exchange_that_proved_slow_can_change_the_plan() -> None:
+    fast = cluster([8.0, 8.0], mbit=1000)
+    way = {"strategy": "diloco", "engine": "hub"}
+    learnt = Corrections(exchange=tuple(ExchangeCorrection(machine=name, factor=3.0, **way) for name in "ab"))
+    merged = MERGED.model_copy(update={"codec": "bf16"})
+    assert predict(fast, JOB, merged, learnt).step > predict(fast, JOB, merged).step
+    assert predict(fast, JOB, EVERY_STEP, learnt).step == predict(fast, JOB, EVERY_STEP).step
