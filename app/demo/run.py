@@ -1,0 +1,113 @@
+"""Scripted runs in real run folders.
+
+``write_demo_run`` leaves a finished one at once. ``start_demo_run`` starts one that goes on by itself, in a process of
+its own that holds the folder, and obeys what is asked through ``requests/``::
+
+    .venv/bin/python -m app.demo.run RUN_FOLDER --seed 0 --speed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.demo.job import STRATEGY_REASON, demo_plan
+from app.demo.machines import scripted_machines
+from app.demo.player import play
+from app.demo.script import script_of
+from app.demo.stage import Stage, utc_text
+from distributed.requests import leave_request
+from profiles.errors import RunFailed
+from training.events import RunEvent
+from training.plan import RunPlan
+from training.run_files import is_live
+from training.run_folder import RunFolder
+
+DEMO_START = 1_767_258_000.0
+"""2026-01-01 09:00 UTC: when a finished demo run pretends to have started."""
+_PATIENCE = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_demo_run(folder: Path, machines: int = 3, seed: int = 0, start: float = DEMO_START) -> Path:
+    """Write a whole finished run into the output folder ``folder``, and return its own folder.
+
+    Args:
+        machines: how many scripted machines take part.
+        seed: of all chances; the same seed and start give the same events.
+        start: when the run pretends to have started, in seconds since the epoch.
+
+    Raises:
+        BadInput: too many machines, the run is there already, or the folder cannot be written.
+    """
+    plan = demo_plan(scripted_machines(machines), seed, start)
+    script = script_of(plan, seed)
+    run = _create(folder, plan, ["cli_typer.py", "demo-run", "--machines", str(machines)])
+    with run, Stage(run, start, 1.0) as stage:
+        for beat in script.beats:
+            stage.write(beat)
+        stage.say(RunEvent(status="completed"), stage.due(script.ends))
+        run.finish("completed", script.metrics)
+        run.update_metadata(start_time=utc_text(start), end_time=utc_text(stage.due(script.ends)))
+    return run.path
+
+
+def start_demo_run(output_dir: Path, plan: RunPlan, command: Sequence[str], seed: int = 0, speed: float = 1.0) -> Path:
+    """Start a scripted run with this plan; it outlives this process and its terminal. Return its folder.
+
+    Raises:
+        BadInput: the folder cannot be made.
+        RunFailed: the run's process did not start.
+    """
+    run = _create(output_dir, plan, command)
+    run.close()
+    arguments = [str(run.path.resolve()), "--seed", str(seed), "--speed", str(speed)]
+    log = run.path / "logs" / "supervisor.log"
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.demo.run", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on
+    deadline = time.monotonic() + _PATIENCE
+    while not is_live(run.path):
+        if process.poll() == 0:
+            break
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RunFailed("the scripted run did not start", f"see {log}")
+        time.sleep(0.02)
+    return run.path
+
+
+def _create(output_dir: Path, plan: RunPlan, command: Sequence[str]) -> RunFolder:
+    return RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=STRATEGY_REASON)
+
+
+def main() -> int:
+    """Play the run of the command line to its end."""
+    parser = argparse.ArgumentParser(prog="python -m app.demo.run", description="Play a scripted run.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--speed", type=float, default=1.0)
+    arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: leave_request(arguments.folder, "stop"))
+    with RunFolder.take_over(arguments.folder) as run:
+        play(run, script_of(run.plan(), arguments.seed), arguments.speed)
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""A scripted run is a run like any other for whoever reads its folder."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from app.demo.job import demo_plan
+from app.demo.machines import MOST, scripted_machines
+from app.demo.player import play
+from app.demo.run import start_demo_run, write_demo_run
+from app.demo.script import script_of
+from app.run_state import reduce_events
+from distributed.requests import leave_request
+from distributed.runs import list_runs
+from profiles.errors import BadInput
+from training.events import EvaluationEvent, MemberEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
+from training.run_folder import RunFolder
+
+FAST = 150.0
+PATIENCE = 30.0
+
+
+def folder_of(output: Path, machines: int = 3, seed: int = 0) -> RunFolder:
+    return RunFolder.create(output, demo_plan(scripted_machines(machines), seed, time.time()), ["demo"])
+
+
+def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
+    first = write_demo_run(tmp_path / "a")
+    second = write_demo_run(tmp_path / "b")
+    for name in ("events.jsonl", "plan.json", "metrics.json", *(f"logs/{log.name}" for log in first.glob("logs/*"))):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    (summary,) = list_runs(tmp_path / "a")
+    assert (summary.status, summary.live) == ("completed", False)
+    assert (
+        write_demo_run(tmp_path / "c", seed=1).joinpath("events.jsonl").read_bytes()
+        != (first / "events.jsonl").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("machines", range(1, MOST + 1))
+def test_events_fit_together(tmp_path: Path, machines: int) -> None:
+    run = RunFolder.open(write_demo_run(tmp_path, machines))
+    events = list(run.events())
+    state = reduce_events(events)
+    assert state.status == "completed" and state.step == state.total_steps and not state.weights_differ
+    assert not any(isinstance(event, UnknownEvent) for event in events)
+    assert [event.time for event in events] == sorted(event.time for event in events)
+    for rank in range(machines):
+        steps = [event for event in events if isinstance(event, StepEvent) and event.member == rank]
+        assert [event.step for event in steps] == sorted({event.step for event in steps})
+        for before, after in itertools.pairwise(steps):
+            assert after.time - before.time >= after.compute + after.wait - 1e-6
+    if machines > 1:
+        lost = [event for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
+        assert lost[0].message and state.members[lost[0].member or 0].status == "done"
+        assert any(len(event.members) == machines - 1 for event in events if isinstance(event, SyncEvent))
+
+
+def test_the_word_error_rate_falls(tmp_path: Path) -> None:
+    events = RunFolder.open(write_demo_run(tmp_path)).events()
+    rates = [e.metrics["wer"] for e in events if isinstance(e, EvaluationEvent) and e.split == "validation"]
+    assert len(rates) >= 4 and rates == sorted(rates, reverse=True)
+
+
+def test_too_many_machines() -> None:
+    with pytest.raises(BadInput, match="1 to 8"):
+        scripted_machines(9)
+
+
+def test_played_run_ends_completed_at_its_pace(tmp_path: Path) -> None:
+    with folder_of(tmp_path) as run:
+        script = script_of(run.plan(), 0)
+        began = time.monotonic()
+        assert play(run, script, FAST) == "completed"
+        assert time.monotonic() - began >= script.ends / FAST
+    assert len(list(run.events())) == len([b for b in script.beats if not hasattr(b.what, "log")]) + 1
+    assert (run.path / "completed").exists()
+
+
+def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path) -> None:
+    with folder_of(tmp_path) as run:
+        leave_request(run.path, "stop")
+        assert play(run, script_of(run.plan(), 0), FAST) == "cancelled"
+    assert run.metadata.status == "cancelled"
+    assert [e.status for e in run.events() if isinstance(e, RunEvent)][-1] == "cancelled"
+
+
+@pytest.mark.slow
+def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
+    plan = demo_plan(scripted_machines(2), 0, time.time())
+    path = start_demo_run(tmp_path, plan, ["demo"], speed=20.0)
+    reach(path, "running", "running")
+    assert RunFolder.open(path).live
+    leave_request(path, "pause")
+    reach(path, "paused", "paused")
+    leave_request(path, "resume")
+    reach(path, "running", "running")
+    leave_request(path, "stop")
+    reach(path, "cancelled", "cancelled")
+
+
+def reach(path: Path, *statuses: str) -> None:
+    """Wait until the run's metadata has one of these states."""
+    deadline = time.monotonic() + PATIENCE
+    while RunFolder.open(path).metadata.status not in statuses:
+        assert time.monotonic() < deadline, RunFolder.open(path).metadata.status
+        time.sleep(0.02)
