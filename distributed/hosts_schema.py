@@ -57,6 +57,10 @@ class Machine(BaseModel):
     """Devices that train, one worker each; empty: the machine's best one."""
     interface: _Interface = ""
     """Network interface for the training traffic there; empty: the one that has the address."""
+    found_at: _Address = ""
+    """Literal address where the machine with this host key was found; instead of what ``address`` leads to."""
+    hub_at: _Address = ""
+    """Literal address of the hub as this machine should dial it; empty: the one on the route between the two."""
 
     @property
     def host(self) -> str:

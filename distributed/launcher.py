@@ -10,21 +10,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from distributed.agent_files import interface_of
 from distributed.code_sync import REPOSITORY
 from distributed.hosts import Hosts, save_hosts
-from distributed.hosts_schema import Machine
-from distributed.link import Link, address_towards
-from distributed.preflight import Facts, check, hosts_with_pythons, ready
-from distributed.ssh import Trust
+from distributed.plan_words import why_in_words
+from distributed.planning import write_planning
+from distributed.preparation import Manner, hosts_of, prepare
+from distributed.run_planning import Planned, PlanWish, Ready, plan_machines
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.events import TimingEvent
-from training.local_plan import plan_local_run
-from training.plan import MemberPlan, RunPlan
 from training.processes import environment
 from training.run_files import is_live
 from training.run_folder import RunFolder
@@ -32,29 +28,40 @@ from training.timing import Laps
 
 HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
+PLANNING = "planning.json"
+"""What its plan was chosen from, where there was a choice."""
 _START_PATIENCE = 20.0
 
 
 class DistributedLauncher:
-    """Plans a run on several machines and starts its supervisor.
+    """Makes machines ready, plans a run on them, and starts its supervisor.
 
     Args:
         hosts: the machines.
         profile: what to train.
-        trust: asked for the key of a machine never met before.
+        manner: how machines are made ready.
+        wish: what the plan should be like.
         whole_process: the time of the start begins with this process, not with this object.
     """
 
-    def __init__(self, hosts: Hosts, profile: Profile, trust: Trust | None = None, whole_process: bool = False) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        profile: Profile,
+        manner: Manner | None = None,
+        wish: PlanWish | None = None,
+        whole_process: bool = False,
+    ) -> None:
         self._hosts = hosts
         self._profile = profile
-        self._trust = trust
+        self._manner = manner or Manner()
+        self._wish = wish or PlanWish()
         self._timings: list[TimingEvent] = []
         self._laps = Laps(self._timings.append, whole_process)
         self._stand_by: StandBy | None = None
 
-    def plan(self) -> RunPlan:
-        """Check all machines and return the plan of a run on them.
+    def plan(self) -> Planned:
+        """Make all machines ready and return the plan of a run on them; their connections are closed again.
 
         Raises:
             NotReady: some machine cannot take part.
@@ -62,19 +69,30 @@ class DistributedLauncher:
         """
         self._laps.end("command: program")
         self._stand_by = StandBy()
+        machines: Sequence[Ready] = ()
         try:
-            machines = ready(check(self._hosts, self._profile.model.task, self._trust))
+            machines = prepare(self._hosts, self._profile.model.task, self._manner)
+            self._laps.end("machines: checked")
+            planned = plan_machines(machines, self._profile, self._wish, self._manner.tell)
+            self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
+            self._laps.end("machines: planned")
+            return planned
+        except BaseException:
+            self.dismiss()
+            raise
+        finally:
             for link, _ in machines:
                 link.close()
-            self._hosts = hosts_with_pythons(self._hosts, [link for link, _ in machines])
-            self._laps.end("machines: checked")
-            return plan_run(self._profile, machines)
-        except BaseException:
+
+    def dismiss(self) -> None:
+        """Start nothing after all. Idempotent."""
+        if self._stand_by is not None:
             self._stand_by.dismiss()
             self._stand_by = None
-            raise
 
-    def start(self, plan: RunPlan, command: Sequence[str], fill: Callable[[Path], None] = lambda folder: None) -> Path:
+    def start(
+        self, planned: Planned, command: Sequence[str], fill: Callable[[Path], None] = lambda folder: None
+    ) -> Path:
         """Make the run folder, let ``fill`` put more into it, start the supervisor, and return the folder.
 
         Raises:
@@ -83,7 +101,7 @@ class DistributedLauncher:
         """
         supervisor, self._stand_by = self._stand_by or StandBy(), None
         try:
-            path = self._folder(plan, command)
+            path = self._folder(planned, command)
             fill(path)
         except BaseException:
             supervisor.dismiss()
@@ -91,66 +109,18 @@ class DistributedLauncher:
         supervisor.start(path)
         return path
 
-    def _folder(self, plan: RunPlan, command: Sequence[str]) -> Path:
+    def _folder(self, planned: Planned, command: Sequence[str]) -> Path:
         output = Path(self._profile.run.output_dir)
-        folder = RunFolder.create(output, plan, list(command), run_type="distributed")
+        reason = why_in_words(planned.planning) if planned.planning else ""
+        folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
+        if planned.planning is not None:
+            write_planning(folder.path / PLANNING, planned.planning)
         save_hosts(self._hosts, folder.path / HOSTS)
         self._laps.end("command: plan")
         for timing in self._timings:
             folder.append(timing)
         folder.close()
         return folder.path
-
-
-def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPlan:
-    """Give ranks, devices and batch sizes to the machines, in their order.
-
-    Raises:
-        BadInput: the profile does not fit that many members.
-    """
-    far = [link.host for link, _ in machines if link.host and not link.machine.here]
-    seats = [
-        (link.machine, _as_seen(facts, link.machine, far), device)
-        for link, facts in machines
-        for device in link.machine.devices or ("",)
-    ]
-    local = plan_local_run(profile, len(seats))
-    engine = "torch" if _wants_torch(profile, seats) else "hub"
-    members = tuple(
-        _member(rank, machine, facts, device, local.members[rank].batch_size, profile, engine)
-        for rank, (machine, facts, device) in enumerate(seats)
-    )
-    return local.model_copy(update={"members": members, "engine": engine})
-
-
-def _as_seen(facts: Facts, machine: Machine, far: Sequence[str]) -> Facts:
-    """This machine was reached over loopback; the others reach it over the interface that leads to them."""
-    return replace(facts, interface=interface_of(address_towards(far[0]))) if machine.here and far else facts
-
-
-def _member(
-    rank: int, machine: Machine, facts: Facts, device: str, batch_size: int, profile: Profile, engine: str
-) -> MemberPlan:
-    kind, _, index = (device or profile.training.device).partition(":")
-    return MemberPlan(
-        rank=rank,
-        name=f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name,
-        device=kind,
-        device_index=int(index or 0),
-        batch_size=batch_size,
-        threads=profile.training.threads,
-        interface=machine.interface or facts.interface if engine == "torch" else "",
-    )
-
-
-def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
-    """The hub joins everything; NCCL is faster where every member has a CUDA device of its own."""
-    if profile.strategy.engine != "auto":
-        return profile.strategy.engine == "torch"
-    if len(seats) < 2 or profile.training.device not in ("auto", "cuda"):
-        return False
-    return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
-               for _, facts, device in seats)  # fmt: skip
 
 
 class StandBy:

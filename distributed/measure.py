@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,22 +15,25 @@ from typing import Any
 
 from distributed.cluster import Cluster
 from distributed.cluster import Link as ClusterLink
+from distributed.cluster import Machine as ClusterMachine
 from distributed.code_sync import Inputs, collect
-from distributed.hosts_schema import Hosts
+from distributed.here import HereConnection
+from distributed.hosts_schema import Hosts, Machine
 from distributed.job import Figures, Workload
-from distributed.launcher import plan_run
-from distributed.link import Link
+from distributed.link import Link, link_to
 from distributed.link_figures import PairFigures, measure_links
 from distributed.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
 from distributed.measurement_cache import MeasurementCache
 from distributed.preflight import Facts, check, ready
 from distributed.remote_worker import RemoteWorker
+from distributed.run_members import plan_run
 from distributed.ssh import Trust
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan
 
 Tell = Callable[[str], None]
+HERE_NAME = "this machine"
 _NOT_OF_THE_SPEED = ("run", "evaluation", "snapshot", "strategy")
 """Sections of a profile that a step alone does not depend on."""
 
@@ -65,7 +71,9 @@ class Measured:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
         seats = {one.machine.name for one in self.speeds}
-        links = tuple(link for pair in self.pairs for link in _between_seats(pair, seats))
+        links = tuple(
+            link for pair in self.pairs for link in _between_seats(pair, {*seats, *filter(None, [self.here])})
+        )
         machines = tuple(
             one.machine.model_copy(
                 update={
@@ -75,8 +83,24 @@ class Measured:
             )
             for one in self.speeds
         )
-        cluster = Cluster(machines=machines, links=links, here=self.here if self.here in seats else "")
+        here = next((seat for seat in sorted(seats) if _host(seat, self.here)), self.here)
+        if here and here not in seats:
+            machines = (*machines, _onlooker(here, links))
+        cluster = Cluster(machines=machines, links=links, here=here)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
+
+
+def _onlooker(name: str, links: Sequence[ClusterLink]) -> ClusterMachine:
+    """Return this machine where it does not train: it may carry the hub."""
+    system = "darwin" if sys.platform == "darwin" else "linux"
+    return ClusterMachine(
+        name=name,
+        identity=HereConnection.fingerprint,
+        system=system,
+        trains=False,
+        cores=float(os.cpu_count() or 1),
+        interface_mbit=_interface(name, links),
+    )
 
 
 def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]:
@@ -114,26 +138,59 @@ def measure(
         NotReady: a machine cannot take part.
         MusterError: the data or the machines cannot be used.
     """
-    cache = cache or MeasurementCache()
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        plan = plan_run(profile, machines)
-        seats = seats_of(machines, plan.members)
-        here = next((link.name for link, _ in machines if link.machine.here), "")
-        found = Measured([link.name for link, _ in machines], here=here, model_path=profile.model.model_path)
-        found.pairs = _links(machines, wish, cache, tell)
-        found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
-        return found
+        return measure_ready(machines, profile, wish, tell, cache)
     finally:
         for link, _ in machines:
             link.close()
 
 
-def _links(
-    machines: Sequence[tuple[Link, Facts]], wish: Wish, cache: MeasurementCache, tell: Tell
-) -> list[PairFigures]:
-    """Measure all links, or return those of earlier: one that is too old is measured together with all others."""
-    identities = {link.name: facts.fingerprint for link, facts in machines}
+def measure_ready(
+    machines: Sequence[tuple[Link, Facts]],
+    profile: Profile,
+    wish: Wish,
+    tell: Tell = lambda line: None,
+    cache: MeasurementCache | None = None,
+) -> Measured:
+    """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
+
+    Where this machine does not train, the links to it are measured too: the hub of a run is here.
+
+    Raises:
+        MusterError: the data or the machines cannot be used.
+    """
+    cache = cache or MeasurementCache()
+    plan = plan_run(profile, machines)
+    seats = seats_of(list(machines), plan.members)
+    ends = [(link, facts.fingerprint) for link, facts in machines]
+    here = next((link.name for link, _ in machines if link.machine.here), "")
+    names = [link.name for link, _ in ends]
+    with contextlib.ExitStack() as stack:
+        if not here:
+            own = here_link(names)
+            stack.callback(own.close)
+            ends.append((own, own.connection().fingerprint))
+            here = own.name
+        found = Measured(names, here=here, model_path=profile.model.model_path)
+        found.pairs = _links(ends, wish, cache, tell)
+        found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
+    return found
+
+
+def here_link(taken: Sequence[str]) -> Link:
+    """Return a link to this machine under a name that no other has."""
+    name = next(name for name in (HERE_NAME, f"{HERE_NAME} (here)") if name not in taken)
+    machine = Machine(name=name, address="localhost", python=sys.executable)
+    return link_to(machine, Hosts(machines=(machine,)))
+
+
+def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell) -> list[PairFigures]:
+    """Measure all links, or return those of earlier: one that is too old is measured together with all others.
+
+    ``ends`` are machines with their identities.
+    """
+    identities = {link.name: identity for link, identity in ends}
     names = list(identities)
     pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
     age = wish.max_age if wish.links else float("inf")
@@ -141,7 +198,7 @@ def _links(
     if not wish.links or all(known):
         return [pair for pair in known if pair is not None]
     tell(f"measuring {len(pairs)} links")
-    found = measure_links([link for link, _ in machines], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
+    found = measure_links([link for link, _ in ends], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
     for pair in found:
         if pair.figures is not None and not pair.busy:
             cache.put(_pair_key(identities, pair.source, pair.target), pair)

@@ -14,6 +14,7 @@ imports nothing of machines and SSH at its top.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -78,16 +79,18 @@ class NetworkTrainer(ObjectTrainer):
     def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
         from distributed.hosts import load_hosts
         from distributed.launcher import DistributedLauncher
+        from distributed.preparation import Manner
 
-        launcher = DistributedLauncher(
-            load_hosts(self._hosts), profile, (lambda key: True) if self._trust_new else None
-        )
+        manner = Manner(trust=(lambda key: True) if self._trust_new else None)
+        launcher = DistributedLauncher(load_hosts(self._hosts), _without_a_choice(profile), manner)
         output = Path(profile.run.output_dir)
         with _job_folder(output, parts) as job:
-            plan = _with_job(launcher.plan(), output)
+            planned = launcher.plan()
+            plan = _with_job(planned.plan, output)
             path = output / folder_name(plan)
             try:
-                launcher.start(plan, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
+                started = dataclasses.replace(planned, plan=plan)
+                launcher.start(started, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
                 outcome = self._follow(path, plan)
             except BaseException:
                 _stop(path)
@@ -104,6 +107,13 @@ class NetworkTrainer(ObjectTrainer):
                 first_error = event
             self._on_event(event)
         return _outcome(path, plan, first_error)
+
+
+def _without_a_choice(profile: Profile) -> Profile:
+    """The job exists on no machine before it starts, so nothing can be measured to choose a strategy from."""
+    if profile.strategy.strategy != "auto":
+        return profile
+    return profile.model_copy(update={"strategy": profile.strategy.model_copy(update={"strategy": "allreduce"})})
 
 
 def _with_job(plan: RunPlan, output: Path) -> RunPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distributed.planning import Reason
+from distributed.planning import Planning, Reason
 
 _GB = 1e9
 WORDS = {
@@ -62,3 +62,8 @@ def sentence(reason: Reason) -> str:
     numbers |= {f"{name}_gb": numbers[name] / _GB for name in ("needed", "free") if name in numbers}
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
     return WORDS[reason.code].format(subject=reason.subject, other=reason.other, **numbers)
+
+
+def why_in_words(planning: Planning) -> str:
+    """Return the deciding reason of a plan as a sentence."""
+    return sentence(planning.reasons[0]) if planning.reasons else ""

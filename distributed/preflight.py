@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from distributed.hosts_schema import Hosts
+from distributed.hosts_schema import Hosts, Machine
 from distributed.link import Link, link_to
 from distributed.provision import find_environment
 from distributed.ssh import Trust
@@ -73,7 +73,9 @@ class NotReady(MusterError):
         self.problems = tuple(problems)
 
 
-def check(hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 0) -> list[Readiness]:
+def check(
+    hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 0, known: Sequence[Readiness] = ()
+) -> list[Readiness]:
     """Ask all machines, and compare them.
 
     Args:
@@ -81,14 +83,22 @@ def check(hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 
         task: kind of the job; decides which packages are needed.
         trust: asked for the key of a machine never met before.
         room: bytes that the run brings along.
+        known: machines that were asked already; those without a problem are not asked again.
 
     Returns:
         One entry a machine, in their order. The links stay connected where there is no problem.
     """
     modules = [*_NEEDED, *_OF_TASK.get(task, ())]
+    sound = {one.link.machine: one for one in known if one.problem is None}
+
+    def ask(machine: Machine) -> Readiness:
+        return sound.get(machine) or _ask(link_to(machine, hosts, trust), modules)
+
+    for one in known:
+        if one.problem is not None:
+            one.link.close()
     with ThreadPoolExecutor(len(hosts.machines)) as pool:
-        links = list(pool.map(lambda machine: link_to(machine, hosts, trust), hosts.machines))
-        found = list(pool.map(lambda link: _ask(link, modules), links))
+        found = list(pool.map(ask, hosts.machines))
     for one in found:
         if one.facts is not None:
             one.problem = _own_problem(one.link, one.facts, room)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distributed.host_keys import known_name
 from distributed.hosts_schema import Hosts, Machine
 from profiles.errors import BadInput
 
@@ -39,12 +40,14 @@ class SshTarget:
     """Private key file, tried first."""
     config_file: str = ""
     """OpenSSH client configuration instead of ~/.ssh/config."""
+    found_at: str = ""
+    """Literal address to connect to; all else, and the name of its host key, stays that of ``host``."""
 
     @classmethod
     def of(cls, machine: Machine, hosts: Hosts | None = None) -> SshTarget:
         """Return the target of a machine of the hosts file."""
         config = hosts.ssh_config if hosts else ""
-        return cls(machine.name, machine.host, machine.port, machine.user, machine.key, config)
+        return cls(machine.name, machine.host, machine.port, machine.user, machine.key, config, machine.found_at)
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,20 @@ def resolve(target: SshTarget) -> ResolvedHost:
         raise BadInput(f"{target.name}: '{target.host}' is not a host name", "see docs/hosts.md")
     program = shutil.which("ssh")
     options = _parse(_ask(program, target)) if program else _defaults(target)
-    resolved = _decide(target, options)
+    resolved = _elsewhere(_decide(target, options), target)
     config = Path(target.config_file or "~/.ssh/config").expanduser()
     if program is None and config.exists():
         note = f"the ssh command is missing, so {config} was not read: install openssh-client"
         resolved = replace(resolved, note=note)
     return resolved
+
+
+def _elsewhere(host: ResolvedHost, target: SshTarget) -> ResolvedHost:
+    """Return the host at the address where it was found; its key stays known under the name it had."""
+    if not target.found_at:
+        return host
+    name = known_name(host.hostname, host.port, host.host_key_alias)
+    return replace(host, hostname=target.found_at, host_key_alias=name)
 
 
 def _ask(program: str, target: SshTarget) -> str:

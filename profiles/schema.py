@@ -185,6 +185,7 @@ class RunSettings(Section):
     """Where results go, and the local workers."""
 
     output_dir: str = option("output", "folder of the run folders", kind="path")
+    hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
     lease: float = option(

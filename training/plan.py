@@ -57,8 +57,9 @@ class RunPlan(BaseModel):
         return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
-        """Hash of what decides the result: not the run's id, address or resume flag."""
-        document = self.model_dump(exclude={"run_id", "hub_address", "resume"}, mode="json")
+        """Hash of what decides the result: not the run's id, address or resume flag, nor names and folders."""
+        document = self.model_dump(exclude={"run_id", "hub_address", "resume", "profile"}, mode="json")
+        document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

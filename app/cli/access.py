@@ -34,8 +34,23 @@ def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: boo
         BadInput: a name or the hosts file cannot be used.
     """
     hosts = chosen(names, hosts_file)
-    targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.here]
     person = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+    reports, installed = _open_up(hosts, trust_new, person)
+    found = {report.machine: report for report in reports}
+    here = {m.name: AccessReport(m.name, where="this machine") for m in hosts.machines if m.here}
+    return _tell([found.get(m.name) or here[m.name] for m in hosts.machines], installed, as_json)
+
+
+def let_in(hosts: Hosts) -> None:
+    """Ask a person on the terminal for what machines need to let us in, and say how it went."""
+    reports, installed = _open_up(hosts, trust_new=False, person=True)
+    for report in reports:
+        for line in _lines(report, installed.get(report.machine)):
+            say(line)
+
+
+def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessReport], dict[str, Installed]]:
+    targets = [SshTarget.of(machine, hosts) for machine in hosts.machines if not machine.here]
     trusted: Keys = set()
 
     def trust(key: HostKeyInfo) -> bool:
@@ -49,9 +64,7 @@ def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: boo
     installed: dict[str, Installed] = {}
     if person:
         reports = [_with_password(target, report, trust, installed) for target, report in zip(targets, reports)]
-    found = {report.machine: report for report in reports}
-    here = {m.name: AccessReport(m.name, where="this machine") for m in hosts.machines if m.here}
-    return _tell([found.get(m.name) or here[m.name] for m in hosts.machines], installed, as_json)
+    return reports, installed
 
 
 def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:

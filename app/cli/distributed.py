@@ -8,12 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from app.cli.access import let_in
 from app.cli.train import TrainRequest, resumable, tell, title_of
 from app.console import command_line, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
+from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState
@@ -21,8 +24,11 @@ from distributed.host_keys import HostKeyInfo
 from distributed.hosts import load_hosts, save_hosts
 from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
 from distributed.leftovers import leftovers
-from distributed.preflight import NotReady, check, hosts_with_pythons, ready
+from distributed.planning import read_planning
+from distributed.preflight import NotReady
+from distributed.preparation import Manner, hosts_of, prepare
 from distributed.requests import Action, leave_request
+from distributed.run_planning import Planned, PlanWish
 from distributed.runs import find_run
 from distributed.ssh import Trust
 from profiles.errors import BadInput, ExitCode, MusterError
@@ -34,37 +40,86 @@ _STOP_PATIENCE = 60.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train_on_hosts(request: TrainRequest, hosts_file: Path | None, detach: bool, trust_new: bool) -> ExitCode:
-    """Start or resume a run on the machines of a hosts file, and show it unless ``detach``.
+@dataclass(frozen=True)
+class MachineRequest:
+    """What was asked for on the command line about machines."""
+
+    hosts_file: Path
+    plan_file: Path | None = None
+    detach: bool = False
+    allow_missing: bool = False
+    no_input: bool = False
+    offline_wheels: bool = False
+    trust_new: bool = False
+
+    def manner(self) -> Manner:
+        """Return how machines are made ready: with the person's help where there is one."""
+        person = not self.no_input and sys.stdin.isatty() and sys.stderr.isatty()
+        return Manner(
+            tell=lambda line: say(visible(line)),
+            trust=trust(self.trust_new, person),
+            let_in=let_in if person else None,
+            allow_missing=self.allow_missing,
+            offline_wheels=self.offline_wheels,
+        )
+
+
+def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
+    """Start or resume a run on the machines of a hosts file, and show it unless it is to be left alone.
 
     Raises:
         MusterError: nothing was started.
     """
-    if request.dry_run:
-        raise BadInput("--dry-run rehearses on this machine only", "leave --hosts out")
     if request.resume:
-        path = _resume(request, hosts_file, trust_new)
+        path = _resume(request, machines)
     else:
         if not request.profile:
             raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
-        assert hosts_file is not None
         profile = load_profile(request.profile, request.overrides).profile
-        launcher = DistributedLauncher(load_hosts(hosts_file), profile, trust(trust_new), whole_process=True)
-        path = launcher.start(launcher.plan(), request.command)
-    if detach:
+        wish = PlanWish(planning=read_planning(machines.plan_file) if machines.plan_file else None)
+        hosts = load_hosts(machines.hosts_file)
+        launcher = DistributedLauncher(hosts, profile, machines.manner(), wish, whole_process=True)
+        planned = launcher.plan()
+        _tell_plan(planned)
+        if request.dry_run:
+            launcher.dismiss()
+            return _tell_dry_run(planned, request.as_json)
+        path = launcher.start(planned, request.command)
+    if machines.detach:
         return _detached(path, request.as_json)
     return show_run(path, request.as_json)
 
 
-def _resume(request: TrainRequest, hosts_file: Path | None, trust_new: bool) -> Path:
+def _tell_plan(planned: Planned) -> None:
+    """Say what was chosen and why; nothing where the profile had chosen."""
+    if planned.planning is not None:
+        for line in summary_lines(planned.planning):
+            say(line)
+        for name in planned.planning.settings.left_out if planned.planning.settings else ():
+            say(f"{visible(name)} is left out: it would cost more than it adds")
+
+
+def _tell_dry_run(planned: Planned, as_json: bool) -> ExitCode:
+    """Show what would run, and on which machines; nothing was started."""
+    plan = planned.plan
+    if as_json:
+        show_json({"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash(), "exit_code": 0})
+        return ExitCode.DONE
+    for member in plan.members:
+        show_line(f"{visible(member.name)}: {member.batch_size} samples a step on {member.device}")
+    show_line(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+    return ExitCode.DONE
+
+
+def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     """Continue a distributed run on the machines that hold its snapshots."""
     path, plan = resumable(request)
-    hosts = load_hosts(hosts_file or path / HOSTS)
-    links = [link for link, _ in ready(check(hosts, plan.profile.model.task, trust(trust_new)))]
+    hosts = load_hosts(machines.hosts_file)
+    links = [link for link, _ in prepare(hosts, plan.profile.model.task, machines.manner())]
     for link in links:
         link.close()
     folder = RunFolder.resume(path, plan, list(request.command))
-    save_hosts(hosts_with_pythons(hosts, links), path / HOSTS)
+    save_hosts(hosts_of(hosts, links), path / HOSTS)
     folder.close()
     start_supervisor(path)
     return path
@@ -89,7 +144,7 @@ def _location(path: Path) -> list[str]:
     return [] if path.parent.resolve() == Path("output").resolve() else ["--output", str(path.parent)]
 
 
-def trust(new: bool) -> Trust | None:
+def trust(new: bool, person: bool | None = None) -> Trust | None:
     """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
     lock = threading.Lock()
 
@@ -106,7 +161,8 @@ def trust(new: bool) -> Trust | None:
 
     if new:
         return accept
-    return ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    there = sys.stdin.isatty() and sys.stderr.isatty() if person is None else person
+    return ask if there else None
 
 
 # --------------------------------------------------------------------------------------------------------------- attach

@@ -89,10 +89,17 @@ def distributed_train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Really run a few steps, print what they cost, keep nothing.")
     ] = False,
-    hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="Train on the machines of this hosts file.")
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background (with --hosts).")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
+    ] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
+    offline_wheels: Annotated[
+        bool, typer.Option("--offline-wheels", help="Machines get missing packages from this one.")
+    ] = False,
     trust_new: TrustNew = False,
     as_json: Json = False,
     help_all: Annotated[
@@ -101,18 +108,21 @@ def distributed_train(
 ) -> ExitCode:
     """Train a model with workers of this machine or of several, live progress, and a result to use."""
     from app.cli.option_flags import merged_overrides
-    from app.cli.train import TrainRequest, resumes_on_hosts
+    from app.cli.train import TrainRequest, hosts_file_of
     from app.cli.train import distributed_train as run
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
     request = TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv))
-    if hosts is not None or resumes_on_hosts(request):
-        from app.cli.distributed import train_on_hosts
+    hosts = hosts_file_of(request)
+    if hosts is not None:
+        from app.cli.distributed import MachineRequest, train_on_hosts
 
-        return train_on_hosts(request, hosts, detach, trust_new)
-    if detach:
-        raise BadInput("--detach needs machines", "give a hosts file with --hosts FILE")
+        machines = MachineRequest(hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new)
+        return train_on_hosts(request, machines)
+    if detach or plan_file is not None:
+        option = "--detach" if detach else "--plan"
+        raise BadInput(f"{option} needs machines", "give a hosts file with --hosts FILE")
     return run(request)
 
 

@@ -18,6 +18,8 @@ from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 
+USUAL_HOSTS = Path("distributed_hosts.json")
+
 
 @dataclass(frozen=True)
 class TrainRequest:
@@ -101,12 +103,30 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     return path, plan.model_copy(update={"resume": True, "hub_address": ""})
 
 
-def resumes_on_hosts(request: TrainRequest) -> bool:
-    """Whether the run to resume ran on several machines: it goes on there, where its snapshots are."""
-    if not request.resume:
-        return False
-    path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
-    return (path / "hosts.json").is_file()
+def hosts_file_of(request: TrainRequest) -> Path | None:
+    """Return the hosts file of a run: of the run to resume, as asked for, of the profile, or the usual one.
+
+    Returns:
+        ``None`` for a run with workers of this machine: asked for with ``--local``, or no hosts file is there.
+
+    Raises:
+        BadInput: no such run or profile.
+    """
+    overrides = request.overrides
+    if request.resume:
+        path = find_run(Path(overrides.get("output_dir", "output")), request.resume)
+        return path / "hosts.json" if (path / "hosts.json").is_file() else None
+    if "hosts" in overrides:
+        return Path(overrides["hosts"]).expanduser() if overrides["hosts"] else None
+    if "workers" in overrides or not request.profile:
+        return None
+    chosen = load_profile(request.profile, overrides).profile.run.hosts
+    if chosen:
+        return Path(chosen)
+    if not request.dry_run and USUAL_HOSTS.is_file():
+        say(f"on the machines of {USUAL_HOSTS} (--local N trains on this machine)")
+        return USUAL_HOSTS
+    return None
 
 
 def tell(ended: Ended, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from distributed import preflight
 from distributed.here import HereConnection
 from distributed.hosts_schema import Hosts, Machine
-from distributed.launcher import plan_run
+from distributed.run_members import plan_run
 from distributed.link import Link
 from distributed.preflight import Facts, NotReady, Readiness, ready
 from profiles.errors import ExitCode
