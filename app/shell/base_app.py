@@ -1,0 +1,177 @@
+"""The application under the guided set-up and the dashboard: colours, ASCII, and the keys that work everywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from textual import events
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.filter import Monochrome, NoColor
+from textual.screen import Screen
+from textual.scrollbar import ScrollBar
+
+from app.console import command_line, visible
+from app.shell.base_screen import BaseScreen
+from app.shell.filters import PureAscii, WithoutColour
+from app.shell.frame import fit, too_small
+from app.shell.keys import BESIDES, EVERYWHERE, bindings
+from app.shell.scrollbars import ThinBar
+from app.shell.symbols import Mark, spinner
+from app.shell.themes import FOR_ALL, OWN, after
+from profiles.errors import ExitCode
+
+_LEAVING = ("ctrl+c", "ctrl+q", "q")
+
+
+@dataclass(frozen=True)
+class CommandRecord:
+    """One command that was run on a machine."""
+
+    machine: str
+    command: str
+    outcome: str = ""
+    """``ok``, ``exit 1``, or what went wrong; empty while it runs."""
+    seconds: float | None = None
+    at: float | None = None
+    """Unix time of its start."""
+
+
+class MusterApp(App[None]):
+    """Base of both applications.
+
+    Args:
+        ascii_only: nothing but ASCII reaches the terminal.
+        clock: seconds since 1970; a test gives its own, so that nothing moves.
+    """
+
+    TITLE = "Muster"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS = [  # noqa: RUF012 - as Textual declares it
+        *bindings(BESIDES[5:-1]),
+        Binding("ctrl+c", "leave_at_once", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+    ]
+    CSS = """
+    * { scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; scrollbar-color: $primary 60%;
+        scrollbar-background: $background; scrollbar-background-hover: $background;
+        scrollbar-background-active: $background; scrollbar-color-hover: $primary; scrollbar-color-active: $primary;
+        scrollbar-corner-color: $background; }
+    MusterApp:nocolor *:focus { text-style: none; }
+    SearchIcon { display: none; }
+    """
+
+    def __init__(self, *, ascii_only: bool = False, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
+        self.ascii_only = ascii_only
+        self.clock = clock
+        self.no_color = bool(os.environ.get("NO_COLOR"))
+        for theme in OWN:
+            self.register_theme(theme)
+        self.theme = "muster-dark"
+        ScrollBar.renderer = ThinBar
+        self._filters = [one for one in self._filters if not isinstance(one, Monochrome | NoColor)]
+        if self.no_color:
+            self._filters.insert(0, WithoutColour())
+        if ascii_only:
+            self._filters.append(PureAscii())
+
+    # ------------------------------------------------------------------------------------------- what is shown
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return FOR_ALL
+
+    def symbol(self, mark: Mark) -> str:
+        """Return the cell of a state."""
+        return mark.symbol(self.ascii_only)
+
+    def spinner(self) -> str:
+        """Return the frame of the moment for something that goes on."""
+        return spinner(self.clock(), self.ascii_only)
+
+    def headless_command(self) -> str:
+        """Return the command for a person who cannot use this screen."""
+        return command_line("--help")
+
+    def command_records(self) -> Sequence[CommandRecord]:
+        """Return every command that was run on any machine, oldest first."""
+        return ()
+
+    def on_resize(self, event: events.Resize) -> None:
+        for screen in self.screen_stack:
+            fit(screen, event.size)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Let no key act on a screen that cannot be seen."""
+        unseen = isinstance(event, events.Key) and not event.is_forwarded and too_small(self.size)
+        if not (unseen and isinstance(event, events.Key) and event.key not in _LEAVING):
+            await super().on_event(event)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Yield what the palette offers: what this screen can do, then what every screen can."""
+        own = screen.offered_keys() if isinstance(screen, BaseScreen) else ()
+        for key in (*own, *BESIDES, EVERYWHERE[1]):
+
+            async def run(action: str = key.action) -> None:
+                await screen.run_action(action)
+
+            title = f"{key.label} ({key.name})"
+            yield SystemCommand(title, key.help or key.label, run)
+
+    # --------------------------------------------------------------------------------------------------- actions
+
+    def action_leave(self) -> None:
+        """Leave, after asking where the screen has something to ask."""
+        question = self.screen.leave_question() if isinstance(self.screen, BaseScreen) else ""
+        if not question:
+            self.exit()
+            return
+        from app.shell.dialogs import QuestionDialog  # only when asked for
+
+        def answered(sure: bool | None) -> None:
+            if sure:
+                self.exit()
+
+        self.push_screen(QuestionDialog(question, "Leave", "Stay"), answered)
+
+    def action_leave_at_once(self) -> None:
+        self.exit(return_code=ExitCode.STOPPED)
+
+    async def action_quit(self) -> None:
+        self.action_leave()
+
+    def action_next_theme(self) -> None:
+        self.theme = after(self.theme)
+        self.notify(self.theme, timeout=1.5)
+
+    def action_command_log(self) -> None:
+        from app.shell.dialogs import CommandLogDialog  # only when asked for
+
+        self.push_screen(CommandLogDialog(self.command_records()))
+
+    def copy(self, text: str) -> None:
+        """Copy a text to the clipboard of the person, and say so."""
+        if not text:
+            return
+        tool = next((words for words in _clipboard_tools() if shutil.which(words[0])), None)
+        if tool is None:
+            self.copy_to_clipboard(text)
+        else:
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(tool, input=text, text=True, timeout=2, check=True)
+        self.notify(visible(text), title="Copied", timeout=2, markup=False)
+
+
+def _clipboard_tools() -> tuple[tuple[str, ...], ...]:
+    """Programs that reach a clipboard which the terminal's own escape code may not."""
+    if sys.platform == "darwin" and not os.environ.get("SSH_CONNECTION"):
+        return (("pbcopy",),)
+    return ()

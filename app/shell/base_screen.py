@@ -1,0 +1,141 @@
+"""The frame of a screen: title above, key bar below, help and headless command as data."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from app.shell.frame import TooSmall, fit, muster
+from app.shell.key_bar import KeyBar
+from app.shell.keys import BESIDES, EVERYWHERE, Key, bindings
+
+
+class TitleBar(Static):
+    """The first line of a screen."""
+
+    DEFAULT_CSS = """
+    TitleBar { dock: top; height: 1; padding: 0 1; background: $surface; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+
+class BaseScreen(Screen[None]):
+    """A screen of the guided set-up or of the dashboard.
+
+    A subclass declares its keys, its help and its body::
+
+        class Machines(BaseScreen):
+            HEADING = "Machines"
+            HELP = "Pick the machines that are to train."
+            KEYS = (Key("enter", "go_on", "Continue", main=True), Key("a", "add", "Add"))
+
+            def body(self) -> ComposeResult:
+                yield RowTable(...)
+    """
+
+    HEADING: ClassVar[str] = ""
+    HELP: ClassVar[str] = ""
+    """What this screen is for, in a few sentences; ``?`` shows it above the keys."""
+    KEYS: ClassVar[tuple[Key, ...]] = ()
+    RIGHT_KEYS: ClassVar[tuple[Key, ...]] = EVERYWHERE
+    """Keys at the right of the key bar, always whole."""
+
+    DEFAULT_CSS = """
+    BaseScreen { layers: base above; background: $background; }
+    BaseScreen > #body { padding: 1 2 0 2; }
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings((*EVERYWHERE[:2], *BESIDES[:5]))
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        own = cls.__dict__.get("KEYS", ())
+        cls.BINDINGS = [*cls.__dict__.get("BINDINGS", []), *bindings(own)]
+        super().__init_subclass__(**settings)
+
+    def compose(self) -> ComposeResult:
+        yield TitleBar(self.title_line(), markup=False)
+        with Vertical(id="body"):
+            yield from self.body()
+        yield KeyBar(self.offered_keys(), self.RIGHT_KEYS)
+        yield TooSmall(self.headless())
+
+    def on_mount(self) -> None:
+        fit(self, self.app.size)
+
+    # ------------------------------------------------------------------------------------- for subclasses to say
+
+    def body(self) -> ComposeResult:
+        """Yield the widgets between title and key bar."""
+        yield from ()
+
+    def title_line(self) -> Content:
+        """Return the first line."""
+        return Content.assemble(("Muster", "bold $primary"), ("  ", ""), (self.HEADING, "bold"))
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        """Return the keys that can be pressed at the moment."""
+        return self.KEYS
+
+    def help_text(self) -> str:
+        """Return what ``?`` says above the keys."""
+        return self.HELP
+
+    def headless(self) -> str:
+        """Return the command that does the same without a screen."""
+        return muster(self).headless_command()
+
+    def copied(self) -> str:
+        """Return what ``y`` copies: what is selected, else the headless command."""
+        return self.headless()
+
+    def leave_question(self) -> str:
+        """Return what is asked before leaving; nothing is asked where it is empty."""
+        return ""
+
+    # -------------------------------------------------------------------------------------------------- actions
+
+    def refresh_frame(self) -> None:
+        """Draw title and keys anew, after what they say has changed."""
+        if self.is_mounted:
+            self.query_one(TitleBar).update(self.title_line())
+            self.query_one(KeyBar).offer(self.offered_keys())
+
+    def action_back(self) -> None:
+        """Go to where this screen was opened from."""
+        if len(self.app.screen_stack) > 2:
+            self.app.pop_screen()
+        else:
+            muster(self).action_leave()
+
+    def action_help(self) -> None:
+        from app.shell.dialogs import HelpDialog  # only when asked for
+
+        self.app.push_screen(HelpDialog(self.HEADING, self.help_text(), self.offered_keys()))
+
+    def action_headless(self) -> None:
+        from app.shell.dialogs import CommandDialog  # only when asked for
+
+        self.app.push_screen(CommandDialog(self.headless()))
+
+    def action_copy(self) -> None:
+        muster(self).copy(self.copied())
+
+    def action_filter(self) -> None:
+        """Ask for a filter for the first table that is shown."""
+        from app.shell.row_table import RowTable  # a cycle at the top
+
+        tables = [table for table in self.query(RowTable) if table.is_on_screen]
+        if tables:
+            focused = self.focused
+            (focused if isinstance(focused, RowTable) else tables[0]).open_filter()
+
+    def action_retry(self) -> None:
+        """Try again; a screen that can says how."""
+
+    def action_command_log(self) -> None:
+        muster(self).action_command_log()

@@ -1,0 +1,161 @@
+"""What opens over a screen: help, the headless command, a question, the log of commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from app.shell.frame import WIDE, TooSmall, fit, muster
+from app.shell.key_bar import key_line
+from app.shell.keys import BESIDES, EVERYWHERE, Key, shown_name
+from app.shell.text import literal
+
+if TYPE_CHECKING:
+    from app.shell.base_app import CommandRecord
+
+
+_NAME_CELLS = 8
+_KEY_LINE = 60
+"""Cells for the keys of a dialog."""
+
+
+class Dialog(ModalScreen[bool]):
+    """A box in the middle of a screen; ``esc`` closes it."""
+
+    DEFAULT_CSS = """
+    Dialog { align: center middle; layers: base above; background: $background 60%; }
+    Dialog > #box {
+        width: 72; max-width: 94%; height: auto; max-height: 90%; padding: 1 2; background: $surface;
+        border: round $border;
+    }
+    Dialog.-wide > #box { width: 92; }
+    Dialog #heading { text-style: bold; height: auto; padding-bottom: 1; }
+    Dialog #content { height: auto; max-height: 100%; }
+    Dialog #keys { height: 1; margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "close", show=False),
+    ]
+    CLOSE = Key("escape", "close", "Close")
+
+    def __init__(self, heading: str) -> None:
+        super().__init__()
+        self._heading = heading
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="box"):
+            yield Static(literal(self._heading), id="heading", markup=False)
+            with VerticalScroll(id="content"):
+                yield Static(self.content(), markup=False)
+            yield Static(self.keys(), id="keys", markup=False)
+        yield TooSmall(muster(self).headless_command())
+
+    def on_mount(self) -> None:
+        fit(self, self.app.size)
+
+    def content(self) -> Content:
+        """Return what the box holds."""
+        return Content("")
+
+    def keys(self) -> Content:
+        return key_line((self.CLOSE,), _KEY_LINE, ())
+
+    def action_close(self) -> None:
+        self.dismiss(False)
+
+
+class HelpDialog(Dialog):
+    """What a screen is for, and its keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", show=False)]
+
+    def __init__(self, heading: str, text: str, keys: Sequence[Key]) -> None:
+        super().__init__(heading)
+        self._text, self._keys = text, keys
+
+    def content(self) -> Content:
+        own = [line for key in self._keys for line in self._lines(key)]
+        everywhere = [line for key in (EVERYWHERE[0], *BESIDES, EVERYWHERE[2]) for line in self._lines(key)]
+        parts = [literal(line) for line in self._text.splitlines()] + [Content("")] * bool(self._text)
+        heading = [Content(""), Content.styled("On every screen", "$text-muted")] if own else []
+        return Content("\n").join([*parts, *own, *heading, *everywhere])
+
+    def _lines(self, key: Key) -> list[Content]:
+        """The name of a key, and beside it what it does."""
+        room = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
+        about = Content(key.help or key.label).wrap(room)
+        names = (shown_name(key.key.split(",")[0]), *[""] * (len(about) - 1))
+        return [
+            Content.assemble((f"{name:>{_NAME_CELLS - 2}}", "bold $text-primary"), "  ", part)
+            for name, part in zip(names, about, strict=True)
+        ]
+
+
+class CommandDialog(Dialog):
+    """A command to type instead."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("y,enter", "copy", show=False), Binding("e", "close", show=False)]
+
+    def __init__(self, command: str) -> None:
+        super().__init__("The same without this screen")
+        self._command = command
+
+    def content(self) -> Content:
+        return literal(self._command, "bold")
+
+    def keys(self) -> Content:
+        return key_line((Key("y", "copy", "Copy", main=True), self.CLOSE), _KEY_LINE, ())
+
+    def action_copy(self) -> None:
+        muster(self).copy(self._command)
+        self.dismiss(True)
+
+
+class QuestionDialog(Dialog):
+    """A question with two answers; the result is whether it was the first one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,y", "agree", show=False), Binding("n", "close", show=False)]
+
+    def __init__(self, question: str, yes: str, no: str) -> None:
+        super().__init__(question)
+        self._yes, self._no = yes, no
+
+    def keys(self) -> Content:
+        return key_line((Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no)), _KEY_LINE, ())
+
+    def action_agree(self) -> None:
+        self.dismiss(True)
+
+
+class CommandLogDialog(Dialog):
+    """Every command that was run on any machine."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
+
+    def __init__(self, records: Sequence[CommandRecord]) -> None:
+        super().__init__("Commands run on machines")
+        self._records = records
+
+    def content(self) -> Content:
+        if not self._records:
+            return literal("None yet. What is run on a machine, this one included, is listed here.", "$text-muted")
+        return Content("\n").join([_record(record) for record in self._records])
+
+
+def _record(record: CommandRecord) -> Content:
+    at = "" if record.at is None else time.strftime("%H:%M:%S  ", time.localtime(record.at))
+    outcome = record.outcome or "runs"
+    seconds = "" if record.seconds is None else f" in {record.seconds:.1f} s"
+    style = "$text-success" if outcome == "ok" else ("$text-muted" if outcome == "runs" else "$text-error")
+    head = Content.assemble(
+        (at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(f"{outcome}{seconds}", style)
+    )
+    return Content("\n").join([head, Content.assemble("  ", literal(record.command))])

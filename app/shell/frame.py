@@ -1,0 +1,56 @@
+"""What every screen and every dialog does alike: it follows the size of the terminal, and says if it is too small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from textual.content import Content
+from textual.geometry import Size
+from textual.message_pump import MessagePump
+from textual.screen import Screen
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from app.shell.base_app import MusterApp
+
+LEAST = Size(72, 20)
+WIDE, WIDEST = 100, 140
+
+
+def muster(node: MessagePump) -> MusterApp:
+    """Return the application that a screen or widget is in."""
+    return cast("MusterApp", node.app)
+
+
+def too_small(size: Size) -> bool:
+    """Whether a terminal of this size cannot hold a screen."""
+    return size.width < LEAST.width or size.height < LEAST.height
+
+
+class TooSmall(Static):
+    """Lies over a screen while the terminal is too small; what is under it keeps its focus and its selection."""
+
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    TooSmall {
+        layer: above; display: none; width: 100%; height: 100%; dock: top; background: $background;
+        content-align: center middle; text-align: center;
+    }
+    .-too-small TooSmall { display: block; }
+    """
+
+    def __init__(self, headless: str) -> None:
+        super().__init__(markup=False)
+        self._headless = headless
+
+    def render(self) -> Content:
+        width, height = self.app.size
+        return Content(f"{width}x{height} is too small, {LEAST.width}x{LEAST.height} is enough; or: {self._headless}")
+
+
+def fit(screen: Screen[Any], size: Size) -> None:
+    """Give a screen the classes that belong to a size: ``-too-small``, ``-narrow``, ``-wide``, ``-widest``."""
+    screen.set_class(too_small(size), "-too-small")
+    screen.set_class(size.width < WIDE, "-narrow")
+    screen.set_class(size.width >= WIDE, "-wide")
+    screen.set_class(size.width >= WIDEST, "-widest")

@@ -1,0 +1,129 @@
+"""Where the cells of a table stand: pure functions of the columns, the rows and a width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+
+GAP = 2
+MARGIN = 2
+"""Cells at the left for the cursor."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; what it shows is at the same place in every row."""
+
+    key: str
+    label: str
+    right: bool = False
+    most: int = 40
+    """Cells it takes at most."""
+    least: int = 6
+    """Cells below which it is rather left out."""
+    rank: int = 0
+    """The highest rank is left out first where there is no room; 0 always stays."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row; ``key`` tells it from others while the rows change."""
+
+    key: str
+    cells: tuple[Content, ...]
+    detail: tuple[Content, ...] = ()
+    """Lines under it, folded to the width of the table."""
+    selectable: bool = True
+
+    @property
+    def plain(self) -> str:
+        """All its text, for filters."""
+        return " ".join(part.plain for part in (*self.cells, *self.detail))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table as it is drawn."""
+
+    row: str
+    """Key of its row."""
+    content: Content
+    first: bool
+
+
+def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[str, int]:
+    """Return the cells of each column that is shown, for a table of ``room`` cells."""
+    wanted = {column.key: _natural(place, column, rows) for place, column in enumerate(columns)}
+    shown = list(columns)
+    while _total(shown, wanted) > room:
+        if _shrink(shown, wanted, room):
+            break
+        optional = [column for column in shown[1:] if column.rank > 0]
+        if not optional:
+            break
+        least = max(optional, key=lambda column: column.rank)
+        shown.remove(least)
+        wanted = {column.key: _natural(columns.index(column), column, rows) for column in shown}
+    return {column.key: wanted[column.key] for column in shown}
+
+
+def _natural(place: int, column: Column, rows: Sequence[Row]) -> int:
+    cells = (row.cells[place].cell_length for row in rows if place < len(row.cells))
+    return min(column.most, max([len(column.label), *cells]))
+
+
+def _total(columns: Sequence[Column], wanted: Mapping[str, int]) -> int:
+    return sum(wanted[column.key] for column in columns) + GAP * (len(columns) - 1)
+
+
+def _shrink(shown: Sequence[Column], wanted: dict[str, int], room: int) -> bool:
+    """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
+    excess = _total(shown, wanted) - room
+    spare = sum(max(0, wanted[column.key] - column.least) for column in shown[1:])
+    if spare < excess and any(column.rank for column in shown[1:]):
+        return False
+    while excess > 0:
+        widest = max(
+            (column for column in shown[1:] if wanted[column.key] > column.least),
+            key=lambda column: wanted[column.key],
+            default=None,
+        )
+        if widest is None:
+            wanted[shown[0].key] = max(shown[0].least, wanted[shown[0].key] - excess)
+            break
+        wanted[widest.key] -= 1
+        excess -= 1
+    return True
+
+
+def header(columns: Sequence[Column], cells: Mapping[str, int]) -> Content:
+    """Return the line of labels."""
+    shown = [column for column in columns if column.key in cells]
+    return Content(" " * GAP).join([_fitted(Content(column.label), column, cells[column.key]) for column in shown])
+
+
+def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: int) -> list[Line]:
+    """Return the lines of one row: its first cell is folded and never cut, the others end with an ellipsis."""
+    shown = [(place, column) for place, column in enumerate(columns) if column.key in cells]
+    first, *rest = shown
+    folded = row.cells[first[0]].fold(cells[first[1].key]) if row.cells else [Content("")]
+    head = [_fitted(folded[0], first[1], cells[first[1].key])]
+    head += [_fitted(row.cells[place], column, cells[column.key]) for place, column in rest if place < len(row.cells)]
+    lines = [Line(row.key, Content(" " * GAP).join(head).rstrip(), True)]
+    lines += [Line(row.key, more, False) for more in folded[1:]]
+    for detail in row.detail:
+        lines += [Line(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
+    return lines
+
+
+def _fitted(cell: Content, column: Column, width: int) -> Content:
+    if cell.cell_length > width:
+        return cell.truncate(width, ellipsis=True)
+    padding = width - cell.cell_length
+    return cell.pad_left(padding) if column.right else cell.pad_right(padding)
+
+
+def _wrapped(line: Content, width: int) -> list[Content]:
+    return list(line.wrap(width)) if line else [line]

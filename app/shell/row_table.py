@@ -1,0 +1,266 @@
+"""A table whose rows are known by key: selection and scroll position survive every update, filter and resize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.style import Style
+from textual.visual import Visual
+
+from app.shell.frame import muster
+from app.shell.row_layout import MARGIN, Column, Line, Row, draw, header, widths
+
+
+class RowTable(ScrollView, can_focus=True):
+    """Rows of text with a cursor; give it all rows again whenever something changed.
+
+    Args:
+        columns: what each cell is; a column may be left out where there is no room.
+        empty: what to say while there is no row.
+        headed: whether labels stand above.
+    """
+
+    DEFAULT_CSS = """
+    RowTable { height: auto; max-height: 100%; background: $background; overflow-x: hidden; }
+    RowTable > .row-table--header { color: $text-muted; }
+    RowTable > .row-table--row { color: $foreground; }
+    RowTable > .row-table--cursor { background: $cursor-line; color: $foreground; }
+    RowTable > .row-table--pointer { color: $primary; text-style: bold; background: $cursor-line; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "row-table--header",
+        "row-table--row",
+        "row-table--cursor",
+        "row-table--pointer",
+    }
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("home", "move(-100000)", show=False),
+        Binding("end", "move(100000)", show=False),
+        Binding("enter", "choose", show=False),
+        Binding("space", "tick", show=False),
+    ]
+
+    filter_text: reactive[str] = reactive("")
+    """Only rows that contain it are shown, capitals or not."""
+
+    class _OfRow(Message):
+        def __init__(self, table: RowTable, row: str) -> None:
+            super().__init__()
+            self.table, self.row = table, row
+
+        @property
+        def control(self) -> RowTable:
+            return self.table
+
+    class Moved(_OfRow):
+        """The cursor is on another row."""
+
+    class Chosen(_OfRow):
+        """Enter was pressed on a row, or it was clicked twice."""
+
+    class Ticked(_OfRow):
+        """Space was pressed on a row."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        empty: Content | str = "",
+        headed: bool = True,
+        id: str | None = None,
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._columns = tuple(columns)
+        self._headed = headed
+        self._empty = Content(empty) if isinstance(empty, str) else empty
+        self._all: tuple[Row, ...] = ()
+        self._rows: tuple[Row, ...] = ()
+        self._lines: list[Line] = []
+        self._cursor = ""
+        self._room = 0
+        self._header = Content("")
+
+    # ------------------------------------------------------------------------------------------------- contents
+
+    def show(self, rows: Iterable[Row], *, columns: Sequence[Column] | None = None) -> None:
+        """Show these rows; the cursor stays on its row, or goes to the one that took its place."""
+        rows = tuple(rows)
+        if columns is not None and tuple(columns) != self._columns:
+            self._columns = tuple(columns)
+        elif rows == self._all:
+            return
+        self._all = rows
+        self._arrange()
+
+    def say_when_empty(self, text: Content) -> None:
+        """Say something else while there is no row."""
+        if not text.is_same(self._empty):
+            self._empty = text
+            self._arrange()
+
+    @property
+    def cursor(self) -> str:
+        """Key of the row that the cursor is on; empty without one."""
+        return self._cursor
+
+    @property
+    def row(self) -> Row | None:
+        """The row that the cursor is on."""
+        return next((row for row in self._rows if row.key == self._cursor), None)
+
+    def select(self, key: str) -> None:
+        """Put the cursor on a row, if it is there."""
+        if key != self._cursor and any(row.key == key and row.selectable for row in self._rows):
+            self._cursor = key
+            self._to_cursor()
+            self.refresh()
+            self.post_message(self.Moved(self, key))
+
+    def watch_filter_text(self) -> None:
+        self._arrange()
+
+    def _arrange(self) -> None:
+        before = [row.key for row in self._rows]
+        wanted = self.filter_text.casefold()
+        self._rows = tuple(row for row in self._all if not wanted or wanted in row.plain.casefold())
+        self._keep_cursor(before)
+        self._lay_out()
+
+    def _keep_cursor(self, before: Sequence[str]) -> None:
+        keys = [row.key for row in self._rows if row.selectable]
+        if self._cursor in keys:
+            return
+        place = before.index(self._cursor) if self._cursor in before else 0
+        self._cursor = keys[min(place, len(keys) - 1)] if keys else ""
+        if self.is_mounted:
+            self.post_message(self.Moved(self, self._cursor))
+
+    def _lay_out(self) -> None:
+        """Make the lines for the width of the moment."""
+        self._room = room = max(0, self.scrollable_content_region.width - MARGIN)
+        if not room:
+            return
+        cells = widths(self._columns, self._rows, room)
+        self._header = header(self._columns, cells)
+        before, self._lines = self._lines, []
+        for row in self._rows:
+            self._lines += draw(self._columns, row, cells, room)
+        if not self._rows:
+            self._lines = self._when_empty(room)
+        size = Size(self.scrollable_content_region.width, len(self._lines) + self._headers)
+        if size != self.virtual_size:
+            self.virtual_size = size
+            self.refresh(layout=True)
+        if before != self._lines:
+            self.refresh()
+        self._to_cursor()
+
+    def _when_empty(self, room: int) -> list[Line]:
+        text = Content(f"nothing here contains '{self.filter_text}'; esc ends the filter") if self._all else self._empty
+        parts = [part for line in text.split("\n", allow_blank=True) for part in (line.wrap(room) if line else [line])]
+        return [Line("", part, True) for part in parts]
+
+    @property
+    def _headers(self) -> int:
+        return int(self._headed and bool(self._rows))
+
+    def on_resize(self) -> None:
+        if max(0, self.scrollable_content_region.width - MARGIN) != self._room:
+            self._lay_out()
+        self._to_cursor()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return max(1, len(self._lines) + self._headers)
+
+    # -------------------------------------------------------------------------------------------------- drawing
+
+    def render(self) -> str:
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        base = self._style("row-table--row")
+        if self._headers and y == 0:
+            return self._strip(Content(" " * MARGIN) + self._header, width, self._style("row-table--header"))
+        place = y - self._headers + self.scroll_offset.y
+        if not 0 <= place < len(self._lines):
+            return Strip.blank(width, base.rich_style)
+        line = self._lines[place]
+        if line.row != self._cursor or not line.row:
+            return self._strip(Content(" " * MARGIN) + line.content, width, base)
+        return self._cursor_line(line, width)
+
+    def _cursor_line(self, line: Line, width: int) -> Strip:
+        pointer = self._style("row-table--pointer").rich_style
+        style = self._style("row-table--cursor") if self.has_focus else self._style("row-table--row")
+        if self.has_focus and muster(self).no_color:
+            style += Style(bold=True)
+        mark = ("> " if muster(self).ascii_only else "▌ ") if line.first else "  "
+        if not self.has_focus:
+            pointer = self._style("row-table--header").rich_style
+            mark = mark.replace("▌", "›")
+        return Strip.join([Strip([Segment(mark, pointer)]), self._strip(line.content, width - MARGIN, style)])
+
+    def _strip(self, content: Content, width: int, style: Style) -> Strip:
+        strips = Visual.to_strips(self, content, width, 1, style, pad=True, apply_selection=False)
+        return strips[0] if strips else Strip.blank(width, style.rich_style)
+
+    def _style(self, name: str) -> Style:
+        return self.get_visual_style(name)
+
+    # ---------------------------------------------------------------------------------------------------- moving
+
+    def action_move(self, rows: int) -> None:
+        """Move the cursor by rows."""
+        keys = [row.key for row in self._rows if row.selectable]
+        if keys:
+            place = keys.index(self._cursor) if self._cursor in keys else 0
+            self.select(keys[min(len(keys) - 1, max(0, place + rows))])
+
+    def action_choose(self) -> None:
+        self.post_message(self.Chosen(self, self._cursor))
+
+    def action_tick(self) -> None:
+        if self._cursor:
+            self.post_message(self.Ticked(self, self._cursor))
+
+    def _to_cursor(self) -> None:
+        """Scroll so that the whole row of the cursor is seen."""
+        places = [place for place, line in enumerate(self._lines) if line.row == self._cursor and line.row]
+        if not places:
+            return
+        room = max(1, self.scrollable_content_region.height - self._headers)
+        top = round(self.scroll_y)
+        if places[0] < top:
+            self.scroll_to(y=places[0], animate=False, force=True)
+        elif places[-1] >= top + room:
+            self.scroll_to(y=min(places[0], places[-1] - room + 1), animate=False, force=True)
+
+    def on_click(self, event: events.Click) -> None:
+        place = event.y - self._headers + self.scroll_offset.y
+        if 0 <= place < len(self._lines) and (event.y or not self._headers):
+            key = self._lines[place].row
+            self.select(key)
+            if event.chain == 2 and key:
+                self.post_message(self.Chosen(self, key))
+
+    def open_filter(self) -> None:
+        """Ask for a filter in a line under the table."""
+        from app.shell.filter_line import FilterLine  # only when asked for
+
+        FilterLine.open(self)

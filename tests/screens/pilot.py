@@ -1,0 +1,94 @@
+"""Screens under test: Pilot without an event loop of pytest's, and pictures of a screen as plain text.
+
+::
+
+    def test_it(screen_text) -> None:
+        async def drive(pilot: Pilot[None]) -> None:
+            await pilot.press("down")
+            matches("machines-80x24", pilot.app)
+
+        run(MyApp(clock=fixed_clock), drive, size=(80, 24))
+
+``MUSTER_SNAPSHOTS=write`` writes the pictures instead of comparing; look at the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from textual.app import App
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+SIZES = ((80, 24), (120, 32), (160, 45))
+PATIENCE = 10.0
+"""Seconds within which anything waited for is there, on a busy machine."""
+FIXED = 1_790_000_000.0
+"""The one moment of all pictures: 2026-09-21 13:33:20 UTC."""
+
+
+def fixed_clock() -> float:
+    """Return the one moment of all pictures."""
+    return FIXED
+
+
+def run(app: App[Any], drive: Callable[[Pilot[Any]], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+    """Start an application without a terminal, let ``drive`` use it, and end it."""
+
+    async def whole() -> None:
+        app.animation_level = "none"
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await drive(pilot)
+
+    asyncio.run(whole())
+
+
+async def until(pilot: Pilot[Any], holds: Callable[[], Any], patience: float = PATIENCE) -> None:
+    """Let the application go on until something holds."""
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end, "\n".join(lines(pilot.app))
+        await pilot.pause(0.01)
+    await pilot.pause()
+
+
+async def until_text(pilot: Pilot[Any], text: str, patience: float = PATIENCE) -> None:
+    """Let the application go on until the screen shows a text."""
+    await until(pilot, lambda: text in "\n".join(lines(pilot.app)), patience)
+
+
+def lines(app: App[Any]) -> list[str]:
+    """Return what the screen shows, every line without the blanks at its end."""
+    for field in app.screen.query(Input):
+        field.cursor_blink = False
+    strips = app.screen._compositor.render_strips()
+    return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
+
+
+def text(app: App[Any]) -> str:
+    """Return what the screen shows."""
+    return "\n".join(lines(app)) + "\n"
+
+
+async def resize(pilot: Pilot[Any], width: int, height: int) -> None:
+    """Give the terminal another size."""
+    await pilot.resize_terminal(width, height)
+    await pilot.pause()
+
+
+def matches(name: str, app: App[Any]) -> None:
+    """Compare what the screen shows with the picture of that name."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("MUSTER_SNAPSHOTS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text(app), encoding="utf-8")
+        return
+    assert path.exists(), f"no picture {path}: MUSTER_SNAPSHOTS=write makes it"
+    assert text(app) == path.read_text(encoding="utf-8")
