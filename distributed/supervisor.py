@@ -24,7 +24,8 @@ from distributed.hosts import load_hosts
 from distributed.launcher import HOSTS
 from distributed.link import Link, address_towards, link_to
 from distributed.remote_worker import Assignment, Patience, RemoteWorker
-from distributed.requests import leave_request, take_requests
+from distributed.request_desk import RequestDesk
+from distributed.requests import Request, leave_request
 from distributed.start_watch import StartWatch
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningEvent
@@ -53,7 +54,7 @@ class Supervisor:
         self._links = links
         self._plan = folder.plan()
         self._patience = Patience(lease=self._plan.profile.run.lease)
-        self._run: LocalRun | None = None
+        self._desk: RequestDesk | None = None
         self._workers: list[RemoteWorker] = []
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
@@ -68,8 +69,7 @@ class Supervisor:
         Raises:
             MusterError: it could not begin, or cannot be written down.
         """
-        for target in (self._carry_out_requests, self._tell_who_is_missing):
-            threading.Thread(target=target, daemon=True).start()
+        threading.Thread(target=self._tell_who_is_missing, daemon=True).start()
         laps = Laps(self._note)
         laps.end("supervisor: program")
         pool = ThreadPoolExecutor(len(self._links))
@@ -81,17 +81,20 @@ class Supervisor:
             run = LocalRun(
                 self._plan,
                 self._folder,
-                self._start_watch,
+                self._watch,
                 lambda rank, log: self._worker(seats[rank], rank, log),
                 listen=listening_address(self._links),
             )
             run.start()
             laps.end("engine")
-            self._run = run
+            self._desk = RequestDesk(run, self._folder.path, self._note, self)
+            self._desk.open()  # what was asked for before waited until there was something to stop
             return run.wait()
         finally:
             pool.shutdown(wait=False)
             self._ended.set()
+            if self._desk is not None:
+                self._desk.close()
             self._end_workers()
             for link in self._links:
                 link.close()
@@ -117,9 +120,28 @@ class Supervisor:
     def _note(self, event: Event) -> None:
         self._folder.append(event)
 
+    def _watch(self, event: Event) -> None:
+        self._start_watch(event)
+        if self._desk is not None:
+            self._desk(event)
+
     def _seats(self) -> list[Link]:
         """Return the link of every rank: one worker for each device of a machine."""
         return [link for link in self._links for _ in link.machine.devices or ("",)]
+
+    def ranks(self, machine: str) -> tuple[int, ...]:
+        found = tuple(rank for rank, link in enumerate(self._seats()) if link.name == machine)
+        if not found:
+            known = ", ".join(link.name for link in self._links)
+            raise BadInput(f"{machine} is not a machine of this run", f"it has: {known}")
+        return found
+
+    def bring(self, request: Request) -> tuple[int, ...]:
+        ranks = self.ranks(request.machine)
+        link = self._seats()[ranks[0]]
+        link.put_agent()
+        synchronise(link, self._inputs.result())
+        return ranks
 
     def _worker(self, link: Link, rank: int, log: BinaryIO) -> RemoteWorker:
         threads = self._plan.members[rank].threads
@@ -154,13 +176,6 @@ class Supervisor:
         for worker in self._workers:
             worker.wait(_END_PATIENCE)
 
-    def _carry_out_requests(self) -> None:
-        while not self._ended.wait(_POLL):
-            run = self._run
-            if run is not None:  # else they wait until there is something to stop
-                for action in take_requests(self._folder.path):
-                    act(run, action)
-
     def _tell_who_is_missing(self) -> None:
         """Say it in the run's own log when the start takes long."""
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
@@ -168,20 +183,10 @@ class Supervisor:
                 self._note(WarningEvent(message=message))
 
 
-def act(run: LocalRun, action: str) -> None:
-    """Carry one request out."""
-    if action == "stop":
-        run.request_stop("stopped by the user")
-    elif action == "kill":
-        run.request_stop("ended by the user")
-        run.kill()
-    else:
-        run.command(action)
-
-
 def listening_address(links: Sequence[Link]) -> str:
     """Return this machine's address for the hub: the one on the route to the machines, or all if they differ."""
-    addresses = {address_towards(link.host) for link in links if link.host and not link.machine.here}
+    far = [link for link in links if link.host and not link.machine.here]
+    addresses = {link.machine.hub_at or address_towards(link.host) for link in far}
     return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
 
 
@@ -197,12 +202,18 @@ def way_to(link: Link, plan: RunPlan) -> Callable[[str], str]:
         if link.machine.here:
             return f"{LOOPBACK if host == '0.0.0.0' else host}:{port}"
         if plan.engine == "hub" and link.host:
+            if link.machine.hub_at:
+                return f"{_bracketed(link.machine.hub_at)}:{port}"
             own = address_towards(link.host) if host == "0.0.0.0" else host
             return f"{own}:{port}"
         near = LOOPBACK if host == "0.0.0.0" else host.strip("[]")
         return link.connection().forward_remote((near, int(port))).address
 
     return reach
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def supervise_folder(path: Path) -> ExitCode:

@@ -24,6 +24,8 @@ class Command(BaseModel):
     at_step: int = 0
     """Act when this many steps are done, or at once if that is past."""
     reason: str = ""
+    at_sync: bool = False
+    """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
     snapshot: bool = True
     """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
 
@@ -41,11 +43,15 @@ class Control:
             self._commands.append(command)
             self._changed.notify_all()
 
-    def due(self, steps_done: int) -> list[Command]:
+    def due(self, steps_done: int, at_sync: bool = True) -> list[Command]:
         """Take the commands whose step has come, in the order in which they were given."""
+
+        def is_due(command: Command) -> bool:
+            return command.at_step <= steps_done and (at_sync or not command.at_sync)
+
         with self._changed:
-            ready = [c for c in self._commands if c.at_step <= steps_done]
-            self._commands = [c for c in self._commands if c.at_step > steps_done]
+            ready = [c for c in self._commands if is_due(c)]
+            self._commands = [c for c in self._commands if not is_due(c)]
             return ready
 
     def wait_for(self, wanted: Callable[[Command], bool]) -> Command:

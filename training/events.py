@@ -161,6 +161,21 @@ class ErrorEvent(_Event):
     exit_code: int = 1
 
 
+class RequestEvent(_Event):
+    """What became of something that a person asked of the run; written by whoever carries it out."""
+
+    kind: Literal["request"] = "request"
+    request: str
+    """Id that it was left under."""
+    action: str
+    machine: str = ""
+    """The machine that it is about; empty: all."""
+    outcome: Literal["accepted", "done", "refused"]
+    """``accepted`` is followed by one of the others, unless the process that carries it out is killed."""
+    message: str = ""
+    """What was done, or why it is refused."""
+
+
 class UnknownEvent(_Event):
     """An event of a kind this version does not know."""
 
@@ -179,7 +194,8 @@ KnownEvent = Annotated[
     | MachineEvent
     | TimingEvent
     | WarningEvent
-    | ErrorEvent,
+    | ErrorEvent
+    | RequestEvent,
     Field(discriminator="kind"),
 ]
 Event = KnownEvent | UnknownEvent

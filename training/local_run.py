@@ -12,12 +12,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from profiles.errors import ExitCode
+from profiles.errors import BadInput, ExitCode
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -29,6 +29,7 @@ from training.events import (
     from_line,
 )
 from training.local_engine import LocalEngine
+from training.membership import Membership, Watched
 from training.plan import RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
@@ -53,16 +54,6 @@ class LocalOutcome:
 
 
 @dataclass
-class _Watched:
-    """What the run knows of one worker."""
-
-    process: Worker
-    step: int = 0
-    exit_code: int | None = None
-    error: ErrorEvent | None = None
-
-
-@dataclass
 class _Observed:
     """What the run knows of itself."""
 
@@ -75,9 +66,6 @@ class _Observed:
     samples: int = 0
     before: dict[str, dict[str, float]] = field(default_factory=dict)
     after: dict[str, dict[str, float]] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
-    dropped: set[int] = field(default_factory=set)
-    """Members without whom the hub goes on."""
 
 
 StartWorker = Callable[[int, BinaryIO], Worker]
@@ -107,10 +95,11 @@ class LocalRun:
         self._on_event = on_event
         self._start_worker = start_worker or self._start_subprocess
         self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
-        self._workers: dict[int, _Watched] = {}
+        self.members = Membership(plan)
         self._engine = LocalEngine(plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen)
         self._seen = _Observed()
         self._stopping = False
+        self._address = ""
         self._killer: threading.Timer | None = None
         self._logs: list[BinaryIO] = []
 
@@ -129,14 +118,14 @@ class LocalRun:
         try:
             for member in self.plan.members:
                 worker = self._start_worker(member.rank, self._log(member.name))
-                self._workers[member.rank] = _Watched(worker)
+                self.members.workers[member.rank] = Watched(worker)
                 self._read_in_thread(member.rank, worker.lines())
-            address = self._engine.start()
+            self._address = self._engine.start()
         except BaseException:
             self.kill()
             raise
-        for watched in self._workers.values():
-            watched.process.send({"address": address})
+        for watched in self.members.workers.values():
+            watched.process.send({"address": self._address})
 
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
         arguments = {
@@ -173,7 +162,7 @@ class LocalRun:
     def wait(self) -> LocalOutcome:
         """Merge events until all workers have ended; write the end into the run folder."""
         try:
-            while any(watched.exit_code is None for watched in self._workers.values()):
+            while self.members.goes_on():
                 source, line = self._inbox.get()
                 if line is not None:
                     self._take(source, line)
@@ -190,15 +179,15 @@ class LocalRun:
             event = WarningEvent(member=source, message=f"not an event: {line!r:.200}")
         if isinstance(event, RunEvent) and not self._note_status(event):
             return
-        if isinstance(event, ErrorEvent) and source in self._seen.dropped and self._others_go_on(source):
+        if isinstance(event, ErrorEvent) and source in self.members.apart and self._others_go_on(source):
             return self._note_loss(source, event.message)
+        if isinstance(event, MemberEvent):
+            event = self.members.note(source, event)
         self._record(event)
         if isinstance(event, StepEvent):
             self._note_step(source, event)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
-        elif isinstance(event, MemberEvent) and event.status == "lost" and source < 0 and event.member is not None:
-            self._seen.dropped.add(event.member)
         self._note_evaluation(event)
 
     def _note_status(self, event: RunEvent) -> bool:
@@ -216,23 +205,25 @@ class LocalRun:
             known[event.split] = dict(event.metrics)
 
     def _note_step(self, rank: int, event: StepEvent) -> None:
-        self._workers[rank].step = event.step
+        self.members.workers[rank].step = event.step
         self._seen.samples += event.samples
         self._seen.step_seconds = event.compute + event.wait
 
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
-        self._workers[rank].error = event
+        self.members.workers[rank].error = event
         if self._seen.first_error is None and not self._stopping:
             self._seen.first_error = event
             self._end_all("another member failed", snapshot=False)
 
     def _ended(self, rank: int) -> None:
-        watched = self._workers[rank]
+        watched = self.members.workers[rank]
         watched.exit_code = watched.process.exit_code()
-        known = watched.error is not None or rank in self._seen.lost
+        if self.members.only_guests():
+            self._kill_workers()
+        known = watched.error is not None or rank in self.members.lost
         if watched.exit_code in (ExitCode.DONE, ExitCode.STOPPED) or known or self._stopping:
             return
-        name = self.plan.members[rank].name
+        name = self.members.name(rank)
         cause = f"killed by signal {-watched.exit_code}" if watched.exit_code < 0 else f"exit code {watched.exit_code}"
         cause = watched.process.end_reason or cause
         if self._others_go_on(rank):
@@ -245,13 +236,11 @@ class LocalRun:
 
     def _others_go_on(self, rank: int) -> bool:
         """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
-        others = [w for r, w in self._workers.items() if r != rank and r not in self._seen.lost]
-        alive = any(w.exit_code in (None, ExitCode.DONE) for w in others)
-        return self._seen.begun and self.plan.engine == "hub" and alive
+        return self._seen.begun and self.plan.engine == "hub" and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
-        name = self.plan.members[rank].name
-        self._seen.lost.append(rank)
+        name = self.members.name(rank)
+        self.members.lost.append(rank)
         self._record(MemberEvent(member=rank, status="lost", name=name, message=cause))
         self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
 
@@ -260,14 +249,14 @@ class LocalRun:
     def request_stop(self, message: str) -> None:
         """Stop all members after the same step, with snapshots; whoever is not there in time is killed."""
         ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
-        step = max((w.step for w in self._workers.values()), default=0) + ahead
+        step = max((w.step for w in self.members.workers.values()), default=0) + ahead
         self._end_all(message, step)
 
     def _end_all(self, message: str, at_step: int = 0, snapshot: bool = True) -> None:
         if self._stopping:
             return
         self._stopping = True
-        for watched in self._workers.values():
+        for watched in self.members.workers.values():
             watched.process.send({"command": "stop", "at_step": at_step, "reason": message, "snapshot": snapshot})
             if not self._seen.begun:
                 watched.process.signal(signal.SIGKILL)  # nothing to keep before the first step
@@ -278,12 +267,54 @@ class LocalRun:
     def command(self, name: str) -> None:
         """Pass ``pause``, ``resume`` or ``snapshot`` on, to act after the same step on all members."""
         ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
-        at_step = 0 if name == "resume" else max(w.step for w in self._workers.values()) + ahead
-        for watched in self._workers.values():
+        at_step = 0 if name == "resume" else max(w.step for w in self.members.workers.values()) + ahead
+        for watched in self.members.workers.values():
             watched.process.send({"command": name, "at_step": at_step})
 
+    # ------------------------------------------------------------------------------------------------- who takes part
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """Ask members to leave at their next synchronisation point; the others go on.
+
+        Raises:
+            BadInput: they cannot, or nobody would be left.
+        """
+        self.check_changeable()
+        self.members.dismiss(ranks)
+        for rank in ranks:
+            order = {"command": "stop", "at_sync": True, "reason": "let go", "snapshot": False}
+            self.members.workers[rank].process.send(order)
+
+    def give_up(self, rank: int) -> None:
+        """End a worker that the hub has lost and that may still be waited for; :meth:`admit` may follow its end."""
+        if self.members.is_going(rank) and rank not in self.members.leaving:
+            self.members.workers[rank].process.signal(signal.SIGKILL)
+
+    def admit(self, rank: int) -> None:
+        """Start a worker for a member that was lost or has left; the others hand it what it needs to go on with them.
+
+        Raises:
+            BadInput: it takes part, or nobody can let it in.
+        """
+        self.check_changeable()
+        self.members.check_room(rank)
+        worker = self._start_worker(rank, self._log(self.members.name(rank)))
+        try:
+            self.members.seat(rank, worker)
+        except BadInput:
+            worker.signal(signal.SIGKILL)
+            raise
+        self._read_in_thread(rank, worker.lines())
+        worker.send({"address": self._address})
+
+    def check_changeable(self) -> None:
+        """Raise ``BadInput`` where nobody can leave or be let in."""
+        self.members.refuse_change()
+        if not self._seen.begun or self._stopping:
+            raise BadInput("the run is about to end" if self._stopping else "the run has not begun to train yet")
+
     def _kill_workers(self) -> None:
-        for watched in self._workers.values():
+        for watched in self.members.workers.values():
             if watched.exit_code is None:
                 watched.process.signal(signal.SIGKILL)
 
@@ -328,9 +359,9 @@ class LocalRun:
         return {
             "before": self._seen.before,
             "after": self._seen.after,
-            "steps": max((w.step for w in self._workers.values()), default=0),
+            "steps": max((w.step for w in self.members.workers.values()), default=0),
             "samples": self._seen.samples,
             "seconds": seconds,
             "samples_per_second": self._seen.samples / seconds if seconds else 0.0,
-            "lost_members": self._seen.lost,
+            "lost_members": self.members.lost,
         }

@@ -168,13 +168,15 @@ class Trainer:
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step}))
 
     def _train(self) -> Ending:
+        at_sync = True
         while self.position.step < self.total_steps and not self.stopping.should_stop:
-            if self._obey() is Ending.STOPPED:
+            if self._obey(at_sync) is Ending.STOPPED:
                 return Ending.STOPPED
             report = self._step()
             if report is not None:
                 self._after_synchronisation(report)
-            if self.strategy.synchronised or report is not None:
+            at_sync = self.strategy.synchronised or report is not None
+            if at_sync:
                 self._at_synchronisation_point()
             interval = self.profile.snapshot.snapshot_interval
             if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
@@ -332,13 +334,14 @@ class Trainer:
                 f"({self.stopping.best:.4g})"
             )
 
-    def _obey(self) -> Ending | None:
+    def _obey(self, at_sync: bool) -> Ending | None:
         """Carry out the commands whose step has come."""
-        for command in self.control.due(self.position.step):
+        for command in self.control.due(self.position.step, at_sync):
             if command.command == "pause":
                 self.emit(RunEvent(status="paused", message=command.reason))
                 command = self.control.wait_for(lambda c: c.command in ("resume", "stop"))
-                self.emit(RunEvent(status="running", total_steps=self.total_steps))
+                if command.command == "resume":
+                    self.emit(RunEvent(status="running", total_steps=self.total_steps))
             if command.command == "snapshot":
                 self._snapshot()
             if command.command == "stop":

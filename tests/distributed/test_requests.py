@@ -4,26 +4,44 @@ from pathlib import Path
 
 import pytest
 
+from distributed.hosts_schema import Machine
 from distributed.requests import FOLDER, leave_request, take_requests
 from profiles.errors import BadInput
 
 
 def test_requests_are_taken_once_in_their_order(tmp_path: Path) -> None:
-    leave_request(tmp_path, "pause")
-    leave_request(tmp_path, "stop")
-    assert take_requests(tmp_path) == ["pause", "stop"]
+    first = leave_request(tmp_path, "pause")
+    second = leave_request(tmp_path, "drop", "b")
+    pause, drop = take_requests(tmp_path)
+    assert (pause.id, pause.action) == (first, "pause")
+    assert (drop.id, drop.action, drop.machine) == (second, "drop", "b")
     assert take_requests(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"action": "rm"}', '{"action": ["stop"]}', "\udcff"])
+def test_a_new_machine_travels_with_its_entry(tmp_path: Path) -> None:
+    machine = Machine(name="d", address="10.0.0.4", port=2222, devices=("cpu",))
+    leave_request(tmp_path, "add", entry=machine)
+    (request,) = take_requests(tmp_path)
+    assert (request.machine, request.entry) == ("d", machine)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"action": "rm"}', '{"action": ["stop"]}', "\udcff", '{"action": "add", "entry": {"name": "/"}}'],
+)
 def test_nonsense_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "0.json").write_bytes(text.encode(errors="surrogateescape"))
     leave_request(tmp_path, "kill")
-    assert take_requests(tmp_path) == ["kill"]
+    assert [request.action for request in take_requests(tmp_path)] == ["kill"]
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
         leave_request(tmp_path / "none", "stop")
+
+
+def test_who_is_to_leave_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="needs the name"):
+        leave_request(tmp_path, "drop")

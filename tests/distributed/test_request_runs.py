@@ -1,0 +1,92 @@
+"""What a person asks of a run, through its folder: a run of real machines that come and go."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from distributed.requests import Action, leave_request
+from tests.distributed.muster_runs import Muster, ours, until
+from tests.lab.fixtures import MakeLightLab
+from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
+from training.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+class Asked:
+    """A run and what was asked of it."""
+
+    def __init__(self, muster: Muster, run_id: str) -> None:
+        self.muster = muster
+        self.run_id = run_id
+        self.folder = muster.folder_of(run_id)
+
+    def answers(self, identity: str) -> list[RequestEvent]:
+        events = RunFolder.open(self.folder).events()
+        return [e for e in events if isinstance(e, RequestEvent) and e.request == identity]
+
+    def ask(self, action: Action, machine: str = "") -> RequestEvent:
+        """Ask, and wait for the end of it."""
+        identity = leave_request(self.folder, action, machine)
+        until(lambda: any(e.outcome != "accepted" for e in self.answers(identity)), 60.0)
+        return self.answers(identity)[-1]
+
+
+def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b", "c")
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.02)
+    run_id = muster.detach("--max-steps", "5000", "--verify-interval", "10", "--lease", "6")
+    run = Asked(muster, run_id)
+    muster.until_step(run_id, 3, members=3)
+
+    assert run.ask("pause").message == "the run is paused"
+    assert run.ask("pause").outcome == "refused"
+    assert run.ask("resume").outcome == "done"
+    assert run.ask("snapshot").message.startswith("of step ")
+
+    dropped = run.ask("drop", "b")
+    assert (dropped.outcome, dropped.machine, dropped.message) == ("done", "b", "left after a synchronisation")
+    until(lambda: ours(lab["b"]) == [], 10.0)
+    os.kill(lab["c"].pids("training.worker")[0], signal.SIGKILL)
+    until(lambda: any(e.status == "lost" and e.name == "c" for e in members(muster, run_id)), 20.0)
+    alone = run.ask("drop", "a")
+    assert (alone.outcome, alone.message) == ("refused", "nobody would be left to train (stop the run instead)")
+    assert run.ask("add", "a").message == "a takes part already"
+    assert "known" not in run.ask("add", "z").message
+
+    for machine in ("b", "c"):
+        assert run.ask("add", machine).outcome == "done", [e.message for e in members(muster, run_id)]
+    newest = max(step for step, _ in muster.losses(run_id))
+    muster.until_step(run_id, newest + 20, members=3)
+    assert run.ask("stop").message == "the run is cancelled"
+    assert [ours(host) for host in lab] == [[], [], []]
+    check_the_record(muster, run_id)
+
+
+def members(muster: Muster, run_id: str) -> list[MemberEvent]:
+    return [e for e in muster.events(run_id) if isinstance(e, MemberEvent)]
+
+
+def check_the_record(muster: Muster, run_id: str) -> None:
+    """One that was let go is never called lost, data follow the live members, and all end with the same weights."""
+    events = muster.events(run_id)
+    assert "lost" not in {e.status for e in events if isinstance(e, MemberEvent) and e.member == 1}
+    steps = [e for e in events if isinstance(e, StepEvent)]
+    taken = {rank: [e.step for e in steps if e.member == rank] for rank in range(3)}
+    assert taken[0] == list(range(1, len(taken[0]) + 1))
+    for rank in (1, 2):
+        gaps = [after - before for before, after in itertools.pairwise(taken[rank])]
+        assert min(gaps) == 1 and sum(gap > 1 for gap in gaps) == 1
+    syncs = [e for e in events if isinstance(e, SyncEvent)]
+    hashes = {(e.step, e.weight_hash) for e in syncs}
+    assert len(hashes) == len({step for step, _ in hashes})
+    assert [len(e.members) for e in syncs if e.step == max(s.step for s in syncs)] == [3, 3, 3]
+    before, after = (next(e for e in steps if e.member == 0 and e.step == taken[1][place]) for place in (-12, -11))
+    of_all = sum(e.samples for e in steps if e.step == after.step)
+    passed = (after.epoch - before.epoch) % 1.0
+    assert round(600 * passed) == of_all  # nobody's samples twice, nobody's left out

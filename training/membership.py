@@ -1,0 +1,139 @@
+"""Who takes part in a run: its workers as the process that started them sees them, and who comes and goes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from profiles.errors import BadInput, ExitCode
+from training.events import ErrorEvent, MemberEvent
+from training.plan import RunPlan
+from training.processes import Worker
+
+_ANOTHER = "stop the run and start it again with the machines that you want"
+
+
+@dataclass
+class Watched:
+    """What the run knows of one worker."""
+
+    process: Worker
+    step: int = 0
+    exit_code: int | None = None
+    error: ErrorEvent | None = None
+
+
+class Membership:
+    """The workers of one run by rank.
+
+    Ranks are asked for and changed by the thread that merges events and by the one that carries out requests.
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._gate = threading.Lock()
+        self._over = False
+        self.workers: dict[int, Watched] = {}
+        self.lost: list[int] = []
+        self.apart: set[int] = set()
+        """Members that do not count: lost to the hub, asked to leave, or on their way in."""
+        self.guests: set[int] = set()
+        """Those of them on their way in."""
+        self.leaving: set[int] = set()
+        """Those of them that were asked to leave."""
+        self.left: set[int] = set()
+        """Members that said good-bye."""
+
+    def name(self, rank: int) -> str:
+        return self._plan.members[rank].name
+
+    @property
+    def taking_part(self) -> list[int]:
+        """Ranks of those who train."""
+        return [r for r, watched in self.workers.items() if watched.exit_code is None and r not in self.apart]
+
+    def goes_on(self) -> bool:
+        """Whether somebody has still to end; after the first no, nobody is let in."""
+        with self._gate:
+            self._over = all(watched.exit_code is not None for watched in self.workers.values())
+            return not self._over
+
+    def can_do_without(self, rank: int) -> bool:
+        """Whether another one trains or has come to the end."""
+        others = [(r, w.exit_code) for r, w in self.workers.items() if r != rank and r not in self.lost]
+        return any(code == ExitCode.DONE or (code is None and r not in self.apart) for r, code in others)
+
+    def only_guests(self) -> bool:
+        """Whether nobody is left who could let those in who are on their way."""
+        return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.guests)
+
+    def note(self, source: int, event: MemberEvent) -> MemberEvent:
+        """Note who came and went; return the event, corrected: to the other members one that has left is lost."""
+        rank = event.member
+        if rank is None:
+            return event
+        if event.status == "left":
+            self.left.add(rank)
+        elif event.status == "lost" and rank in self.left:
+            return event.model_copy(update={"status": "left"})
+        elif event.status == "lost" and source < 0:
+            self.apart.add(rank)
+        elif event.status == "joined" and source == rank:
+            self.guests.discard(rank)
+            self.apart.discard(rank)
+        return event
+
+    def dismiss(self, ranks: Collection[int]) -> None:
+        """Regard members as leaving.
+
+        Raises:
+            BadInput: they do not take part, or nobody would be left.
+        """
+        self.refuse_change()
+        for rank in ranks:
+            if rank not in self.taking_part:
+                raise BadInput(f"{self.name(rank)} does not take part")
+        if not set(self.taking_part) - set(ranks):
+            raise BadInput("nobody would be left to train", "stop the run instead")
+        self.apart.update(ranks)
+        self.leaving.update(ranks)
+
+    def is_going(self, rank: int) -> bool:
+        """Whether a worker still runs that does not count any more."""
+        return self.workers[rank].exit_code is None and rank in self.apart - self.guests
+
+    def seat(self, rank: int, worker: Worker) -> None:
+        """Enter the worker of a member that comes back.
+
+        Raises:
+            BadInput: see :meth:`check_room`; the worker is not entered.
+        """
+        with self._gate:
+            self.check_room(rank)
+            self.lost = [other for other in self.lost if other != rank]
+            self.left.discard(rank)
+            self.leaving.discard(rank)
+            self.apart.add(rank)
+            self.guests.add(rank)
+            self.workers = {**self.workers, rank: Watched(worker)}
+
+    def check_room(self, rank: int) -> None:
+        """Say why a member cannot come back.
+
+        Raises:
+            BadInput: it takes part, or the run's members stay as they are.
+        """
+        self.refuse_change()
+        if self._over or not self.taking_part:
+            raise BadInput("nobody trains any more who could let it in")
+        if self.workers[rank].exit_code is None:
+            going = self.is_going(rank)
+            raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'takes part already'}")
+
+    def refuse_change(self) -> None:
+        """Raise ``BadInput`` where the members are bound to stay as they are."""
+        if self._plan.world_size == 1:
+            raise BadInput("a run that began with one member keeps to it", _ANOTHER)
+        if self._plan.engine == "torch":
+            raise BadInput("the torch engine keeps the members that it began with", _ANOTHER)
