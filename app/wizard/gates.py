@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from app.wizard.state import Status, WizardState
+from app.wizard.slots import alone_here
+from app.wizard.state import Need, Status, WizardState
 from app.wizard.steps import Step
 
 _UNSETTLED = (Status.WAITING, Status.WORKING)
@@ -25,18 +26,23 @@ def _members(state: WizardState) -> tuple[str, ...]:
 def _access(state: WizardState) -> tuple[str, ...]:
     wanted = {row.key for row in state.members}
     rows = [row for row in state.access if row.key in wanted]
-    waiting = [f"{row.name} is still being asked" for row in rows if row.status in _UNSETTLED]
+    asked = {
+        Need.TRUST: "compare its fingerprint and trust it, or skip it",
+        Need.PASSWORD: "give its password once, or skip it",
+    }
+    needs = [f"{row.name}: {asked[row.need]}" for row in rows if row.need is not Need.NOTHING]
     failed = [
-        f"{row.name}: {row.cause or row.label}; mend it, or skip it" for row in rows if row.status is Status.FAILED
+        f"{row.name}: {row.cause or row.label}; mend it, or skip it"
+        for row in rows
+        if row.status is Status.FAILED and row.need is Need.NOTHING
     ]
-    return (*_members(state), *failed, *waiting)
+    waiting = [f"{row.name} is still being asked" for row in rows if row.status in _UNSETTLED]
+    return (*_members(state), *needs, *failed, *waiting)
 
 
 def _checks(state: WizardState) -> tuple[str, ...]:
     wanted = {row.key for row in state.members}
     rows = [row for row in state.checks if row.key in wanted]
-    if state.members and not rows:
-        return ("the machines are being looked at",)
     waiting = [f"{row.name} is still being looked at" for row in rows if row.status in _UNSETTLED]
     failed = [
         f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in rows if row.status is Status.FAILED
@@ -62,19 +68,21 @@ def _job(state: WizardState) -> tuple[str, ...]:
 
 def _strategy(state: WizardState) -> tuple[str, ...]:
     found = state.strategy
-    if found.status in _UNSETTLED:
-        return ("machines are being measured",)
     if found.status is Status.FAILED:
         return (found.cause,)
+    if found.status in _UNSETTLED:
+        return () if alone_here(state) else ("the machines are being measured",)
     chosen = state.chosen
     return (f"{chosen.name}: {chosen.cause}",) if chosen is not None and chosen.status is Status.FAILED else ()
 
 
 def _plan(state: WizardState) -> tuple[str, ...]:
     plan = state.plan
-    if plan.status in _UNSETTLED:
-        return ("the plan is being made",)
-    return (plan.cause,) if plan.status is Status.FAILED else ()
+    if plan.status is Status.FAILED:
+        return (plan.cause,)
+    if not state.members:
+        return ("no machine takes part",)
+    return ("the plan is being made",) if plan.status in _UNSETTLED else ()
 
 
 _GATES = {

@@ -19,7 +19,7 @@ class Step(str, Enum):
     LAUNCH = "launch"
 
     @property
-    def title(self) -> str:
+    def heading(self) -> str:
         """As the breadcrumb and the head of a screen say it."""
         return self.value.capitalize()
 

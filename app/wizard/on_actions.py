@@ -1,0 +1,341 @@
+"""What a person's actions change in the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from app.wizard import actions as do
+from app.wizard.gates import blockers
+from app.wizard.slots import fresh_home
+from app.wizard.state import AccessRow, Answers, CheckRow, Launch, Links, MachineRow, Need, Plan, Status, Strategy
+from app.wizard.state import WizardState as State
+from app.wizard.steps import ORDER, Step, after, before
+
+_FAR = 60
+"""Longest typed address that is quoted in a notice."""
+
+
+def act(state: State, action: do.Action) -> State:
+    """Return the state after an action, not yet settled."""
+    handler: Callable[[State, Any], State] | None = _HANDLERS.get(type(action))
+    cleared = replace(state, notice="") if state.notice else state
+    return handler(cleared, action) if handler is not None else cleared
+
+
+def _answer(state: State, **changes: Any) -> State:
+    return replace(state, answers=replace(state.answers, **changes))
+
+
+def _notice(state: State, text: str) -> State:
+    return replace(state, notice=text)
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+def _to(state: State, step: Step) -> State:
+    reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
+    return replace(state, step=step, reached=reached)
+
+
+def _next(state: State, _: do.Next) -> State:
+    reasons = blockers(state)
+    if reasons:
+        return _notice(state, reasons[0])
+    if state.step is Step.PLAN:
+        return _notice(state, "this plan starts when it is confirmed")
+    if state.step is Step.LAUNCH:
+        return state
+    return _to(state, after(state.step, state.far))
+
+
+def _back(state: State, _: do.Back) -> State:
+    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+        return _notice(state, "the run is being started")
+    step = before(state.step, state.far)
+    return replace(_to(state, step), home=fresh_home(state.home)) if step is Step.HOME else _to(state, step)
+
+
+def _go_to(state: State, action: do.GoTo) -> State:
+    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+        return _notice(state, "the run is being started")
+    if action.step is Step.LAUNCH or ORDER.index(action.step) > ORDER.index(state.reached):
+        return _notice(state, f"{action.step.heading} comes later")
+    if action.step is Step.HOME:
+        return replace(_to(state, Step.HOME), home=fresh_home(state.home))
+    return _to(state, action.step)
+
+
+def _new_setup(state: State, _: do.NewSetup) -> State:
+    return _to(state, Step.MACHINES)
+
+
+def _rerun(state: State, action: do.Rerun) -> State:
+    """A profile as it is; its machines follow (``Kind.SAVED_MACHINES``)."""
+    answers = Answers(typed=state.answers.typed, trusted=state.answers.trusted, profile=action.profile)
+    return _to(replace(state, answers=answers, preselected=True, launch=Launch()), Step.PLAN)
+
+
+def _refresh(state: State, _: do.Refresh) -> State:
+    if state.step is Step.HOME:
+        return replace(state, home=fresh_home(state.home))
+    return _retry(state, do.Retry())
+
+
+# ------------------------------------------------------------------------------------------------------------ machines
+
+
+def _pick(state: State, action: do.Pick) -> State:
+    row = next((row for row in state.machines.rows if action.key in (row.key, *row.aliases)), None)
+    if row is None:
+        return _notice(state, "that machine is no longer listed")
+    picked = state.answers.picked
+    on = row.key not in picked if action.on is None else action.on
+    rest = tuple(key for key in picked if key != row.key)
+    skipped = tuple(key for key in state.answers.skipped if key != row.key)
+    return _answer(state, picked=(*rest, row.key) if on else rest, skipped=skipped)
+
+
+def _add(state: State, action: do.AddMachine) -> State:
+    """A row for it at once, picked; discovery makes it one with the machine that answers there."""
+    text = " ".join(action.text.split())
+    row = typed_row(text)
+    if row is None:
+        return _notice(
+            state, f"'{text[:_FAR]}' is not a machine: type what you would type after ssh, as ada@studio.local"
+        )
+    if text in state.answers.typed:
+        return _notice(state, f"{text[:_FAR]} is there already")
+    pinned = (*state.pinned, row)
+    machines = replace(state.machines, rows=(*state.machines.rows, row))
+    picked = (*state.answers.picked, row.key)
+    return _answer(replace(state, pinned=pinned, machines=machines), typed=(*state.answers.typed, text), picked=picked)
+
+
+def typed_row(text: str) -> MachineRow | None:
+    """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
+    from distributed.hosts import split_address  # pydantic is loaded with it, which the first paint can do without
+
+    place = split_address(text)
+    host = str(place["name"])
+    if not host or host.startswith("-") or not host.isprintable() or " " in text:
+        return None
+    return MachineRow(
+        key=f"typed:{text}", name=host, words="looking", address=host, port=place["port"], user=place["user"] or "",
+        found_by=("typed",),
+    )  # fmt: skip
+
+
+def _remove(state: State, action: do.RemoveMachine) -> State:
+    key = f"typed:{action.text}"
+    gone = {row.key for row in state.machines.rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
+    typed = tuple(text for text in state.answers.typed if text != action.text)
+    picked = tuple(other for other in state.answers.picked if other not in gone)
+    rows = tuple(row for row in state.machines.rows if row.key not in gone)
+    pinned = tuple(row for row in state.pinned if row.key != key)
+    state = replace(state, machines=replace(state.machines, rows=rows), pinned=pinned)
+    return _answer(state, typed=typed, picked=picked)
+
+
+# --------------------------------------------------------------------------------------------------- access and checks
+
+
+def _access(state: State, key: str, **changes: Any) -> State:
+    rows = tuple(replace(row, **changes) if row.key == key else row for row in state.access)
+    return replace(state, access=rows)
+
+
+def _trust(state: State, action: do.TrustKey) -> State:
+    row = next((row for row in state.access if row.key == action.key), None)
+    if row is None or row.need is not Need.TRUST or row.fingerprint != action.fingerprint:
+        return _notice(state, "that is not the key it shows")
+    pair = (action.key, action.fingerprint)
+    return _answer(state, trusted=(*(known for known in state.answers.trusted if known != pair), pair))
+
+
+def _password(state: State, action: do.GivePassword) -> State:
+    row = next((row for row in state.access if row.key == action.key), None)
+    if row is None or row.need is not Need.PASSWORD:
+        return _notice(state, "no password is needed there")
+    return _access(state, action.key, status=Status.WORKING, words="installing our key")
+
+
+def _retry(state: State, action: do.Retry) -> State:
+    handler = _RETRIES.get(state.step)
+    return handler(state, action.key) if handler is not None else state
+
+
+def _retry_access(state: State, key: str) -> State:
+    skipped = tuple(other for other in state.answers.skipped if key != other)
+    rows = tuple(
+        AccessRow(row.key, row.name) if row.key == key or (not key and row.status in _NOT_WELL) else row
+        for row in state.access
+    )
+    return _answer(replace(state, access=rows), skipped=skipped)
+
+
+def _retry_checks(state: State, key: str) -> State:
+    skipped = tuple(other for other in state.answers.skipped if key != other)
+    rows = tuple(row if row.status is Status.SKIPPED else CheckRow(row.key, row.name) for row in state.checks)
+    return _answer(replace(state, checks=rows), skipped=skipped)
+
+
+def _retry_links(state: State, key: str) -> State:
+    return replace(state, links=Links(names=state.links.names))
+
+
+def _retry_job(state: State, key: str) -> State:
+    waiting = replace(state.job.data, status=Status.WAITING)
+    fits = tuple(replace(row, status=Status.WAITING) for row in state.job.fits)
+    return replace(state, job=replace(state.job, status=Status.WAITING, data=waiting, fits=fits))
+
+
+def _retry_strategy(state: State, key: str) -> State:
+    return replace(state, strategy=Strategy())
+
+
+def _retry_plan(state: State, key: str) -> State:
+    again = Strategy() if state.strategy.status is Status.FAILED else state.strategy
+    return replace(state, plan=Plan(), strategy=again)
+
+
+def _retry_launch(state: State, key: str) -> State:
+    return _confirm(replace(state, step=Step.PLAN), do.Confirm()) if state.launch.status is Status.FAILED else state
+
+
+_NOT_WELL = (Status.FAILED, Status.WARNING)
+_RETRIES = {
+    Step.ACCESS: _retry_access,
+    Step.CHECKS: _retry_checks,
+    Step.LINKS: _retry_links,
+    Step.JOB: _retry_job,
+    Step.STRATEGY: _retry_strategy,
+    Step.PLAN: _retry_plan,
+    Step.LAUNCH: _retry_launch,
+}
+
+
+def _skip(state: State, action: do.Skip) -> State:
+    if action.key not in state.answers.picked or action.key in state.answers.skipped:
+        return state
+    return _answer(state, skipped=(*state.answers.skipped, action.key))
+
+
+def _mend(state: State, keys: set[str]) -> State:
+    rows = tuple(
+        replace(row, status=Status.WORKING, words="mending") if row.key in keys and row.fixable else row
+        for row in state.checks
+    )
+    if rows == state.checks:
+        return _notice(state, "nothing there can be mended from here")
+    return replace(state, checks=rows)
+
+
+def _fix(state: State, action: do.Fix) -> State:
+    return _mend(state, {action.key})
+
+
+def _fix_all(state: State, _: do.FixAll) -> State:
+    return _mend(state, {row.key for row in state.checks})
+
+
+# --------------------------------------------------------------------------------------------------- job and strategy
+
+
+def _profile(state: State, action: do.ChooseProfile) -> State:
+    return _answer(state, profile=action.name)
+
+
+def _set(state: State, action: do.SetOption) -> State:
+    text = " ".join(action.text.splitlines()).strip()
+    row = next((row for row in state.job.options if row.name == action.name), None)
+    rest = {name: value for name, value in state.answers.options if name != action.name}
+    if row is not None and text == row.default:
+        return _answer(state, options=tuple(rest.items()))
+    return _answer(state, options=(*rest.items(), (action.name, text)))
+
+
+def _reset(state: State, action: do.ResetOption) -> State:
+    return _answer(state, options=tuple(pair for pair in state.answers.options if pair[0] != action.name))
+
+
+def _choose(state: State, action: do.ChooseStrategy) -> State:
+    row = next((row for row in state.strategy.rows if row.index == action.index), None)
+    if row is None:
+        return _notice(state, "there is no such way")
+    if row.status is Status.FAILED:
+        return _notice(state, f"{row.name}: {row.cause or row.label}")
+    return _answer(state, strategy="" if row.recommended else row.identity)
+
+
+def _interval(state: State, action: do.SetInterval) -> State:
+    chosen = state.chosen
+    if chosen is None or not chosen.periodic:
+        return _notice(state, "this way exchanges in every step")
+    return _answer(state, interval=max(0, min(action.steps, 100_000)))
+
+
+def _preference(state: State, action: do.SetPreference) -> State:
+    if action.preference not in ("fastest", "closest-to-exact", "least-traffic"):
+        return _notice(state, "fastest, closest-to-exact or least-traffic")
+    return _answer(state, preference=action.preference, strategy="", interval=0)
+
+
+# ----------------------------------------------------------------------------------------------------- plan and launch
+
+
+def _save_as(state: State, action: do.SaveAs) -> State:
+    return _answer(state, save_as=action.name.strip())
+
+
+def _save_only(state: State, _: do.SaveOnly) -> State:
+    reasons = blockers(state) if state.step is Step.PLAN else ("there is no plan yet",)
+    return _notice(state, reasons[0]) if reasons else state
+
+
+def _confirm(state: State, _: do.Confirm) -> State:
+    reasons = blockers(state) if state.step is Step.PLAN else ("there is no plan yet",)
+    if reasons:
+        return _notice(state, reasons[0])
+    return _to(replace(state, launch=Launch(status=Status.WORKING)), Step.LAUNCH)
+
+
+def _drop(state: State, action: do.Drop) -> State:
+    """Leave a machine out of a launch that failed; back to the Plan, which is made anew."""
+    row = next((row for row in state.members if action.key in (row.key, row.name)), None)
+    if state.launch.status is not Status.FAILED or row is None:
+        return _notice(state, "only a launch that failed can go on with fewer machines")
+    if len(state.members) == 1:
+        return _notice(state, "it is the only machine")
+    return _to(_answer(state, skipped=(*state.answers.skipped, row.key)), Step.PLAN)
+
+
+_HANDLERS: dict[type, Callable[[State, Any], State]] = {
+    do.Next: _next,
+    do.Back: _back,
+    do.GoTo: _go_to,
+    do.NewSetup: _new_setup,
+    do.Rerun: _rerun,
+    do.Refresh: _refresh,
+    do.Pick: _pick,
+    do.AddMachine: _add,
+    do.RemoveMachine: _remove,
+    do.TrustKey: _trust,
+    do.GivePassword: _password,
+    do.Retry: _retry,
+    do.Skip: _skip,
+    do.Fix: _fix,
+    do.FixAll: _fix_all,
+    do.ChooseProfile: _profile,
+    do.SetOption: _set,
+    do.ResetOption: _reset,
+    do.ChooseStrategy: _choose,
+    do.SetInterval: _interval,
+    do.SetPreference: _preference,
+    do.SaveAs: _save_as,
+    do.SaveOnly: _save_only,
+    do.Confirm: _confirm,
+    do.Drop: _drop,
+}
