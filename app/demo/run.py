@@ -18,9 +18,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.demo.job import STRATEGY_REASON, demo_plan
+from app.demo.job import STRATEGY_REASON
 from app.demo.machines import scripted_machines
 from app.demo.player import play
+from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.demo.stage import Stage, utc_text
 from distributed.requests import leave_request

@@ -42,6 +42,8 @@ class Stage:
         self.steps: dict[int, int] = {}
         """Newest step of every member."""
         self.gone: set[int] = set()
+        self.dropped: set[int] = set()
+        """Members whose part in the script is left out, because a person let them go."""
         self.total_steps: int | None = None
         self._start = start
         self._logs: dict[str, TextIO] = {}
@@ -60,7 +62,7 @@ class Stage:
         when = self.due(beat.at)
         if isinstance(beat.what, LogLine):
             self._write_line(beat.what, when)
-        else:
+        elif beat.what.member not in self.dropped:
             self.say(self._scaled(beat.what), when)
 
     def say(self, event: Event, when: float) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.job import demo_plan
 from app.demo.machines import MOST, scripted_machines
 from app.demo.player import play
 from app.demo.run import start_demo_run, write_demo_run
+from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.run_state import reduce_events
 from distributed.requests import leave_request
 from distributed.runs import list_runs
 from profiles.errors import BadInput
-from training.events import EvaluationEvent, MemberEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
+from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
 from training.run_folder import RunFolder
 
 FAST = 150.0
@@ -97,10 +97,16 @@ def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
     assert RunFolder.open(path).live
     leave_request(path, "pause")
     reach(path, "paused", "paused")
+    leave_request(path, "drop", "demo-studio")
+    leave_request(path, "add", "demo-nobody")
     leave_request(path, "resume")
     reach(path, "running", "running")
     leave_request(path, "stop")
     reach(path, "cancelled", "cancelled")
+    said = [(e.action, e.outcome) for e in RunFolder.open(path).events() if isinstance(e, RequestEvent)]
+    assert [pair for pair in said if pair[1] != "accepted"] == [
+        ("pause", "done"), ("drop", "done"), ("add", "refused"), ("resume", "done"), ("stop", "done"),
+    ]  # fmt: skip
 
 
 def reach(path: Path, *statuses: str) -> None:

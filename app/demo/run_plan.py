@@ -1,0 +1,49 @@
+"""The plan of a scripted run, made by the real planner from the scripted figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.demo.figures import cluster_of, job_for
+from app.demo.job import demo_profile, run_id
+from app.demo.machines import HUB_PORT, ScriptedMachine, scripted_machine
+from distributed.cluster import Cluster
+from distributed.job import Job
+from distributed.plan_reasons import settings_of
+from distributed.planner import plan as rank_ways
+from distributed.planning import Candidate, Planning
+from profiles.schema import Profile
+from training.plan import MemberPlan, RunPlan
+
+
+def demo_plan(machines: Sequence[ScriptedMachine], seed: int, start: float) -> RunPlan:
+    """Return the plan of a run of the scripted job that starts at ``start``, in seconds since the epoch."""
+    profile = demo_profile()
+    cluster, job = cluster_of(machines), job_for(profile, "fastest")
+    planning = rank_ways(cluster, job, hubs=[cluster.here])
+    assert planning.best is not None
+    return run_plan(planning, planning.best, cluster, job, profile, run_id(seed, start))
+
+
+def run_plan(
+    planning: Planning, chosen: Candidate, cluster: Cluster, job: Job, profile: Profile, identifier: str
+) -> RunPlan:
+    """Return the plan of a run as a candidate describes it: options, shares, members, hub."""
+    settings = settings_of(chosen, cluster, job)
+    own = planning.model_copy(update={"settings": settings})
+    hub = scripted_machine(settings.hub or settings.members[0].name)
+    return RunPlan(
+        run_id=identifier,
+        profile=own.overlay(profile),
+        members=tuple(
+            MemberPlan(
+                rank=rank,
+                name=member.name,
+                device=scripted_machine(member.name).device,
+                batch_size=member.batch_size,
+            )
+            for rank, member in enumerate(settings.members)
+        ),
+        engine=settings.engine,
+        hub_address=f"{hub.address}:{HUB_PORT}",
+    )
