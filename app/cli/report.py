@@ -1,0 +1,39 @@
+"""``report RUN``: one HTML file that holds everything about a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiles.errors import ExitCode
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write it there; default: report.html of the run.")
+    ] = None,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+        "output"
+    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+    ] = False,
+) -> ExitCode:
+    """Write a report of a run: one HTML file with its charts, machines, traffic and result."""
+    from app.console import say, show_json, show_line, visible
+    from app.html_report import show_report, write_report
+    from distributed.runs import find_run
+
+    folder = find_run(output, run)
+    path = write_report(folder, out)
+    if opens:
+        say(visible(show_report(path)))
+    if as_json:
+        show_json({"run_dir": str(folder), "report": str(path), "bytes": path.stat().st_size})
+    else:
+        show_line(visible(path))
+    return ExitCode.DONE

@@ -1,0 +1,285 @@
+"""The charts of a report, as figures of plotly: names and texts in them are escaped, numbers are as they were measured.
+
+A chart that has nothing to show is left out.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.console import visible
+from app.figures import metric_label
+from app.html_report.evidence import Evidence
+from app.html_report.record import Mark, Point, Record, curve
+
+BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
+_BAND = "rgba(31, 111, 235, 0.18)"
+_COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
+_RATES = ("wer", "cer", "accuracy")
+_SHOWN_MARKS = 12
+THROUGHPUT_POINTS = 80
+"""Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart of the page."""
+
+    id: str
+    title: str
+    note: str
+    """What is to be known to read it."""
+    figure: Mapping[str, Any]
+
+
+def label(text: object) -> str:
+    """Return text from outside for a chart: plotly reads a subset of HTML, so markup is escaped."""
+    return html.escape(visible(text), quote=False)
+
+
+def charts_of(evidence: Evidence) -> list[Chart]:
+    """Return the charts that have something to show."""
+    points = curve(evidence.record)
+    record = evidence.record
+    every = (
+        _loss(points, evidence),
+        _rates(record),
+        _other_metrics(record),
+        _learning_rate(points),
+        _throughput(curve(record, THROUGHPUT_POINTS)),
+        _time_split(evidence),
+        _bytes(evidence),
+        _synchronisations(evidence),
+        _prediction(evidence),
+    )
+    return [chart for chart in every if chart is not None]
+
+
+def _chart(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Chart:
+    import plotly.graph_objects as go  # 0.2 s that only this command needs
+
+    whole: dict[str, Any] = {
+        "template": "plotly_white",
+        "margin": {"l": 64, "r": 16, "t": 36, "b": 84 if len(traces) > 1 else 48},
+        "height": 340 if len(traces) > 1 else 304,
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "hovermode": "x unified",
+        "font": {"family": "system-ui, sans-serif", "size": 13},
+        **layout,
+    }
+    return Chart(name, title, note, go.Figure({"data": list(traces), "layout": whole}).to_plotly_json())
+
+
+def _over_steps(title: str, **more: Any) -> dict[str, Any]:
+    return {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": title}, **more}}
+
+
+def _loss(points: Sequence[Point], evidence: Evidence) -> Chart | None:
+    shown = [point for point in points if point.loss is not None]
+    if not shown:
+        return None
+    steps = [point.step for point in shown]
+    edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    traces: list[dict[str, Any]] = [
+        {**edge, "y": [point.high for point in shown]},
+        {
+            **edge,
+            "y": [point.low for point in shown],
+            "fill": "tonexty",
+            "fillcolor": _BAND,
+            "showlegend": True,
+            "name": "smallest to largest",
+        },
+        {"x": steps, "y": [p.loss for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
+    ]
+    for number, (split, results) in enumerate(evidence.record.evaluations.items(), 1):
+        measured = [result for result in results if result.loss is not None]
+        colour = _COLOURS[number % len(_COLOURS)]
+        traces.append(
+            {
+                "x": [result.step for result in measured],
+                "y": [result.loss for result in measured],
+                "mode": "lines+markers",
+                "name": label(split),
+                "line": {"color": colour, "dash": "dot"},
+            }
+        )
+    layout = _over_steps("loss")
+    marks = _marks(evidence)
+    note = "The band holds every step of every machine. A click on a name in the legend hides its line."
+    return _chart("loss", "Loss", note, traces, updatemenus=[_scale_buttons()], **marks, **layout)
+
+
+def _scale_buttons() -> dict[str, Any]:
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "buttons": [
+            {"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")
+        ],
+    }
+
+
+def _marks(evidence: Evidence) -> dict[str, Any]:
+    """Return lines where machines came and went."""
+    marks: Sequence[Mark] = evidence.record.marks[:_SHOWN_MARKS]
+    lines: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    for row, mark in enumerate(marks):
+        colour = GREEN if mark.status == "joined" else RED
+        place = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
+        lines.append({**place, "line": {"color": colour, "width": 1, "dash": "dash"}})
+        text = {"x": mark.step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
+        words = f"{label(evidence.name(mark.rank))[:40]} {mark.status}"
+        texts.append({**text, "text": words, "font": {"color": colour, "size": 11}})
+    return {"shapes": lines, "annotations": texts}
+
+
+def _rates(record: Record) -> Chart | None:
+    traces = _metric_lines(record, lambda name: name in _RATES, 100)
+    if not traces:
+        return None
+    names = sorted({metric_label(n) for results in record.evaluations.values() for r in results for n in r.metrics})
+    title = ", ".join(label(name) for name in names if name.lower() in _RATES)
+    layout = _over_steps("per cent", rangemode="tozero")
+    return _chart("rates", title, "Measured on data that is not trained on.", traces, **layout)
+
+
+def _other_metrics(record: Record) -> Chart | None:
+    traces = _metric_lines(record, lambda name: name not in (*_RATES, "loss"), 1)
+    return _chart("metrics", "Other metrics", "", traces, **_over_steps("")) if traces else None
+
+
+def _metric_lines(record: Record, wanted: Any, factor: float) -> list[dict[str, Any]]:
+    lines = []
+    for split, results in record.evaluations.items():
+        for name in sorted({name for result in results for name in result.metrics if wanted(name)}):
+            measured = [result for result in results if name in result.metrics]
+            lines.append(
+                {
+                    "x": [result.step for result in measured],
+                    "y": [result.metrics[name] * factor for result in measured],
+                    "mode": "lines+markers",
+                    "name": f"{label(metric_label(name))} {label(split)}",
+                    "line": {"color": _COLOURS[len(lines) % len(_COLOURS)]},
+                }
+            )
+    return lines
+
+
+def _learning_rate(points: Sequence[Point]) -> Chart | None:
+    line = {
+        "x": [point.step for point in points],
+        "y": [point.learning_rate for point in points],
+        "mode": "lines",
+        "name": "learning rate",
+        "line": {"color": ORANGE},
+    }
+    layout = _over_steps("learning rate", rangemode="tozero", exponentformat="e")
+    return _chart("learning-rate", "Learning rate", "", [line], **layout) if points else None
+
+
+def _throughput(points: Sequence[Point]) -> Chart | None:
+    line = {
+        "x": [point.step for point in points],
+        "y": [point.samples_per_second for point in points],
+        "mode": "lines",
+        "name": "all machines",
+        "line": {"color": GREEN},
+    }
+    note = "Samples a second of training time, all machines together; evaluations and snapshots are not in it."
+    layout = _over_steps("samples/s", rangemode="tozero")
+    return _chart("throughput", "Throughput", note, [line], **layout) if points else None
+
+
+def _bars(evidence: Evidence, name: str, values: Sequence[float], colour: str) -> dict[str, Any]:
+    ranks = sorted(evidence.record.totals)
+    names = [f"{label(evidence.name(rank))[:40]} ({rank})" for rank in ranks]
+    return {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "marker": {"color": colour}}
+
+
+def _bar_layout(evidence: Evidence, title: str) -> dict[str, Any]:
+    return {
+        "height": 180 + 44 * max(2, len(evidence.record.totals)),
+        "xaxis": {"title": {"text": title}},
+        "yaxis": {"autorange": "reversed", "automargin": True},
+        "hovermode": "closest",
+    }
+
+
+def _time_split(evidence: Evidence) -> Chart | None:
+    totals = [evidence.record.totals[rank] for rank in sorted(evidence.record.totals)]
+    if not any(one.steps for one in totals):
+        return None
+    bars = [
+        _bars(evidence, "compute", [one.compute for one in totals], GREEN),
+        _bars(evidence, "exposed wait", [one.wait for one in totals], ORANGE),
+    ]
+    transfer = _bars(evidence, "transfer under way", [one.transfer for one in totals], GREY)
+    marker = {"symbol": "line-ns-open", "size": 22, "color": "#24292f", "line": {"width": 3}}
+    bars.append({**transfer, "type": "scatter", "orientation": None, "mode": "markers", "marker": marker})
+    note = (
+        "Compute and exposed wait add up to the time of all steps. The mark tells how long exchanges were under way: "
+        "what of it is not wait was hidden behind compute."
+    )
+    return _chart("time", "Where the time went", note, bars, barmode="stack", **_bar_layout(evidence, "seconds"))
+
+
+def _bytes(evidence: Evidence) -> Chart | None:
+    totals = [evidence.record.totals[rank].bytes for rank in sorted(evidence.record.totals)]
+    if not any(sent or received for sent, received in totals):
+        return None
+    bars = [
+        _bars(evidence, "sent", [sent / 1e6 for sent, _ in totals], BLUE),
+        _bars(evidence, "received", [received / 1e6 for _, received in totals], GREY),
+    ]
+    note = "As the exchange counted them; a run that was resumed counts everything that was really sent."
+    return _chart("bytes", "Bytes", note, bars, barmode="group", **_bar_layout(evidence, "MB"))
+
+
+def _synchronisations(evidence: Evidence) -> Chart | None:
+    traces = []
+    for rank, syncs in sorted(evidence.record.syncs.items()):
+        if not any(sync.seconds > 0 for sync in syncs):
+            continue
+        width = max(1, -(-len(syncs) // 1000))
+        shown = syncs[::width]
+        traces.append(
+            {
+                "x": [sync.step for sync in shown],
+                "y": [sync.seconds * 1000 for sync in shown],
+                "customdata": [sync.wait * 1000 for sync in shown],
+                "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of them waited for",
+                "mode": "markers",
+                "name": label(evidence.name(rank))[:40],
+                "marker": {"size": 5, "color": _COLOURS[rank % len(_COLOURS)]},
+            }
+        )
+    note = "From the start of an exchange to its result, as each machine saw it."
+    layout = _over_steps("ms", rangemode="tozero")
+    return _chart("syncs", "Synchronisations", note, traces, **layout) if traces else None
+
+
+def _prediction(evidence: Evidence) -> Chart | None:
+    found = evidence.comparison
+    if found is None:
+        return None
+    waits = {"predicted": found.predicted_wait, "measured": found.measured_wait}
+    steps = {"predicted": found.predicted_step, "measured": found.measured_step}
+    kinds = list(steps)
+    rest = [max(0.0, steps[kind] - waits[kind]) * 1000 for kind in kinds]
+    bar = {"type": "bar", "orientation": "h", "y": kinds}
+    traces = [
+        {**bar, "x": rest, "name": "compute", "marker": {"color": GREEN}},
+        {**bar, "x": [waits[kind] * 1000 for kind in kinds], "name": "exposed wait", "marker": {"color": ORANGE}},
+    ]
+    layout = {"barmode": "stack", "height": 260, "hovermode": "closest", "xaxis": {"title": {"text": "ms a step"}}}
+    order = {"yaxis": {"autorange": "reversed"}}
+    return _chart("prediction", "A step, predicted and measured", "", traces, **layout, **order)

@@ -1,0 +1,101 @@
+"""Everything a report is made of, read from the run folder once. What is not there is ``None``, never guessed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.html_report.record import Record, record_of
+from distributed.plan_feedback import Comparison, compare
+from distributed.planning import Planning, read_planning
+from distributed.runs import RunSummary, size_of, summarise
+from profiles.errors import BadInput
+from training.plan import RunPlan
+from training.run_folder import RunFolder
+from training.run_metadata import RunMetadata
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One run."""
+
+    path: Path
+    metadata: RunMetadata
+    summary: RunSummary
+    record: Record
+    plan: RunPlan | None
+    planning: Planning | None
+    """What the planner had predicted; ``None``: the run was started without a plan, or it cannot be read."""
+    comparison: Comparison | None
+    """Predicted beside measured: as it was written at the end, or made from what is there so far."""
+    metrics: Mapping[str, Any]
+    model: Path | None
+    model_bytes: int
+
+    def name(self, rank: int) -> str:
+        """Return what the member is called: by itself, by the plan, or by its number."""
+        member = self.record.state.members.get(rank)
+        if member is not None and member.name:
+            return member.name
+        planned = {host.get("rank"): host.get("name") for host in self.metadata.hosts}
+        return str(planned.get(rank) or f"member {rank}")
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read a run folder.
+
+    Raises:
+        BadInput: there is no run, or its metadata is damaged.
+    """
+    folder = RunFolder.open(path)
+    planning, metrics = _planning(path / "planning.json"), _metrics(path / "metrics.json") or folder.metadata.metrics
+    model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
+    return Evidence(
+        path=path,
+        metadata=folder.metadata,
+        summary=summarise(path),
+        record=record_of(folder.events()),
+        plan=_plan(folder),
+        planning=planning,
+        comparison=_comparison(metrics.get("prediction"), planning, folder),
+        metrics=metrics,
+        model=model,
+        model_bytes=size_of(model) if model else 0,
+    )
+
+
+def _plan(folder: RunFolder) -> RunPlan | None:
+    try:
+        return folder.plan()
+    except BadInput:
+        return None
+
+
+def _planning(path: Path) -> Planning | None:
+    try:
+        return read_planning(path)
+    except BadInput:
+        return None
+
+
+def _comparison(written: object, planning: Planning | None, folder: RunFolder) -> Comparison | None:
+    if isinstance(written, dict):
+        known = {name: value for name, value in written.items() if name in Comparison.model_fields}
+        with contextlib.suppress(ValidationError):  # of another version
+            return Comparison.model_validate(known)
+    best = planning.best if planning else None
+    return compare(best, folder.events()) if best else None
+
+
+def _metrics(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

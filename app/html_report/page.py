@@ -1,0 +1,102 @@
+"""A report as one HTML file that loads nothing: charts, their library, style and data are all in it.
+
+Its content security policy allows exactly the scripts that this module wrote, by their hashes, and no connection at
+all, so that nothing in a run's names or messages could do anything even if it were not escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+from app.html_report import sections
+from app.html_report.charts import Chart, charts_of
+from app.html_report.evidence import Evidence, read_evidence
+from app.html_report.sections import text
+from profiles.errors import BadInput
+from training.run_files import explain, write_whole
+from training.run_metadata import finite, utc_now
+
+NAME = "report.html"
+_HERE = Path(__file__).parent
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Write the report of a run, whole or not at all, and return its path.
+
+    Args:
+        run_dir: the run folder; of a run that goes on, what there is so far is reported.
+        out: the file; default: ``report.html`` in the run folder.
+
+    Raises:
+        BadInput: there is no run, or the file cannot be written.
+    """
+    path = out or run_dir / NAME
+    content = page(read_evidence(run_dir)).encode()
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from error
+    return path
+
+
+def page(evidence: Evidence) -> str:
+    """Return the whole page."""
+    from plotly.offline import get_plotlyjs  # reads 5 MB
+
+    charts = charts_of(evidence)
+    scripts = (get_plotlyjs(), (_HERE / "draw.js").read_text())
+    figures = {chart.id: chart.figure for chart in charts}
+    inline = "".join(f"<script>{script}</script>" for script in scripts)
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{_policy(scripts)}'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{text(evidence.metadata.profile)} {text(evidence.metadata.run_id)}</title>"
+        f"<style>{(_HERE / 'page.css').read_text()}</style></head><body>{body(evidence, charts)}"
+        f'<script type="application/json" id="figures">{embedded(figures)}</script>{inline}</body></html>\n'
+    )
+
+
+def embedded(content: object) -> str:
+    """Return JSON that can stand inside a script element: no character in it can end the element."""
+    document = json.dumps(finite(content), allow_nan=False, default=str, separators=(",", ":"))
+    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _policy(scripts: tuple[str, ...]) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    allowed = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    return f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+
+
+def body(evidence: Evidence, charts: list[Chart]) -> str:
+    """Return everything that is seen."""
+    by_id = {chart.id: _chart(chart) for chart in charts}
+
+    def shown(*names: str) -> str:
+        return "".join(by_id.get(name, "") for name in names)
+
+    curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
+    parts = (
+        ("Result", sections.result(evidence)),
+        ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
+        ("Machines", sections.machines(evidence) + shown("time")),
+        ("Network", sections.network(evidence) + f'<div class="charts">{shown("bytes", "syncs")}</div>'),
+        ("Strategy", sections.strategy(evidence)),
+        ("Predicted and measured", sections.prediction(evidence) + shown("prediction")),
+        ("Warnings and errors", sections.notices(evidence)),
+        ("Run it again", sections.again(evidence)),
+    )
+    main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in parts)
+    footer = f"<footer>Written {utc_now()} from {text(evidence.path.name)}; this page loads nothing.</footer>"
+    return f"{sections.heading(evidence)}<main>{main}</main>{footer}"
+
+
+def _chart(chart: Chart) -> str:
+    note = f"<p>{text(chart.note)}</p>" if chart.note else ""
+    drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
+    return f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"

@@ -1,0 +1,256 @@
+"""The parts of a report that are text and tables. Every word from outside is escaped by :func:`text`."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+from app.console import bytes_text, command_line, duration_text, visible
+from app.figures import metric_label, metric_text, metrics_of
+from app.html_report.evidence import Evidence
+from app.run_state import Notice
+from distributed.plan_words import sentence
+from distributed.planning import Candidate, Reason
+
+_GOOD = ("completed", "running")
+SHOWN_CANDIDATES = 8
+
+
+def text(content: object) -> str:
+    """Return text from outside as HTML that shows exactly it, control characters written out."""
+    return html.escape(visible(content))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
+    """Return a table; ``numbers`` are the columns that are aligned to the right."""
+
+    def cells(kind: str, row: Sequence[object]) -> str:
+        marked = (' class="number"' if column in numbers else "" for column in range(len(row)))
+        return "".join(f"<{kind}{mark}>{text(cell)}</{kind}>" for mark, cell in zip(marked, row))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{cells('th', header)}</tr></thead>" if header else ""
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def facts(rows: Iterable[tuple[str, object]]) -> str:
+    """Return names and values as a list."""
+    return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in rows) + "</dl>"
+
+
+def command(*words: str) -> str:
+    """Return a command to copy."""
+    return f"<pre>{text(command_line(*words))}</pre>"
+
+
+def heading(evidence: Evidence) -> str:
+    """Return name, verdict and the figures that matter most."""
+    metadata, summary, state = evidence.metadata, evidence.summary, evidence.record.state
+    good = "good" if summary.status in _GOOD else "bad"
+    steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
+    rate = evidence.metrics.get("samples_per_second")
+    cards = [("steps", steps), ("took", duration_text(summary.seconds)), *_best_metrics(evidence)]
+    if isinstance(rate, (int, float)):
+        cards.append(("samples/s over the whole run", f"{rate:.1f}"))
+    cards.append(("workers", f"{len(metadata.hosts)} ({metadata.strategy} over {metadata.engine})"))
+    shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
+    error = f'<p class="error">{text(metadata.error_message)}</p>' if metadata.error_message else ""
+    attempts = f", attempt {metadata.attempt}" if metadata.attempt > 1 else ""
+    return (
+        f'<header><h1>{text(metadata.profile)}</h1><p><span class="status {good}">{text(summary.status)}</span> '
+        f"run {text(metadata.run_id)}{attempts}, started {text(metadata.start_time)}</p>{error}"
+        f'<div class="cards">{shown}</div></header>'
+    )
+
+
+def _best_metrics(evidence: Evidence) -> list[tuple[str, str]]:
+    """Return the most telling metric of every split, first and last."""
+    cards = []
+    for split, results in evidence.record.state.evaluations.items():
+        first, last = metrics_of(results.first), metrics_of(results.last)
+        if last:
+            name = next(iter(last))
+            before = f"{metric_text(name, first.get(name))} → " if results.first is not results.last else ""
+            cards.append((f"{metric_label(name)} on {split}", f"{before}{metric_text(name, last[name])}"))
+    return cards
+
+
+def machines(evidence: Evidence) -> str:
+    """Return who took part and what each did."""
+    header = ("rank", "machine", "device", "state", "batch", "steps", "samples", "compute", "wait", "transfer")
+    rows = []
+    hosts = {host.get("rank"): host for host in evidence.metadata.hosts}
+    state, totals = evidence.record.state, evidence.record.totals
+    for rank in sorted({*totals, *state.members, *(rank for rank in hosts if isinstance(rank, int))}):
+        member, total, host = state.members.get(rank), totals.get(rank), hosts.get(rank, {})
+        device = (member.device if member else "") or host.get("device", "")
+        status = f"{member.status}: {member.message}" if member and _telling(member.status) else ""
+        row = [rank, evidence.name(rank), device, status or (member.status if member else "-")]
+        row += [host.get("batch_size", "-"), total.steps if total else "-", total.samples if total else "-"]
+        wall = (total.compute + total.wait if total else 0.0) or 1.0
+        parts = (total.compute, total.wait, total.transfer) if total else ()
+        row += [f"{duration_text(part)} ({part / wall:.0%})" for part in parts] or ["-"] * 3
+        memory = member.memory_peak if member else 0
+        rows.append([*row, bytes_text(memory) if memory else "-"])
+    return table((*header, "peak memory"), rows, numbers=(0, *range(4, 11)))
+
+
+def _telling(status: str) -> bool:
+    return status in ("lost", "failed", "left")
+
+
+def network(evidence: Evidence) -> str:
+    """Return what the members exchanged."""
+    totals = [total for _, total in sorted(evidence.record.totals.items()) if any(total.bytes)]
+    if not totals:
+        return "<p>Nothing crossed between members: one worker trained alone.</p>"
+    rows = []
+    for total in totals:
+        mean = f"{total.sync_seconds / total.syncs * 1000:.1f} ms" if total.syncs else "-"
+        sent, received = total.bytes
+        row = (evidence.name(total.rank), bytes_text(sent), bytes_text(received), total.syncs, mean)
+        rows.append((*row, duration_text(total.wait)))
+    header = ("machine", "sent", "received", "synchronisations reported", "mean of one", "waited in all")
+    return table(header, rows, numbers=range(1, 6))
+
+
+def strategy(evidence: Evidence) -> str:
+    """Return how the members worked together and why."""
+    metadata, planning = evidence.metadata, evidence.planning
+    rows: list[tuple[str, object]] = [("strategy", metadata.strategy), ("engine", metadata.engine)]
+    rows.append(("why", metadata.strategy_reason or "the profile or a person chose it; nobody wrote down why"))
+    best = planning.best if planning else None
+    if planning is None or best is None:
+        return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
+    reasons = "".join(f"<li>{text(_words(reason))}</li>" for reason in (*planning.reasons, *best.reasons))
+    header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
+    ranking = [_candidate(one, one is best) for one in planning.ranking[:SHOWN_CANDIDATES]]
+    left = len(planning.ranking) - len(ranking)
+    more = f"<p>{left} more candidates are in planning.json.</p>" if left > 0 else ""
+    listed = f"<ul>{reasons}</ul>" if reasons else ""
+    return facts(rows) + listed + table(header, ranking, numbers=range(3, 8)) + more
+
+
+def _words(reason: Reason) -> str:
+    try:
+        return sentence(reason)
+    except (KeyError, ValueError, IndexError):  # a reason of another version
+        return f"{reason.code} {reason.subject}"
+
+
+def _candidate(one: Candidate, chosen: bool) -> tuple[object, ...]:
+    choice = one.choice
+    every = f", every {choice.interval} steps" if choice.interval > 1 else ""
+    what = "one machine alone" if choice.alone else f"{choice.strategy} {choice.codec} over {choice.engine}{every}"
+    where = ", ".join(choice.members)
+    if not one.fits:
+        return ("", what, where, "does not fit", "", "", "", "")
+    return (
+        "chosen" if chosen else "",
+        what,
+        where,
+        f"{one.step * 1000:.0f} ms",
+        f"{one.exposed * 1000:.0f} ms",
+        f"{one.speed_up:.2f}",
+        f"{one.useful_speed_up:.2f}",
+        f"{one.bytes_per_hour / 1e9:.2f}",
+    )
+
+
+def prediction(evidence: Evidence) -> str:
+    """Return predicted beside measured."""
+    found = evidence.comparison
+    if found is None:
+        short = "the run was too short, or another than the one that was planned" if evidence.planning else ""
+        return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
+    rows = [
+        _beside("time of a step", found.predicted_step * 1000, found.measured_step * 1000, "ms"),
+        _beside("of it waiting", found.predicted_wait * 1000, found.measured_wait * 1000, "ms"),
+        _beside("share of waiting", found.predicted_share * 100, found.measured_share * 100, "%"),
+        _beside("traffic", found.predicted_bytes_per_hour / 1e9, found.measured_bytes_per_hour / 1e9, "GB an hour"),
+    ]
+    rows += [
+        _beside(f"compute on {visible(one.name)}", one.predicted * 1000, one.measured * 1000, "ms")
+        for one in found.members
+    ]
+    note = f"<p>Over {found.steps} steps, the first few left out.</p>"
+    return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
+
+
+def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
+    ratio = f"{measured / predicted:.2f}" if predicted > 1e-9 else "-"
+    return name, f"{predicted:.4g} {unit}", f"{measured:.4g} {unit}", ratio
+
+
+def result(evidence: Evidence) -> str:
+    """Return what was reached, where the model is and what it can be used for."""
+    rows = [
+        (split, metric_label(name), *_course(name, [metrics_of(one) for one in (found.first, found.best, found.last)]))
+        for split, found in evidence.record.state.evaluations.items()
+        for name in metrics_of(found.last)
+    ]
+    reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
+    if evidence.model is None:
+        return reached + "<p>This run has no finished model.</p>" + _snapshot(evidence)
+    where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
+    speech = evidence.plan is not None and evidence.plan.profile.model.task == "whisper"
+    use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""
+    return reached + where + use
+
+
+def _course(name: str, values: Sequence[dict[str, float]]) -> tuple[str, ...]:
+    return tuple(metric_text(name, value.get(name)) for value in values)
+
+
+def _snapshot(evidence: Evidence) -> str:
+    step = evidence.record.state.resume_step
+    if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
+        return ""
+    how = command("distributed-train", "--resume", str(evidence.path.resolve()))
+    return f"<p>It can go on from the snapshot of step {step}:</p>{how}"
+
+
+def notices(evidence: Evidence) -> str:
+    """Return warnings and errors; the earliest error first, because what follows often follows from it."""
+    record = evidence.record
+    if not record.notices:
+        return "<p>None.</p>"
+    errors = [one for one in record.notices if one[0] == "error"]
+    rows = "".join(_notice(evidence, *one) for one in (*errors, *(o for o in record.notices if o[0] != "error")))
+    dropped = f"<p>{record.dropped_notices} more are in events.jsonl.</p>" if record.dropped_notices else ""
+    return f'<ul class="notices">{rows}</ul>{dropped}'
+
+
+def _notice(evidence: Evidence, kind: str, notice: Notice) -> str:
+    who = evidence.name(notice.member) if notice.member >= 0 else "run"
+    when = f"{_moment(notice.time)} {kind}, {who}:"
+    hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
+    return f'<li class="{kind}"><span>{text(when)}</span> {text(notice.message)}{hint}</li>'
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
+def again(evidence: Evidence) -> str:
+    """Return how to run it again, and everything it depended on."""
+    metadata = evidence.metadata
+    words = shlex.join(["python3", *metadata.command]) if metadata.command else ""
+    started = f"<pre>{text(words)}</pre>" if words else "<p>It was started from Python, not by a command.</p>"
+    resumed = "<p>This is the command of the last attempt.</p>" if "--resume" in metadata.command else ""
+    rows: list[tuple[str, object]] = [("model", metadata.model), ("data", metadata.dataset)]
+    if evidence.plan is not None:
+        rows += [("plan", evidence.plan.hash()), ("samples of one step", evidence.plan.global_batch)]
+    rows += [("run folder", evidence.path.resolve())]
+    versions = table(("", "version"), sorted(metadata.versions.items()))
+    settings = html.escape(json.dumps(metadata.config, indent=1, default=str))
+    return (
+        started + resumed + facts(rows) + f"<h3>Versions</h3>{versions}"
+        f"<details><summary>All settings</summary><pre>{settings}</pre></details>"
+    )

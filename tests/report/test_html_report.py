@@ -1,0 +1,170 @@
+"""The report as a file, and in a real browser that may not load anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.html_report import open_report, write_report
+from app.html_report.charts import charts_of, label
+from app.html_report.evidence import read_evidence
+from app.html_report.page import body, embedded
+from cli_typer import main
+from distributed.plan_feedback import Comparison
+from distributed.planning import Choice
+from profiles.errors import BadInput
+from tests.app.app_events import evaluation, step, sync
+from tests.report.report_runs import write_run
+from tests.web.chromium import chromium, needs_chromium
+from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
+
+HOSTILE = "</script><script>window.hit=1</script><img src=http://evil.test/x onerror=window.hit=1>\x1b[31m\u202e"
+
+
+def events(name: str = "worker") -> list[Event]:
+    start: list[Event] = [RunEvent(status="running", total_steps=40, time=0)]
+    start += [MemberEvent(member=rank, status="joined", name=f"{name}-{rank}", device="cpu", time=0) for rank in (0, 1)]
+    steps = [step(n, member=rank, loss=2 / n + rank, bytes_sent=7) for n in range(1, 41) for rank in (0, 1)]
+    syncs = [sync(n, member=rank) for n in range(1, 5) for rank in (0, 1)]
+    return [*start, evaluation(0, 0.9), *steps, *syncs, evaluation(40, 0.2)]
+
+
+def hostile_events() -> list[Event]:
+    lost = MemberEvent(member=0, status="lost", name=HOSTILE, message=HOSTILE, time=50)
+    said = [WarningEvent(message=HOSTILE, time=50), ErrorEvent(member=0, message=HOSTILE, hint=HOSTILE, time=51)]
+    result = evaluation(40, 0.3, HOSTILE).model_copy(update={"metrics": {HOSTILE: 1.0, "wer": 0.4}})
+    return [*events(HOSTILE), result, lost, *said]
+
+
+def shown(path: Path) -> str:
+    evidence = read_evidence(path)
+    return body(evidence, charts_of(evidence))
+
+
+def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
+    run = write_run(tmp_path, events(), strategy_reason="twice as fast")
+    page = shown(run)
+    for words in ("twice as fast", "worker-1", "90.0 % → 20.0 %", "distributed-train p", "no finished model", "torch"):
+        assert words in page
+    assert "no prediction was kept with this run" in page
+    charts = {chart.id for chart in charts_of(read_evidence(run))}
+    assert charts == {"loss", "rates", "learning-rate", "throughput", "time", "bytes", "syncs"}
+
+
+def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [ErrorEvent(message="no data", time=1)], status="failed", error_message="no data")
+    (run / "plan.json").write_text("broken")
+    page = shown(run)
+    assert "No step was taken" in page
+    assert page.count("no data") == 2
+    assert charts_of(read_evidence(run)) == []
+
+
+def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
+    run = write_run(tmp_path, events())
+    choice = Choice(strategy="allreduce", codec="fp32", engine="hub", members=("a", "b"))
+    both: dict[str, Any] = {"predicted_step": 0.5, "measured_step": 0.6, "predicted_wait": 0.1, "measured_wait": 0.2}
+    shares = {"predicted_share": 0.2, "measured_share": 0.3, "predicted_bytes_per_hour": 1e9}
+    found = Comparison(choice=choice, steps=40, members=(), measured_bytes_per_hour=2e9, **both, **shares)
+    (run / "metrics.json").write_text(json.dumps({"prediction": found.document()}))
+    page = shown(run)
+    assert "500 ms" in page and "600 ms" in page and "1.20" in page
+    assert "prediction" in {chart.id for chart in charts_of(read_evidence(run))}
+
+
+def test_names_and_messages_from_outside_are_only_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path, hostile_events(), profile=HOSTILE, model=HOSTILE, config={HOSTILE: HOSTILE})
+    text = write_report(run).read_text()
+    assert "<img" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert text.count("</script>") == 3
+    assert "\x1b" not in text and "\u202e" not in text
+    assert "</" not in embedded({"name": HOSTILE})
+    assert "<" not in label(HOSTILE)
+
+
+def test_a_report_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path, events())
+    first = write_report(run)
+    assert first == run / "report.html"
+    assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    before = first.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BadInput):
+        write_report(run)
+    assert first.read_bytes() == before
+    assert [path.name for path in run.iterdir() if "report" in path.name] == ["report.html"]
+
+
+def test_the_command_names_the_file_and_refuses_what_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "output", events())
+    out = tmp_path / "r.html"
+    assert main(["report", str(run), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    assert main(["report", "nothing", "--output", str(tmp_path / "output")]) == 2
+    assert main(["report", str(run), "--out", str(tmp_path / "missing" / "r.html")]) == 2
+    assert capsys.readouterr().err.count("error:") == 2
+
+
+def test_without_a_display_the_path_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "TEXTUAL_DRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    run = write_run(tmp_path, events())
+    assert open_report(run) == f"report: {run.resolve() / 'report.html'}"
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert open_report(run).startswith("report opened: ")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+    assert open_report(run).startswith("report: ")
+    assert opened == [(run.resolve() / "report.html").as_uri()]
+
+
+@needs_chromium
+def test_a_browser_draws_every_chart_and_loads_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path, hostile_events(), profile=HOSTILE)
+    report = write_report(run)
+    expected = len(charts_of(read_evidence(run)))
+
+    async def look() -> None:
+        async with chromium() as page:
+            await page.size(1280, 900)
+            await page.open(report.as_uri())
+            assert await page.until_true("document.documentElement.dataset.drawn") == str(expected)
+            lines = "document.querySelectorAll('#loss .scatterlayer .js-line').length"
+            assert await page.value(lines) >= 3
+            assert await page.value("document.querySelectorAll('#time .barlayer .point').length") == 4
+            await page.value(
+                "document.querySelectorAll('#loss .updatemenu-button')[1].dispatchEvent(new Event('click'))"
+            )
+            assert await page.value("document.documentElement.scrollWidth <= 1280")
+            assert await page.value("window.hit === undefined")
+            assert await page.value("document.querySelectorAll('section img').length") == 0
+            assert len(await page.screenshot(tmp_path / "report.png", whole=True)) > 20_000
+            assert page.complaints == []
+            assert {address.partition(":")[0] for address in page.requests} <= {"file", "data", "blob"}
+
+    asyncio.run(look())
+
+
+@needs_chromium
+def test_the_pages_policy_forbids_what_a_browser_would_load(tmp_path: Path) -> None:
+    """The check itself is checked: with an image from outside in the page, the browser complains."""
+    report = write_report(write_run(tmp_path, events()))
+    report.write_text(report.read_text().replace("<footer>", "<img src='http://evil.test/x'><footer>"))
+
+    async def look() -> list[str]:
+        async with chromium() as page:
+            await page.open(report.as_uri())
+            await page.until_true("document.documentElement.dataset.drawn")
+            return page.complaints
+
+    assert any("Content Security Policy" in complaint for complaint in asyncio.run(look()))
