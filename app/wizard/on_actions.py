@@ -13,7 +13,8 @@ from app.wizard.state import AccessRow, Answers, CheckRow, Launch, Links, Machin
 from app.wizard.state import WizardState as State
 from app.wizard.steps import ORDER, Step, after, before
 
-_FAR = 60
+INSTALLING = "installing our key"
+_QUOTED = 60
 """Longest typed address that is quoted in a notice."""
 
 
@@ -104,10 +105,10 @@ def _add(state: State, action: do.AddMachine) -> State:
     row = typed_row(text)
     if row is None:
         return _notice(
-            state, f"'{text[:_FAR]}' is not a machine: type what you would type after ssh, as ada@studio.local"
+            state, f"'{text[:_QUOTED]}' is not a machine: type what you would type after ssh, as ada@studio.local"
         )
     if text in state.answers.typed:
-        return _notice(state, f"{text[:_FAR]} is there already")
+        return _notice(state, f"{text[:_QUOTED]} is there already")
     pinned = (*state.pinned, row)
     machines = replace(state.machines, rows=(*state.machines.rows, row))
     picked = (*state.answers.picked, row.key)
@@ -159,7 +160,7 @@ def _password(state: State, action: do.GivePassword) -> State:
     row = next((row for row in state.access if row.key == action.key), None)
     if row is None or row.need is not Need.PASSWORD:
         return _notice(state, "no password is needed there")
-    return _access(state, action.key, status=Status.WORKING, words="installing our key")
+    return _access(state, action.key, status=Status.WORKING, words=INSTALLING)
 
 
 def _retry(state: State, action: do.Retry) -> State:

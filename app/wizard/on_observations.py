@@ -8,6 +8,7 @@ from typing import Any
 
 from app.wizard import observations as seen
 from app.wizard.observations import Kind, Task
+from app.wizard.on_actions import INSTALLING
 from app.wizard.slots import GOOD, stamp
 from app.wizard.state import AccessRow, CheckRow, Home, LaunchRow, MachineRow, Plan, Presence, ProfileRow, Status
 from app.wizard.state import WizardState as State
@@ -239,17 +240,24 @@ def _with_access(state: State, key: str, **changes: Any) -> State:
 
 
 def _access(state: State, task: Task, found: AccessRow) -> State:
-    rows = tuple(
-        replace(found, key=row.key, name=row.name, attempts=row.attempts + 1)
-        if row.key == task.key and row.status is not Status.SKIPPED else row
-        for row in state.access
-    )  # fmt: skip
-    return replace(state, access=rows)
+    """A look that was under way while a key was being installed tells of the time before."""
+    row = next((row for row in state.access if row.key == task.key), None)
+    if row is None or row.status in (Status.SKIPPED, Status.OK) or row.words == INSTALLING:
+        return state
+    return _with_access_row(state, row, found)
+
+
+def _with_access_row(state: State, row: AccessRow, found: AccessRow) -> State:
+    new = replace(found, key=row.key, name=row.name, attempts=row.attempts + 1)
+    return replace(state, access=tuple(new if other.key == row.key else other for other in state.access))
 
 
 def _installed(state: State, task: Task, found: AccessRow) -> State:
+    row = next((row for row in state.access if row.key == task.key), None)
+    if row is None:
+        return state
     words = "let us in: our key is installed there" if found.status is Status.OK else found.cause
-    return replace(_access(state, task, found), notice=f"{found.name or task.key}: {words}")
+    return replace(_with_access_row(state, row, found), notice=f"{row.name}: {words}")
 
 
 def _with_checks(state: State, **changes: Any) -> State:

@@ -1,0 +1,253 @@
+"""The set-up from Home to Launch over a scripted world: what is asked when, and what a person meets on the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from app.wizard import actions as do
+from app.wizard import engine
+from app.wizard.engine import Wizard
+from app.wizard.state import CheckRow, Need, Status, WizardState
+from app.wizard.steps import Step
+from tests.wizard.fake_services import ANNA, BERT, HERE, FakeServices, refused
+
+Make = Callable[..., Wizard]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Wizard] = []
+
+    def build(services: FakeServices, profile: str = "") -> Wizard:
+        made.append(Wizard(services, profile))
+        return made[-1]
+
+    yield build
+    for wizard in made:
+        wizard.close()
+
+
+def until(wizard: Wizard, condition: Callable[[WizardState], bool]) -> WizardState:
+    assert wizard.wait(condition, 10.0), wizard.state
+    return wizard.state
+
+
+def on(wizard: Wizard, step: Step) -> WizardState:
+    """Go forwards as soon as it goes, until the step is shown."""
+    while wizard.state.step is not step:
+        here = wizard.state.step
+        until(wizard, lambda state: not state.blockers)
+        wizard.do(do.Next())
+        assert wizard.state.step is not here, wizard.state.notice
+    return wizard.state
+
+
+def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
+    wizard = make(services)
+    wizard.do(do.NewSetup())
+    until(wizard, lambda state: bool(state.machines.rows))
+    for key in keys:
+        wizard.do(do.Pick(key, True))
+    return wizard
+
+
+def launch(wizard: Wizard) -> WizardState:
+    on(wizard, Step.PLAN)
+    until(wizard, lambda state: state.plan.status is Status.OK and state.strategy.status is Status.OK)
+    wizard.do(do.Confirm())
+    return until(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
+
+
+def test_enter_enter_trains_on_this_computer(make: Make) -> None:
+    services = FakeServices()
+    wizard = with_machines(make, services)
+    state = launch(wizard)
+    assert state.launch.run == "/runs/1"
+    assert services.requests[-1].machines == (HERE,)
+    assert not any(name.startswith("access") or name in ("examine", "links") for name in services.asked)
+
+
+def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -> None:
+    services = FakeServices(hold={"forecast": threading.Event()})
+    wizard = with_machines(make, services)
+    on(wizard, Step.PLAN)
+    state = until(wizard, lambda state: state.plan.status is Status.OK)
+    assert state.strategy.status is Status.WORKING
+    services.hold["forecast"].set()
+    until(wizard, lambda state: state.plan.way == "alone H=1")
+
+
+def test_picked_machines_are_asked_looked_at_and_measured(make: Make) -> None:
+    services = FakeServices()
+    state = launch(with_machines(make, services, ANNA.key))
+    assert [row.name for row in services.requests[-1].machines] == ["desk", "anna"]
+    assert {"access anna", "examine", "links", "forecast", "plan", "launch"} <= set(services.asked)
+    assert "access desk" not in services.asked
+    assert state.plan.way == "diloco mxfp4 H=50"
+
+
+def test_back_and_forth_asks_nothing_again(make: Make) -> None:
+    services = FakeServices()
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.PLAN)
+    until(wizard, lambda state: state.plan.status is Status.OK)
+    answers, asked = wizard.state.answers, list(services.asked)
+    while wizard.state.step is not Step.MACHINES:
+        wizard.do(do.Back())
+    on(wizard, Step.PLAN)
+    assert wizard.state.answers == answers
+    assert services.asked == asked
+
+
+def test_a_changed_answer_asks_for_just_what_depends_on_it(make: Make) -> None:
+    services = FakeServices()
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.PLAN)
+    until(wizard, lambda state: state.plan.status is Status.OK)
+    before = len(services.asked)
+    wizard.do(do.GoTo(Step.JOB))
+    wizard.do(do.SetOption("learning_rate", "0.01"))
+    on(wizard, Step.PLAN)
+    until(wizard, lambda state: state.plan.status is Status.OK)
+    assert set(services.asked[before:]) == {"job", "fits", "forecast", "plan"}
+
+
+def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETRY_EVERY", 0.05)
+    services = FakeServices(access={"anna": refused(ANNA)})
+    wizard = with_machines(make, services, ANNA.key)
+    wizard.do(do.Next())
+    state = until(wizard, lambda state: state.access[0].attempts > 2)
+    assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "mend it")
+    wizard.do(do.Next())
+    assert wizard.state.step is Step.ACCESS
+    assert "port_closed there" in wizard.state.notice
+    del services.access["anna"]
+    until(wizard, lambda state: state.access[0].status is Status.OK)
+
+
+def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETRY_EVERY", 0.02)
+    services = FakeServices(access={"anna": refused(ANNA)}, hold={"access bert": threading.Event()})
+    wizard = with_machines(make, services, ANNA.key)
+    wizard.do(do.Next())
+    until(wizard, lambda state: state.access[0].attempts > 1)
+    wizard.do(do.Back())
+    until(wizard, lambda state: not state.busy)
+    asked = services.asked.count("access anna")
+    threading.Event().wait(0.1)
+    assert services.asked.count("access anna") == asked
+
+
+def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
+    locked = refused(ANNA, "no_key_accepted", need=Need.PASSWORD, status=Status.WARNING)
+    services = FakeServices(access={"anna": locked}, passwords={"anna": "s3cret-word"})
+    wizard = with_machines(make, services, ANNA.key)
+    seen: list[str] = []
+    wizard.subscribe(lambda: seen.append(repr(wizard.state)))
+    wizard.do(do.Next())
+    until(wizard, lambda state: state.access[0].need is Need.PASSWORD)
+    wizard.do(do.GivePassword(ANNA.key, "wrong-word"))
+    state = until(wizard, lambda state: "wrong" in state.access[0].cause)
+    assert state.access[0].need is Need.PASSWORD
+    action = do.GivePassword(ANNA.key, "s3cret-word")
+    wizard.do(action)
+    until(wizard, lambda state: state.access[0].status is Status.OK)
+    assert services.asked.count("install anna") == 2
+    assert not any("s3cret-word" in text for text in (*seen, repr(action)))
+
+
+def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
+    stranger = refused(
+        ANNA, "unknown_host_key", need=Need.TRUST, status=Status.WARNING, fingerprint="SHA256:anna", compare="ssh-keygen"
+    )
+    wizard = with_machines(make, FakeServices(access={"anna": stranger}), ANNA.key)
+    wizard.do(do.Next())
+    until(wizard, lambda state: state.access[0].need is Need.TRUST)
+    wizard.do(do.TrustKey(ANNA.key, "SHA256:other"))
+    assert wizard.state.notice
+    wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
+    until(wizard, lambda state: state.access[0].status is Status.OK)
+
+
+def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
+    services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
+    wizard = with_machines(make, services, ANNA.key, BERT.key)
+    wizard.do(do.Next())
+    state = until(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
+    assert state.access[0].blocked
+    wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
+    wizard.do(do.GivePassword(ANNA.key, "word"))
+    assert wizard.state.access[0].status is Status.FAILED
+    wizard.do(do.Skip(ANNA.key))
+    on(wizard, Step.CHECKS)
+    assert [row.name for row in wizard.state.members] == ["desk", "bert"]
+    wizard.do(do.Back())
+    wizard.do(do.Retry(ANNA.key))
+    assert [row.name for row in wizard.state.members] == ["desk", "anna", "bert"]
+
+
+def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
+    services = FakeServices(findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)})
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.CHECKS)
+    until(wizard, lambda state: state.checks[1].status is Status.FAILED)
+    wizard.do(do.FixAll())
+    state = until(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
+    assert "anna: mended" in state.log
+    assert services.asked.count("examine") == 2
+
+
+def test_the_interval_is_predicted_live_and_falls_back(make: Make) -> None:
+    wizard = with_machines(make, FakeServices(), ANNA.key)
+    on(wizard, Step.STRATEGY)
+    until(wizard, lambda state: state.strategy.status is Status.OK)
+    wizard.do(do.SetInterval(20))
+    until(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
+    wizard.do(do.SetInterval(13))
+    state = until(wizard, lambda state: "unlucky" in state.notice)
+    assert state.answers.interval == 20
+    wizard.do(do.SetInterval(0))
+    until(wizard, lambda state: state.chosen is not None and state.chosen.interval == 50)
+
+
+def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
+    services = FakeServices(launch_problems=["anna: gone", "anna: gone"])
+    wizard = with_machines(make, services, ANNA.key)
+    assert launch(wizard).launch.cause == "anna: gone"
+    wizard.do(do.Retry())
+    until(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
+    wizard.do(do.Drop("anna"))
+    assert wizard.state.step is Step.PLAN
+    assert launch(wizard).launch.run
+    assert services.requests[-1].machines == (HERE,)
+
+
+def test_a_saved_profile_begins_at_its_plan(make: Make) -> None:
+    services = FakeServices(saved={"evening": (HERE, replace(ANNA, key="saved:anna"))})
+    wizard = make(services, "evening")
+    state = until(wizard, lambda state: state.plan.status is Status.OK)
+    assert state.step is Step.PLAN
+    assert [row.name for row in state.members] == ["desk", "anna"]
+
+
+def test_an_unknown_profile_is_said_at_the_plan(make: Make) -> None:
+    wizard = make(FakeServices(), "nonesuch")
+    until(wizard, lambda state: "nonesuch" in state.job.cause)
+
+
+def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
+    services = FakeServices(machines=(HERE,))
+    wizard = with_machines(make, services)
+    wizard.do(do.AddMachine("ada@10.0.0.2"))
+    assert wizard.state.answers.picked == ("here", "typed:ada@10.0.0.2")
+    assert services.see is not None
+    services.machines = (HERE, replace(ANNA, aliases=("typed:ada@10.0.0.2",)))
+    services.see(services.sight())
+    assert wizard.state.answers.picked == ("here", ANNA.key)
+    assert [row.name for row in wizard.state.machines.rows] == ["desk", "anna"]
+    until(wizard, lambda state: services.added == ["ada@10.0.0.2"])

@@ -1,0 +1,169 @@
+"""The set-up's pure function under any sequence of actions and observations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.wizard import actions as do
+from app.wizard.observations import Begun, Done, Failed, Kind, Observation, Sighted, Task, Told
+from app.wizard.services import Sight
+from app.wizard.slots import stamp, wanted
+from app.wizard.state import (
+    AccessRow,
+    CheckRow,
+    DataRow,
+    Home,
+    Job,
+    LinkRow,
+    MachineRow,
+    Machines,
+    Need,
+    Plan,
+    Status,
+    Strategy,
+    WizardState,
+)
+from app.wizard.steps import ORDER, Step, after, before
+from app.wizard.transitions import apply, begin
+from tests.wizard.fake_services import ANNA, BERT, CANDIDATES, HERE
+
+KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])
+TEXT = st.text(max_size=12)
+STATUS = st.sampled_from(list(Status))
+ACTIONS = st.one_of(
+    st.just(do.Next()), st.just(do.Back()), st.just(do.NewSetup()), st.just(do.Doctor()), st.just(do.Refresh()),
+    st.builds(do.GoTo, st.sampled_from(list(Step))), st.builds(do.Rerun, st.sampled_from(["demo", "evening"])),
+    st.builds(do.Pick, KEYS, st.sampled_from([None, True, False])),
+    st.builds(do.AddMachine, TEXT | st.just("ada@c")), st.builds(do.RemoveMachine, TEXT | st.just("ada@c")),
+    st.builds(do.TrustKey, KEYS, TEXT), st.builds(do.GivePassword, KEYS, TEXT), st.builds(do.Retry, KEYS),
+    st.builds(do.Skip, KEYS), st.builds(do.Fix, KEYS, TEXT), st.just(do.FixAll()),
+    st.builds(do.ChooseProfile, TEXT), st.builds(do.SetOption, TEXT, TEXT), st.builds(do.ResetOption, TEXT),
+    st.builds(do.ChooseStrategy, st.integers(-2, 5)), st.builds(do.SetInterval, st.integers(-5, 10**9)),
+    st.builds(do.SetPreference, TEXT | st.just("least-traffic")), st.builds(do.SaveAs, TEXT),
+    st.just(do.SaveOnly()), st.just(do.Confirm()), st.builds(do.Drop, KEYS),
+)  # fmt: skip
+ROWS = st.lists(st.sampled_from([HERE, ANNA, BERT, replace(ANNA, aliases=("typed:ada@c",))]), unique_by=lambda r: r.key)
+FOUND = {
+    Kind.HOME: st.builds(Home, status=STATUS),
+    Kind.DOCTOR: st.just(()),
+    Kind.SAVED_MACHINES: ROWS.map(tuple),
+    Kind.ACCESS: st.builds(AccessRow, KEYS, status=STATUS, need=st.sampled_from(list(Need))),
+    Kind.INSTALL_KEY: st.builds(AccessRow, KEYS, status=STATUS),
+    Kind.CHECKS: st.lists(st.builds(CheckRow, KEYS, status=STATUS, fixable=st.booleans()), max_size=3).map(tuple),
+    Kind.REPAIR: st.none(),
+    Kind.LINKS: st.lists(st.builds(LinkRow, KEYS, status=STATUS), max_size=3).map(tuple),
+    Kind.JOB: st.builds(Job, status=STATUS),
+    Kind.DATA: st.builds(DataRow, st.just("data"), status=STATUS),
+    Kind.FITS: st.just(()),
+    Kind.FORECAST: st.builds(Strategy, rows=st.just(CANDIDATES) | st.just(()), status=STATUS),
+    Kind.INTERVAL: st.builds(replace, st.just(CANDIDATES[0]), interval=st.integers(1, 500)),
+    Kind.PLAN: st.builds(Plan, status=STATUS),
+    Kind.SAVE: st.just(("a.ini",)),
+    Kind.LAUNCH: st.just("/runs/1"),
+}
+
+
+@st.composite
+def changes(draw: st.DrawFn, state: WizardState) -> do.Action | Observation:
+    """An action, or something that may be seen in this state: of a wanted task, or of one that is stale."""
+    if draw(st.booleans()):
+        return draw(ACTIONS)
+    if draw(st.integers(0, 3)) == 0:
+        return Sighted(Sight(Machines(tuple(draw(ROWS)))))
+    asked = wanted(state)
+    task = draw(st.sampled_from(asked)) if asked and draw(st.booleans()) else None
+    if task is None:
+        kind = draw(st.sampled_from(list(Kind)))
+        key = draw(KEYS)
+        task = Task(kind, key, draw(st.sampled_from([stamp(state, kind, key), "stale"])))
+    done = st.builds(Done, st.just(task), FOUND[task.kind])
+    return draw(st.one_of(done, st.builds(Failed, st.just(task), TEXT), st.just(Begun(task)), st.just(Told(task, "x"))))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_nothing_raises_and_moving_loses_no_answer(data: st.DataObject) -> None:
+    state = begin()
+    for _ in range(data.draw(st.integers(1, 25))):
+        change = data.draw(changes(state))
+        new = apply(state, change)
+        if isinstance(change, do.Next | do.Back | do.GoTo | do.NewSetup | do.Refresh | do.Confirm | do.SaveOnly):
+            assert new.answers == state.answers
+        assert len(set(new.answers.picked)) == len(new.answers.picked)
+        assert len({row.key for row in new.machines.rows}) == len(new.machines.rows)
+        assert ORDER.index(new.step) <= ORDER.index(new.reached)
+        assert new.blockers is not None
+        state = new
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
+    """Whatever was done, answering what is asked for ends: nothing is asked again and again."""
+    state = begin()
+    for _ in range(data.draw(st.integers(1, 15))):
+        state = apply(state, data.draw(changes(state)))
+    for _ in range(30):
+        asked = wanted(state)
+        if not asked:
+            break
+        for task in asked:
+            state = apply(state, Begun(task))
+            if data.draw(st.booleans()):
+                state = apply(state, Failed(task, "no"))
+            else:
+                settled = {"status": Status.OK, "rows": CANDIDATES}
+                found = data.draw(FOUND[task.kind])
+                names = {name: value for name, value in settled.items() if hasattr(found, name)}
+                state = apply(state, Done(task, replace(found, **names) if names else found))
+        rows = tuple(replace(row, status=Status.OK) for row in state.checks)
+        state = replace(state, checks=rows)
+    assert not wanted(state)
+
+
+def test_a_step_back_is_the_step_before() -> None:
+    for far in (False, True):
+        for step in ORDER[1:]:
+            if after(before(step, far), far) is not step:
+                assert not far
+
+
+def test_this_computer_is_picked_once() -> None:
+    seen = Sighted(Sight(Machines((HERE, ANNA))))
+    state = apply(apply(begin(), seen), do.Pick("here", False))
+    assert apply(state, seen).answers.picked == ()
+
+
+def test_a_machine_with_a_strange_name_is_no_machine() -> None:
+    for text in ("", "-oProxyCommand=x", "a b", "user@", "\x1b[31mred"):
+        state = apply(begin(), do.AddMachine(text))
+        assert state.answers.typed == ()
+        assert state.notice
+
+
+def test_the_profiles_own_value_takes_a_change_back() -> None:
+    from app.wizard.state import OptionRow
+
+    state = replace(begin(), job=Job((OptionRow("epochs", "epochs", default="3"),)))
+    state = apply(state, do.SetOption("epochs", "5"))
+    assert state.answers.option("epochs") == "5"
+    state = replace(state, job=Job((OptionRow("epochs", "epochs", default="3"),)))
+    assert apply(state, do.SetOption("epochs", " 3 ")).answers.options == ()
+
+
+def test_a_stale_result_changes_nothing() -> None:
+    state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA)))))
+    state = apply(apply(state, do.Pick(ANNA.key, True)), do.GoTo(Step.HOME))
+    old = Task(Kind.LINKS, "", stamp(state, Kind.LINKS))
+    state = apply(state, do.Pick(ANNA.key, False))
+    assert apply(state, Done(old, (LinkRow("a|b", status=Status.OK),))).links.rows == ()
+
+
+def test_two_machines_of_one_name_stay_two() -> None:
+    twin = MachineRow("SHA256:twin", "anna", Status.OK, address="10.0.0.9", fingerprint="SHA256:twin")
+    state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA, twin)))))
+    state = apply(apply(state, do.Pick(ANNA.key, True)), do.Pick(twin.key, True))
+    assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
