@@ -133,12 +133,18 @@ class TrainingScript:
         slowest = max(self.payload * 16 / (member.machine.mbit * 0.85e6) for member in live)
         seconds = 0.03 + slowest * (1 + abs(self.members[0].chance.gauss(0.0, 0.12)))
         barrier = max(*(member.clock for member in live), self.mishap.silence_ends if self.mishap else 0.0)
-        waits = [barrier + seconds - member.clock for member in live]
+        hidden = self.plan.profile.strategy.sync_delay * self._mean_compute(live)
+        waits = [max(0.0, barrier + seconds - member.clock - hidden) for member in live]
         for member, wait in zip(live, waits):
-            member.clock = barrier + seconds
+            member.clock += wait
             if self.strategy == "diloco" or self.round % _ALLREDUCE_REPORTS == 0:
                 self._say(member, self._sync_event(step, live, seconds, wait))
         return seconds
+
+    def _mean_compute(self, live: list[Member]) -> float:
+        return sum(member.machine.overhead + member.plan.batch_size / member.machine.speed for member in live) / len(
+            live
+        )
 
     def _sync_event(self, step: int, live: list[Member], seconds: float, wait: float) -> SyncEvent:
         return SyncEvent(

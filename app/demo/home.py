@@ -1,0 +1,28 @@
+"""The Home screen of scripted machines: scripted runs only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.wizard.state import RunRow, Status
+from distributed.runs import RunSummary
+
+MOST = 6
+
+
+def run_rows(runs: Sequence[RunSummary], profile: str) -> tuple[RunRow, ...]:
+    """Return the newest runs of the scripted profile, live ones first."""
+    scripted = [run for run in runs if run.metadata is not None and run.metadata.profile == profile]
+    newest = sorted(scripted, key=lambda run: not run.live)[:MOST]
+    return tuple(
+        RunRow(
+            run.run_id,
+            profile,
+            Status.WORKING if run.live else Status.OK if run.status == "completed" else Status.WARNING,
+            words=run.status,
+            path=str(run.path),
+            started=run.metadata.start_time if run.metadata else "",
+            live=run.live,
+        )
+        for run in newest
+    )
