@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,10 @@ class Follower:
             elif isinstance(event, ErrorEvent) and self._error is None:
                 self._error = event
             yield event
+
+    def now(self) -> float:
+        """Return the present, in seconds since the epoch."""
+        return time.time()
 
     def ended(self, state: RunState) -> Ended:
         """Return how the run ended; to be called after the last event."""

@@ -13,6 +13,7 @@ from app.cli.boundary import run_app
 from app.cli.discover import announce, discover
 from app.cli.measure import measure
 from app.cli.plan import plan
+from app.cli.replay import replay
 from app.cli.report import report
 from profiles.errors import BadInput, ExitCode
 
@@ -339,6 +340,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command()(measure)
     app.command()(plan)
     app.command()(report)
+    app.command()(replay)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)
     return app

@@ -158,7 +158,7 @@ def _other_metrics(record: Record) -> Chart | None:
 
 
 def _metric_lines(record: Record, wanted: Any, factor: float) -> list[dict[str, Any]]:
-    lines = []
+    lines: list[dict[str, Any]] = []
     for split, results in record.evaluations.items():
         for name in sorted({name for result in results for name in result.metrics if wanted(name)}):
             measured = [result for result in results if name in result.metrics]

@@ -1,0 +1,58 @@
+"""``replay RUN``: a finished run once more, as it was seen while it went on."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from profiles.errors import ExitCode
+
+if TYPE_CHECKING:
+    from app.replay import Replay
+
+
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    speed: Annotated[
+        float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="How much faster than it was.")
+    ] = 1.0,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+        "output"
+    ),
+) -> ExitCode:
+    """Play a finished run again, in its own time or faster."""
+    from app.console import interactive
+    from app.replay import Replay
+    from distributed.runs import find_run
+
+    source = Replay(find_run(output, run), speed)
+    if not interactive():
+        return _plainly(source)
+    from app.dashboard import run_dashboard  # loads textual, which a pipe does not need
+
+    run_dashboard(source.path, source=source)
+    return ExitCode.DONE
+
+
+def _plainly(source: Replay) -> ExitCode:
+    """Write the lines of the run's progress with the times of the run."""
+    from app.cli.train import title_of
+    from app.console import say, visible
+    from app.progress import PlainProgress
+    from app.report import evaluation_lines
+    from app.run_state import RunState
+
+    events = source.events()
+    first = next(events, None)  # sets the clock of the run to its first event
+    with PlainProgress(f"replay of {title_of(source.plan)}", RunState(), clock=source.now) as progress:
+        for event in itertools.chain([first], events):
+            if event is not None:
+                progress(event)
+    ended = source.ended(progress.state)
+    say(visible(f"the run {ended.status}: {ended.message}" if ended.message else f"the run {ended.status}"))
+    for line in evaluation_lines(ended.state):
+        say(line)
+    return ExitCode.DONE
