@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
+from app.frozen import changed
 from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, SnapshotEvent, StepEvent, SyncEvent
 
 WINDOW_SECONDS = 30.0
@@ -12,6 +12,7 @@ WINDOW_SECONDS = 30.0
 WINDOW_STEPS = 64
 """... and over at most this many steps."""
 GONE = ("left", "lost", "done", "failed")
+KEPT_SYNCS = 64
 OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent
 
 
@@ -28,7 +29,7 @@ class StepSample:
 
 @dataclass(frozen=True)
 class Sync:
-    """The last synchronisation of a member."""
+    """One synchronisation of a member."""
 
     round: int
     step: int
@@ -37,6 +38,9 @@ class Sync:
     seconds: float
     wait: float
     weight_hash: str
+    time: float = 0.0
+    members: int = 0
+    """How many contributions are in the result."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class MemberState:
     device: str = ""
     status: str = "starting"
     message: str = ""
+    """Why it is in this state, where somebody said so."""
+    since: float | None = None
+    """When it came into this state, by the clock of whoever said so."""
+    updated: float | None = None
+    """Time of its newest event."""
     phase: str = ""
     """What it prepares, before the first step."""
     phase_done: int = 0
@@ -61,7 +70,11 @@ class MemberState:
     sync_bytes_sent: int = 0
     sync_bytes_received: int = 0
     syncs: int = 0
-    last_sync: Sync | None = None
+    recent_syncs: tuple[Sync, ...] = ()
+    """The newest ones, oldest first."""
+    began: tuple[float, int] | None = None
+    """Time and number of its first step since its start."""
+    times_lost: int = 0
     window: tuple[StepSample, ...] = ()
     cpu_percent: float | None = None
     memory_used: int = 0
@@ -73,6 +86,10 @@ class MemberState:
     @property
     def active(self) -> bool:
         return self.status not in GONE
+
+    @property
+    def last_sync(self) -> Sync | None:
+        return self.recent_syncs[-1] if self.recent_syncs else None
 
     @property
     def bytes_sent(self) -> int:
@@ -111,11 +128,18 @@ class MemberState:
 
 def advance(member: MemberState, event: OfMember) -> MemberState:
     """Return the member after one of its events."""
+    after = _advanced(member, event)
+    since = member.since if after.status == member.status and member.since is not None else event.time
+    updated = event.time if member.updated is None else max(event.time, member.updated)
+    return changed(after, since=since, updated=updated)
+
+
+def _advanced(member: MemberState, event: OfMember) -> MemberState:
     match event:
         case MemberEvent():
             return _status(member, event)
         case ProgressEvent():
-            return dataclasses.replace(
+            return changed(
                 member, status="preparing", phase=event.phase, phase_done=event.done, phase_total=event.total
             )
         case StepEvent():
@@ -125,19 +149,29 @@ def advance(member: MemberState, event: OfMember) -> MemberState:
         case MachineEvent():
             return _machine(member, event)
         case SnapshotEvent():
-            return dataclasses.replace(member, snapshot_step=event.step)
+            return changed(member, snapshot_step=event.step)
         case ErrorEvent():
-            return dataclasses.replace(member, status="failed", message=event.message)
+            return changed(member, status="failed", message=event.message)
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
     if event.status == "started":
-        member = MemberState(member.rank, name=member.name, device=member.device, snapshot_step=member.snapshot_step)
-    return dataclasses.replace(
+        member = MemberState(
+            member.rank,
+            name=member.name,
+            device=member.device,
+            snapshot_step=member.snapshot_step,
+            since=member.since,
+            updated=member.updated,
+            times_lost=member.times_lost,
+        )
+    known = member.status in ("lost", "failed") and event.status in ("lost", "left") and bool(member.message)
+    return changed(
         member,
-        status=event.status,
-        message=event.message,
+        status=member.status if known and member.status == "failed" else event.status,
+        message=member.message if known else event.message,  # the first cause says most
+        times_lost=member.times_lost + (event.status == "lost" and member.status not in ("lost", "failed")),
         phase="",
         name=event.name or member.name,
         device=event.device or member.device,
@@ -147,9 +181,12 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
 def _step(member: MemberState, event: StepEvent) -> MemberState:
     sample = StepSample(event.time, event.samples, event.compute, event.wait, event.transfer)
     window = [old for old in member.window if old.time > event.time - WINDOW_SECONDS]
-    return dataclasses.replace(
+    old_news = member.status == "lost" and member.since is not None and event.time <= member.since
+    return changed(
         member,
-        status="training",
+        status="lost" if old_news else "training",
+        message=member.message if old_news else "",
+        began=member.began or (event.time, event.step),
         phase="",
         step=event.step,
         epoch=event.epoch,
@@ -170,11 +207,13 @@ def _sync(member: MemberState, event: SyncEvent) -> MemberState:
         event.seconds,
         event.wait,
         event.weight_hash,
+        event.time,
+        len(event.members),
     )
-    return dataclasses.replace(
+    return changed(
         member,
         syncs=member.syncs + 1,
-        last_sync=sync,
+        recent_syncs=(*member.recent_syncs, sync)[-KEPT_SYNCS:],
         sync_bytes_sent=member.sync_bytes_sent + event.bytes_sent,
         sync_bytes_received=member.sync_bytes_received + event.bytes_received,
     )
@@ -184,7 +223,7 @@ def _machine(member: MemberState, event: MachineEvent) -> MemberState:
     peak = event.device_memory_used
     if peak is not None and member.device_memory_peak is not None:
         peak = max(peak, member.device_memory_peak)
-    return dataclasses.replace(
+    return changed(
         member,
         cpu_percent=event.cpu_percent,
         memory_used=event.memory_used,

@@ -14,7 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
+from app.frozen import changed
+from app.happenings import Chronicles, happening, noted
 from app.member_state import MemberState, OfMember, advance
+from app.run_curves import RUN, Curves, extended, figures
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -22,14 +25,18 @@ from training.events import (
     MachineEvent,
     MemberEvent,
     ProgressEvent,
+    RequestEvent,
     RunEvent,
     SnapshotEvent,
     StepEvent,
     SyncEvent,
+    TimingEvent,
+    UnknownEvent,
     WarningEvent,
 )
 
 KEPT_WARNINGS = 50
+KEPT_REQUESTS = 20
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,12 @@ class RunState:
     warnings: tuple[Notice, ...] = ()
     """The newest ones, oldest first."""
     errors: tuple[Notice, ...] = ()
+    curves: Mapping[int, Curves] = field(default_factory=dict)
+    """Every figure over the steps, by rank (:data:`app.run_curves.RUN`: of the run) and name."""
+    chronicles: Chronicles = field(default_factory=dict)
+    """What happened, by kind; :func:`app.happenings.in_order` makes one list of it."""
+    requests: Mapping[str, RequestEvent] = field(default_factory=dict)
+    """The newest answer to each of the last requests, by their ids."""
 
     @property
     def resume_step(self) -> int | None:
@@ -134,27 +147,51 @@ def reduce_events(events: Iterable[Event], state: RunState | None = None) -> Run
 
 def apply(state: RunState, event: Event) -> RunState:
     """Return the state after ``event``; never raises, whatever the order of events."""
-    state = dataclasses.replace(state, updated=max(event.time, state.updated or event.time))
+    before = state.members.get(event.member) if event.member is not None else None
+    state = changed(
+        state,
+        updated=max(event.time, state.updated or event.time),
+        chronicles=noted(state.chronicles, happening(event, before)),
+    )
     match event:
         case RunEvent():
             return _run(state, event)
         case EvaluationEvent():
-            return _evaluation(state, event)
+            return _with_figures(_evaluation(state, event), event)
         case SnapshotEvent():
             return _with_member(_snapshot(state, event), event)
         case WarningEvent():
-            return dataclasses.replace(state, warnings=_newest(state.warnings, _notice(event)))
+            return changed(state, warnings=_newest(state.warnings, _notice(event)))
         case ErrorEvent():
-            errors = _newest(state.errors, dataclasses.replace(_notice(event), hint=event.hint))
-            return _with_member(dataclasses.replace(state, errors=errors), event)
-        case MemberEvent() | ProgressEvent() | StepEvent() | SyncEvent() | MachineEvent():
+            errors = _newest(state.errors, changed(_notice(event), hint=event.hint))
+            return _with_member(changed(state, errors=errors), event)
+        case StepEvent() | SyncEvent() | MachineEvent():
+            return _with_figures(_with_member(state, event), event)
+        case MemberEvent() | ProgressEvent():
             return _with_member(state, event)
-        case _:
+        case RequestEvent():
+            return _answered(state, event)
+        case TimingEvent() | UnknownEvent():
             return state
 
 
+def _with_figures(state: RunState, event: StepEvent | SyncEvent | MachineEvent | EvaluationEvent) -> RunState:
+    rank = RUN if event.member is None else event.member
+    member = state.members.get(rank)
+    found = figures(event, member.step if member else 0)
+    return changed(state, curves=extended(state.curves, rank, found))
+
+
+def _answered(state: RunState, event: RequestEvent) -> RunState:
+    known = state.requests.get(event.request)
+    if known is not None and known.outcome != "accepted" and event.outcome == "accepted":
+        return state
+    answers = {**state.requests, event.request: event}
+    return changed(state, requests=dict(sorted(answers.items())[-KEPT_REQUESTS:]))
+
+
 def _run(state: RunState, event: RunEvent) -> RunState:
-    return dataclasses.replace(
+    return changed(
         state,
         status=event.status,
         message=event.message,
@@ -169,7 +206,7 @@ def _snapshot(state: RunState, event: SnapshotEvent) -> RunState:
         state.snapshot_path,
     ):
         return state
-    return dataclasses.replace(state, snapshot_step=event.step, snapshot_path=event.path)
+    return changed(state, snapshot_step=event.step, snapshot_path=event.path)
 
 
 def _notice(event: WarningEvent | ErrorEvent) -> Notice:
@@ -188,7 +225,7 @@ def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
     best = min(ordered, key=_badness)
     split = SplitResults(first=ordered[0], last=ordered[-1], best=best)
     evaluations = {**state.evaluations, event.split: split}
-    return dataclasses.replace(state, evaluations=dict(sorted(evaluations.items())))
+    return changed(state, evaluations=dict(sorted(evaluations.items())))
 
 
 def _badness(result: Result) -> tuple[object, ...]:
@@ -201,4 +238,5 @@ def _with_member(state: RunState, event: OfMember) -> RunState:
         return state
     member = state.members.get(event.member, MemberState(event.member))
     members = {**state.members, event.member: advance(member, event)}
-    return dataclasses.replace(state, members=dict(sorted(members.items())))
+    ordered = members if event.member in state.members else dict(sorted(members.items()))
+    return changed(state, members=ordered)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.happenings import FIRST, NEWEST, Chronicle, Happening, in_order
+from app.run_state import reduce_events
+from training.events import ErrorEvent, MemberEvent, RequestEvent, StepEvent, WarningEvent
+
+
+def warning(at: float) -> Happening:
+    return Happening(at, 0, "warning", f"at {at}")
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 500), max_size=400), st.randoms())
+def test_any_order_keeps_the_same_ends(times: list[int], chance: random.Random) -> None:
+    def kept(order: list[int]) -> Chronicle:
+        chronicle = Chronicle()
+        for time in order:
+            chronicle = chronicle.with_one(warning(float(time)))
+        return chronicle
+
+    shuffled = list(times)
+    chance.shuffle(shuffled)
+    assert kept(times) == kept(shuffled)
+    assert len(kept(times).kept) == min(len(times), FIRST + NEWEST)
+    assert list(kept(times).kept) == sorted(kept(times).kept)
+
+
+def test_a_flood_of_warnings_hides_no_error() -> None:
+    flood = [WarningEvent(time=float(n), message=str(n)) for n in range(1000)]
+    state = reduce_events([ErrorEvent(member=0, time=5.0, message="the cause"), *flood])
+    kept = in_order(state.chronicles)
+    assert [h.text for h in kept if h.kind == "error"] == ["the cause"]
+    assert len(kept) == FIRST + NEWEST + 1
+
+
+def lost_and_back() -> list[MemberEvent | StepEvent]:
+    step = {"epoch": 0.0, "loss": 1.0, "learning_rate": 1.0, "samples": 1, "weight": 1.0, "compute": 1.0, "wait": 0.0}
+    return [
+        MemberEvent(member=1, time=1.0, status="started", name="b"),
+        MemberEvent(member=1, time=9.0, status="lost", name="b", message="silent for 5 s"),
+        MemberEvent(member=1, time=9.5, status="lost", name="b", message="at step 7"),
+        StepEvent(member=1, time=8.9, step=7, transfer=0.0, **step),
+    ]
+
+
+def test_a_lost_member_keeps_its_first_cause_and_late_steps_do_not_revive_it() -> None:
+    state = reduce_events(lost_and_back())
+    member = state.members[1]
+    assert (member.status, member.message, member.since, member.times_lost) == ("lost", "silent for 5 s", 9.0, 1)
+    assert [h.text for h in in_order(state.chronicles) if h.kind == "lost"] == ["b lost: silent for 5 s"]
+
+
+def test_a_member_that_joins_again_is_told_as_back() -> None:
+    back = MemberEvent(member=1, time=20.0, status="joined", name="b", message="joins a running group")
+    state = reduce_events([*lost_and_back(), back])
+    assert [h.text for h in in_order(state.chronicles) if h.kind == "back"] == ["b is back"]
+    assert state.members[1].active
+
+
+def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:
+    done = RequestEvent(time=2.0, request="1-a", action="snapshot", outcome="done")
+    accepted = RequestEvent(time=1.0, request="1-a", action="snapshot", outcome="accepted")
+    assert reduce_events([done, accepted]).requests["1-a"].outcome == "done"

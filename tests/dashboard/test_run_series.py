@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.run_series import MOST_BUCKETS, Point, Series, add, coarser, merged, smoothed, summed
+
+value = st.floats(-1e6, 1e6)
+steps = st.lists(st.tuples(st.integers(0, 60), value, st.floats(0.1, 100)), min_size=1, max_size=60).map(
+    lambda rows: sorted(rows, key=lambda row: row[0])
+)
+
+
+def series_of(rows: list[tuple[int, float, float]]) -> Series:
+    series = Series()
+    for step, number, weight in rows:
+        series = add(series, step, number, weight)
+    return series
+
+
+def test_a_run_of_any_length_is_bounded_and_loses_neither_its_ends_nor_its_mean() -> None:
+    series = Series()
+    for step in range(10_000):
+        series = add(series, step, float(step))
+    points = series.points()
+    assert len(points) <= MOST_BUCKETS + 1
+    assert (points[0].low, points[-1].high, series.count) == (0.0, 9999.0, 10_000)
+    assert sum(b.total for b in series.buckets) == pytest.approx(sum(range(10_000)))
+
+
+@settings(max_examples=60)
+@given(steps, st.sampled_from([1, 2, 4, 8, 64]))
+def test_coarser_buckets_keep_count_ends_and_mean(rows: list[tuple[int, float, float]], width: int) -> None:
+    fine = series_of(rows)
+    coarse = coarser(fine, width)
+    assert coarse.count == fine.count == len(rows)
+    assert min(b.low for b in coarse.buckets) == min(row[1] for row in rows)
+    assert max(b.high for b in coarse.buckets) == max(row[1] for row in rows)
+    assert sum(b.weight for b in coarse.buckets) == pytest.approx(sum(row[2] for row in rows))
+
+
+@settings(max_examples=60)
+@given(st.lists(steps, min_size=1, max_size=4))
+def test_members_together_have_what_each_of_them_has(members: list[list[tuple[int, float, float]]]) -> None:
+    together = merged(series_of(rows) for rows in members)
+    assert together.count == sum(map(len, members))
+    every = [row for rows in members for row in rows]
+    mean = sum(b.total for b in together.buckets) / sum(b.weight for b in together.buckets)
+    assert mean == pytest.approx(sum(v * w for _, v, w in every) / sum(w for _, _, w in every), rel=1e-6, abs=1e-4)
+
+
+@settings(max_examples=60)
+@given(steps, st.integers(0, 60))
+def test_steps_done_a_second_time_replace_the_first(rows: list[tuple[int, float, float]], back_to: int) -> None:
+    went_back = add(series_of(rows), back_to, 7.0)
+    expected = [row for row in rows if row[0] < back_to] if rows[-1][0] > back_to else rows
+    assert went_back.count == len(expected) + 1
+    assert went_back.buckets[-1].place == back_to
+
+
+def test_what_is_not_finite_is_counted_and_kept_out() -> None:
+    series = add(add(add(Series(), 1, 2.0), 2, math.nan), 3, math.inf)
+    assert (series.count, series.invalid, series.newest) == (1, 2, 2.0)
+
+
+def test_sums_add_what_the_members_did_at_the_same_steps() -> None:
+    one, other = series_of([(0, 1.0, 1.0), (1, 2.0, 1.0)]), series_of([(1, 5.0, 1.0)])
+    assert [point.mean for point in summed([one, other]).points()] == [1.0, 7.0]
+
+
+@given(st.lists(value, min_size=1, max_size=30), st.floats(0, 0.99))
+def test_smoothing_stays_between_the_least_and_the_greatest(values: list[float], strength: float) -> None:
+    points = smoothed([Point(n, v, v, v) for n, v in enumerate(values)], strength)
+    slack = 1e-6 * max(1.0, *map(abs, values))
+    assert all(min(values) - slack <= point.mean <= max(values) + slack for point in points)
