@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.boundary import run_app
+from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
 from app.cli.measure import measure
 from app.cli.plan import plan
@@ -341,6 +342,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command()(plan)
     app.command()(report)
     app.command()(replay)
+    app.command()(demo_run)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 
 class Pace:
@@ -11,12 +12,14 @@ class Pace:
 
     Args:
         speed: how much faster than the script.
+        clock: seconds since any moment.
     """
 
-    def __init__(self, speed: float = 1.0) -> None:
+    def __init__(self, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.speed = speed
         self._closed = threading.Event()
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
 
     @property
     def closed(self) -> bool:
@@ -25,7 +28,7 @@ class Pace:
     @property
     def passed(self) -> float:
         """Seconds of the script since the beginning."""
-        return (time.monotonic() - self._began) * self.speed
+        return (self._clock() - self._began) * self.speed
 
     def work(self, seconds: float) -> bool:
         """Let ``seconds`` of the script pass; false where it was closed meanwhile."""

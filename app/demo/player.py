@@ -38,7 +38,7 @@ def play(run: RunFolder, script: Script, speed: float = 1.0) -> str:
             return "cancelled"
         stage.say(RunEvent(status="completed"), time.time())
         desk.close("completed")
-        run.finish("completed", {**script.metrics, "seconds": time.time() - began})
+        run.finish("completed", metrics_of(played, time.time() - began))
         return "completed"
 
 

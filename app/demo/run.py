@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.demo.job import STRATEGY_REASON
+from app.demo.job import STRATEGY_REASON, run_id
 from app.demo.machines import scripted_machines
 from app.demo.player import play
 from app.demo.run_plan import demo_plan
@@ -48,7 +48,7 @@ def write_demo_run(folder: Path, machines: int = 3, seed: int = 0, start: float 
     Raises:
         BadInput: too many machines, the run is there already, or the folder cannot be written.
     """
-    plan = demo_plan(scripted_machines(machines), seed, start)
+    plan = demo_plan(scripted_machines(machines), run_id(seed, start))
     script = script_of(plan, seed)
     run = _create(folder, plan, ["cli_typer.py", "demo-run", "--machines", str(machines)])
     with run, Stage(run, start, 1.0) as stage:

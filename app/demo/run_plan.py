@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.demo.figures import cluster_of, job_for
-from app.demo.job import demo_profile, run_id
+from app.demo.job import demo_profile
 from app.demo.machines import HUB_PORT, ScriptedMachine, scripted_machine
 from distributed.cluster import Cluster
 from distributed.job import Job
@@ -16,13 +16,13 @@ from profiles.schema import Profile
 from training.plan import MemberPlan, RunPlan
 
 
-def demo_plan(machines: Sequence[ScriptedMachine], seed: int, start: float) -> RunPlan:
-    """Return the plan of a run of the scripted job that starts at ``start``, in seconds since the epoch."""
+def demo_plan(machines: Sequence[ScriptedMachine], identifier: str) -> RunPlan:
+    """Return the best plan of a run of the scripted job."""
     profile = demo_profile()
     cluster, job = cluster_of(machines), job_for(profile, "fastest")
     planning = rank_ways(cluster, job, hubs=[cluster.here])
     assert planning.best is not None
-    return run_plan(planning, planning.best, cluster, job, profile, run_id(seed, start))
+    return run_plan(planning, planning.best, cluster, job, profile, identifier)
 
 
 def run_plan(

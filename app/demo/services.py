@@ -13,7 +13,7 @@ from app.demo.entry import Entry
 from app.demo.examination import Examination
 from app.demo.figures import link_between
 from app.demo.forecast import Forecast, forecast, strategy_of, with_interval
-from app.demo.job import PROFILE, run_id
+from app.demo.job import PROFILE
 from app.demo.launching import follow_start
 from app.demo.lookout import Lookout, machine_row
 from app.demo.machines import HERE, ScriptedMachine, scripted_machine, scripted_machines
@@ -43,6 +43,7 @@ from distributed.job import Preference
 from distributed.runs import list_runs
 from profiles.errors import BadInput
 from training.plan import RunPlan
+from training.run_folder import new_run_id
 
 MEASURING = 0.9
 PROFILE_NAME = "demo"
@@ -57,11 +58,19 @@ class DemoServices:
         speed: how much faster than the script.
         output: where the scripted run's folder goes.
         seed: of all chances.
+        clock: seconds since any moment; decides what has appeared by now.
     """
 
-    def __init__(self, number: int, speed: float = 1.0, output: Path = Path("output"), seed: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        speed: float = 1.0,
+        output: Path = Path("output"),
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._machines = scripted_machines(number)
-        self._pace = Pace(speed)
+        self._pace = Pace(speed, clock)
         self._entry = Entry(self._pace)
         self._examination = Examination(self._pace)
         self._output = output
@@ -172,8 +181,7 @@ class DemoServices:
         chosen = found.candidate(request.chosen)
         if chosen is None:
             raise BadInput("nothing fits these machines", "pick others")
-        identifier = run_id(self._seed, time.time())
-        return run_plan(found.planning, chosen, found.cluster, found.job, found.profile, identifier)
+        return run_plan(found.planning, chosen, found.cluster, found.job, found.profile, new_run_id())
 
     def _pairs(self, rows: Sequence[MachineRow]) -> list[tuple[MachineRow, ScriptedMachine]]:
         return [(row, self._scripted(row)) for row in rows]

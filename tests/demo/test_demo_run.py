@@ -18,14 +18,14 @@ from distributed.requests import leave_request
 from distributed.runs import list_runs
 from profiles.errors import BadInput
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
-from training.run_folder import RunFolder
+from training.run_folder import RunFolder, new_run_id
 
 FAST = 150.0
 PATIENCE = 30.0
 
 
-def folder_of(output: Path, machines: int = 3, seed: int = 0) -> RunFolder:
-    return RunFolder.create(output, demo_plan(scripted_machines(machines), seed, time.time()), ["demo"])
+def folder_of(output: Path, machines: int = 3) -> RunFolder:
+    return RunFolder.create(output, demo_plan(scripted_machines(machines), new_run_id()), ["demo"])
 
 
 def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
-    plan = demo_plan(scripted_machines(2), 0, time.time())
+    plan = demo_plan(scripted_machines(2), new_run_id())
     path = start_demo_run(tmp_path, plan, ["demo"], speed=20.0)
     reach(path, "running", "running")
     assert RunFolder.open(path).live

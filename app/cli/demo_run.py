@@ -1,0 +1,53 @@
+"""``demo-run``: a scripted run, to look at without machines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiles.errors import ExitCode
+
+_OUTPUT = Path("output")
+
+
+def demo_run(
+    machines: Annotated[int, typer.Option("--machines", metavar="N", help="How many scripted machines, 1 to 8.")] = 3,
+    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="How much faster than scripted.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chances in it.")] = 0,
+    at_once: Annotated[bool, typer.Option("--at-once", help="Write it finished, and show nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it in the background.")] = False,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+        "output"
+    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+    ] = False,
+) -> ExitCode:
+    """Show a scripted run: no machine trains, all its figures are made up, everything else is real."""
+    from app.console import command_line, say, show_json, show_line
+    from app.demo.machines import scripted_machines
+    from app.demo.run import start_demo_run, write_demo_run
+    from app.demo.run_plan import demo_plan
+    from training.run_folder import new_run_id
+
+    if at_once:
+        path = write_demo_run(output, machines, seed, time.time())
+    else:
+        plan = demo_plan(scripted_machines(machines), new_run_id())
+        path = start_demo_run(output, plan, sys.argv, seed, speed)
+    if not (at_once or detach):
+        from app.cli.distributed import attach_command
+
+        return attach_command(output, path.name, as_json)
+    if as_json:
+        show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
+        return ExitCode.DONE
+    say("scripted: no machine trains, all figures are made up")
+    if not at_once:
+        say(f"watch it with: {command_line('attach', path.name[:20])}")
+    show_line(str(path))
+    return ExitCode.DONE
