@@ -17,7 +17,8 @@ from training.local_run import LocalRun
 _POLL = 0.05
 _ENDS = ("completed", "failed", "cancelled")
 _LAST_WORD = 30.0
-"""Seconds to wait for the end of a worker that was lost before another one takes its place."""
+"""Seconds to wait for the end of a worker that was lost before another one takes its place, and for the others to say
+that they count on a machine that they did not know."""
 
 Note = Callable[[Event], object]
 
@@ -35,6 +36,8 @@ class Machines(Protocol):
 
     def bring(self, request: Request) -> tuple[int, ...]:
         """Make a machine ready for the workers of a run, with code and data, and return its members.
+
+        One that the run did not know is announced to it.
 
         Raises:
             MusterError: it cannot be had.
@@ -82,6 +85,7 @@ class RequestDesk:
         self._note = note
         self._machines = machines
         self._lock = threading.RLock()
+        self._one_at_a_time = threading.Lock()
         self._open: list[_Open] = []
         self._paused = False
         self._closed = threading.Event()
@@ -133,24 +137,28 @@ class RequestDesk:
 
     def _add(self, request: Request) -> None:
         try:
-            ranks = self._machines.bring(request)
-            self._make_room(ranks)
-            with self._lock:
-                for opened in self._open:
-                    if opened.request is request:
-                        opened.waits_for = set(ranks)
-                for rank in ranks:
-                    self._run.admit(rank)
+            with self._one_at_a_time:
+                ranks = self._machines.bring(request)
+                self._make_room(ranks)
+                with self._lock:
+                    for opened in self._open:
+                        if opened.request is request:
+                            opened.waits_for = set(ranks)
+                    for rank in ranks:
+                        self._run.admit(rank)
         except (MusterError, OSError) as error:
             self._end(request, "refused", str(error))
 
     def _make_room(self, ranks: tuple[int, ...]) -> None:
-        """End what is left of a lost member."""
-        end = time.monotonic() + _LAST_WORD
+        """End what is left of a lost member, and wait until the others know one that is new."""
+        members, end = self._run.members, time.monotonic() + _LAST_WORD
         for rank in ranks:
             self._run.give_up(rank)
-            while self._run.members.is_going(rank) and time.monotonic() < end:
+            while (members.is_going(rank) or members.unaware(rank)) and time.monotonic() < end:
                 time.sleep(_POLL)
+            if members.unaware(rank):
+                silent = ", ".join(members.name(other) for other in members.unaware(rank))
+                raise BadInput(f"{silent} has not heard of {members.name(rank)}", "try again when it is reached")
 
     # --------------------------------------------------------------------------------------------------------- events
 

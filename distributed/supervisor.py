@@ -21,8 +21,10 @@ from typing import BinaryIO
 from distributed.agent import keep_awake
 from distributed.code_sync import Inputs, collect, synchronise
 from distributed.hosts import load_hosts
+from distributed.hosts_schema import Machine
 from distributed.launcher import HOSTS
 from distributed.link import Link, address_towards, link_to
+from distributed.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
 from distributed.remote_worker import Assignment, Patience, RemoteWorker
 from distributed.request_desk import RequestDesk
 from distributed.requests import Request, leave_request
@@ -47,12 +49,17 @@ class Supervisor:
     Args:
         folder: held by this process.
         links: the machines.
+        ssh_config: of the hosts file, for machines that come later.
     """
 
-    def __init__(self, folder: RunFolder, links: Sequence[Link]) -> None:
+    def __init__(self, folder: RunFolder, links: Sequence[Link], ssh_config: str = "") -> None:
         self._folder = folder
-        self._links = links
         self._plan = folder.plan()
+        self._seats = seats_of(links, self._plan.world_size)
+        self._links = list(dict.fromkeys(self._seats))
+        self._ssh_config = ssh_config
+        self._listen = ""
+        self._run: LocalRun | None = None
         self._patience = Patience(lease=self._plan.profile.run.lease)
         self._desk: RequestDesk | None = None
         self._workers: list[RemoteWorker] = []
@@ -77,13 +84,13 @@ class Supervisor:
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
             self._find_inputs()
             laps.end("supervisor: hashes")
-            seats = self._seats()
-            run = LocalRun(
+            self._listen = listening_address(self._links)
+            self._run = run = LocalRun(
                 self._plan,
                 self._folder,
                 self._watch,
-                lambda rank, log: self._worker(seats[rank], rank, log),
-                listen=listening_address(self._links),
+                lambda rank, log: self._worker(self._seats[rank], rank, log),
+                listen=self._listen,
             )
             run.start()
             laps.end("engine")
@@ -96,7 +103,7 @@ class Supervisor:
             if self._desk is not None:
                 self._desk.close()
             self._end_workers()
-            for link in self._links:
+            for link in dict.fromkeys(self._seats):
                 link.close()
 
     def _find_inputs(self) -> None:
@@ -125,32 +132,57 @@ class Supervisor:
         if self._desk is not None:
             self._desk(event)
 
-    def _seats(self) -> list[Link]:
-        """Return the link of every rank: one worker for each device of a machine."""
-        return [link for link in self._links for _ in link.machine.devices or ("",)]
+    # ------------------------------------------------------------------------------------------- who comes and goes
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        found = tuple(rank for rank, link in enumerate(self._seats()) if link.name == machine)
+        found = tuple(rank for rank, link in enumerate(self._seats) if link.name == machine)
         if not found:
-            known = ", ".join(link.name for link in self._links)
+            known = ", ".join(dict.fromkeys(link.name for link in self._seats))
             raise BadInput(f"{machine} is not a machine of this run", f"it has: {known}")
         return found
 
     def bring(self, request: Request) -> tuple[int, ...]:
+        if request.entry is not None and all(link.name != request.entry.name for link in self._seats):
+            return self._bring_new(request.entry)
         ranks = self.ranks(request.machine)
-        link = self._seats()[ranks[0]]
-        link.put_agent()
-        synchronise(link, self._inputs.result())
+        self._equip(self._seats[ranks[0]])
         return ranks
 
+    def _equip(self, link: Link) -> None:
+        link.put_agent()
+        synchronise(link, self._inputs.result())
+
+    def _bring_new(self, entry: Machine) -> tuple[int, ...]:
+        """Take in a machine that nobody has planned with."""
+        assert self._run is not None
+        here = [self._seats[rank] for rank in self._run.members.taking_part]
+        link = check_newcomer(
+            entry, list(dict.fromkeys(here)), self._ssh_config, self._plan, self._inputs.result().bytes
+        )
+        check_way_to_hub(link, self._listen)
+        self._equip(link)
+        ready: Future[None] = Future()
+        ready.set_result(None)
+        self._brought[link] = ready
+        ranks = []
+        for device in entry.devices or ("",):
+            member = newcomer(entry, device, len(self._seats), self._plan)
+            self._run.expect(member)
+            self._seats.append(link)
+            ranks.append(member.rank)
+        note_added(self._folder.path, entry, self._ssh_config)
+        return tuple(ranks)
+
     def _worker(self, link: Link, rank: int, log: BinaryIO) -> RemoteWorker:
-        threads = self._plan.members[rank].threads
-        bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+        assert self._run is not None
         inputs = self._inputs.result()
+        plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
+        threads = plan.seats[rank].threads
+        bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
         assignment = Assignment(
             run_id=self._plan.run_id,
             rank=rank,
-            plan=inputs.plan.model_dump_json().encode(),
+            plan=plan.model_dump_json().encode(),
             links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
             environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
         )
@@ -181,6 +213,11 @@ class Supervisor:
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
             for message in self._start_watch.missing():
                 self._note(WarningEvent(message=message))
+
+
+def seats_of(links: Sequence[Link], members: int) -> list[Link]:
+    """Return the link of every planned rank: one worker for each device of a machine."""
+    return [link for link in links for _ in link.machine.devices or ("",)][:members]
 
 
 def listening_address(links: Sequence[Link]) -> str:
@@ -223,7 +260,7 @@ def supervise_folder(path: Path) -> ExitCode:
         try:
             hosts = load_hosts(path / HOSTS)
             links = [link_to(machine, hosts) for machine in hosts.machines]
-            return ExitCode(Supervisor(folder, links).supervise().exit_code)
+            return ExitCode(Supervisor(folder, links, hosts.ssh_config).supervise().exit_code)
         except MusterError as error:
             _leave_failure(folder, error)
             return error.exit_code

@@ -14,16 +14,20 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from training.plan import MemberPlan, RunPlan
+
 
 class Command(BaseModel):
     """One command to a worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: Literal["stop", "snapshot", "pause", "resume"]
+    command: Literal["stop", "snapshot", "pause", "resume", "expect"]
     at_step: int = 0
     """Act when this many steps are done, or at once if that is past."""
     reason: str = ""
+    member: MemberPlan | None = None
+    """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
     at_sync: bool = False
     """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
     snapshot: bool = True
@@ -33,15 +37,27 @@ class Command(BaseModel):
 class Control:
     """Holds what was commanded until the trainer reaches the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_expected: Callable[[MemberPlan], None] = lambda member: None) -> None:
+        self._on_expected = on_expected
+        self._expected: tuple[MemberPlan, ...] = ()
         self._commands: list[Command] = []
         self._changed = threading.Condition()
 
     def post(self, command: Command) -> None:
         """Hand a command over; safe to call from any thread or a signal handler's thread."""
+        if command.member is not None:
+            self._expected = (*self._expected, command.member)
+            self._on_expected(command.member)
+            return
         with self._changed:
             self._commands.append(command)
             self._changed.notify_all()
+
+    def grown(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with the members that were announced since."""
+        known = {member.rank for member in plan.seats}
+        fresh = tuple(member for member in self._expected if member.rank not in known)
+        return plan.model_copy(update={"added": (*plan.added, *fresh)}) if fresh else plan
 
     def due(self, steps_done: int, at_sync: bool = True) -> list[Command]:
         """Take the commands whose step has come, in the order in which they were given."""

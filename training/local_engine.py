@@ -15,6 +15,9 @@ from training.plan import RunPlan
 from training.processes import HubProcess
 from training.run_folder import RunFolder
 
+SPARE = 8
+"""Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
+
 
 class LocalEngine:
     """Started before the workers can meet, stopped after them.
@@ -74,10 +77,12 @@ class LocalEngine:
 
     def _hub_config(self) -> Path:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
-        issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), [self._listen])
+        ranks = range(self._plan.world_size + SPARE)
+        issue_run_certificates(secrets, self._plan.run_id, ranks, [self._listen])
         config = {
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
+            "spare": SPARE,
             # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
             "elements": psutil.virtual_memory().total // (4 * (self._plan.world_size + 1)),
             "address": self._listen,

@@ -23,6 +23,7 @@ from training.events import (
     EvaluationEvent,
     Event,
     MemberEvent,
+    RequestEvent,
     RunEvent,
     StepEvent,
     WarningEvent,
@@ -30,7 +31,7 @@ from training.events import (
 )
 from training.local_engine import LocalEngine
 from training.membership import Membership, Watched
-from training.plan import RunPlan
+from training.plan import MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
 
@@ -179,6 +180,9 @@ class LocalRun:
             event = WarningEvent(member=source, message=f"not an event: {line!r:.200}")
         if isinstance(event, RunEvent) and not self._note_status(event):
             return
+        if isinstance(event, RequestEvent):
+            self.members.known_to.get(event.machine, set()).add(source)
+            return
         if isinstance(event, ErrorEvent) and source in self.members.apart and self._others_go_on(source):
             return self._note_loss(source, event.message)
         if isinstance(event, MemberEvent):
@@ -274,16 +278,31 @@ class LocalRun:
     # ------------------------------------------------------------------------------------------------- who takes part
 
     def drop(self, ranks: Collection[int]) -> None:
-        """Ask members to leave at their next synchronisation point; the others go on.
+        """Ask members to leave at their next synchronisation point; the others go on. Who is not in yet is ended.
 
         Raises:
             BadInput: they cannot, or nobody would be left.
         """
         self.check_changeable()
+        if set(ranks) <= self.members.guests:
+            for rank in ranks:
+                self.members.workers[rank].process.signal(signal.SIGKILL)
+            return
         self.members.dismiss(ranks)
         for rank in ranks:
             order = {"command": "stop", "at_sync": True, "reason": "let go", "snapshot": False}
             self.members.workers[rank].process.send(order)
+
+    def expect(self, member: MemberPlan) -> None:
+        """Tell all members of one that is to come; :meth:`admit` it when no one is :meth:`Membership.unaware` of it.
+
+        Raises:
+            BadInput: there is no room.
+        """
+        self.check_changeable()
+        self.members.announce(member)
+        for watched in self.members.workers.values():
+            watched.process.send({"command": "expect", "member": member.model_dump(mode="json")})
 
     def give_up(self, rank: int) -> None:
         """End a worker that the hub has lost and that may still be waited for; :meth:`admit` may follow its end."""

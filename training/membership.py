@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from profiles.errors import BadInput, ExitCode
 from training.events import ErrorEvent, MemberEvent
-from training.plan import RunPlan
+from training.local_engine import SPARE
+from training.plan import MemberPlan, RunPlan
 from training.processes import Worker
 
 _ANOTHER = "stop the run and start it again with the machines that you want"
@@ -42,11 +43,38 @@ class Membership:
         """Those of them on their way in."""
         self.leaving: set[int] = set()
         """Those of them that were asked to leave."""
+        self.known_to: dict[str, set[int]] = {}
+        """Members that count on one that is to come, by its name."""
         self.left: set[int] = set()
         """Members that said good-bye."""
 
+    @property
+    def plan(self) -> RunPlan:
+        """The plan with those that came later."""
+        return self._plan
+
     def name(self, rank: int) -> str:
-        return self._plan.members[rank].name
+        return self._plan.seats[rank].name
+
+    def announce(self, member: MemberPlan) -> None:
+        """Make room for a member that was not planned; it has the next rank.
+
+        Raises:
+            BadInput: there is no room.
+        """
+        self.refuse_change()
+        with self._gate:
+            if member.rank != len(self._plan.seats):
+                raise BadInput("two machines came at once", "try again")
+            if len(self._plan.added) == SPARE:
+                raise BadInput(f"{SPARE} machines have come while the run was on, there is no room for more", _ANOTHER)
+            self._plan = self._plan.model_copy(update={"added": (*self._plan.added, member)})
+            self.known_to[member.name] = set()
+
+    def unaware(self, rank: int) -> list[int]:
+        """Return those who train and do not count yet on a member that is to come."""
+        knowing = self.known_to.get(self.name(rank))
+        return [] if knowing is None else sorted(set(self.taking_part) - knowing)
 
     @property
     def taking_part(self) -> list[int]:
@@ -101,7 +129,8 @@ class Membership:
 
     def is_going(self, rank: int) -> bool:
         """Whether a worker still runs that does not count any more."""
-        return self.workers[rank].exit_code is None and rank in self.apart - self.guests
+        there = rank in self.workers and self.workers[rank].exit_code is None
+        return there and rank in self.apart - self.guests
 
     def seat(self, rank: int, worker: Worker) -> None:
         """Enter the worker of a member that comes back.
@@ -127,7 +156,7 @@ class Membership:
         self.refuse_change()
         if self._over or not self.taking_part:
             raise BadInput("nobody trains any more who could let it in")
-        if self.workers[rank].exit_code is None:
+        if rank in self.workers and self.workers[rank].exit_code is None:
             going = self.is_going(rank)
             raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'takes part already'}")
 

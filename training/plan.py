@@ -44,6 +44,8 @@ class RunPlan(BaseModel):
     engine: Literal["hub", "torch"]
     hub_address: str = ""
     """``host:port`` of the hub, or of the rendezvous store of the torch engine (always loopback)."""
+    added: tuple[MemberPlan, ...] = ()
+    """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
 
@@ -52,13 +54,18 @@ class RunPlan(BaseModel):
         return len(self.members)
 
     @property
+    def seats(self) -> tuple[MemberPlan, ...]:
+        """All members by rank: the planned ones, and those that came later."""
+        return (*self.members, *self.added)
+
+    @property
     def global_batch(self) -> int:
         """Samples of one optimizer step over all members."""
         return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
         """Hash of what decides the result: not the run's id, address or resume flag, nor names and folders."""
-        document = self.model_dump(exclude={"run_id", "hub_address", "resume", "profile"}, mode="json")
+        document = self.model_dump(exclude={"run_id", "hub_address", "resume", "added", "profile"}, mode="json")
         document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 

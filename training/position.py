@@ -43,10 +43,10 @@ class Position:
         return {} if self.best is None else {_BEST: self.best}
 
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all planned members."""
+        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live."""
         self.step = int(state["step"])
         self.cursor = Cursor.from_dict(state["cursor"])
         self.next_evaluation = int(state["next_evaluation"])
         self.stopping.load(state["stopping"])
-        self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"]}
+        self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
         self.best = tensors.get(_BEST)

@@ -86,7 +86,7 @@ class Trainer:
         self.run_dir = run_dir
         self.profile = plan.profile
         self.settings = plan.profile.training
-        self.member = plan.members[rank]
+        self.member = plan.seats[rank]
         self.device = select_device(self.member.device, self.member.device_index)
         self.precision = Precision(select_precision(self.settings.mixed_precision, self.device), self.device)
         # Members save one after another: with one snapshot each, a kill in between could leave none in common.
@@ -289,7 +289,8 @@ class Trainer:
 
     def _at_synchronisation_point(self) -> None:
         """All members hold the same weights here: follow the membership, evaluate, let newcomers in."""
-        live = {r: m.batch_size for r, m in enumerate(self.plan.members) if r in self.strategy.members}
+        self.plan = self.control.grown(self.plan)
+        live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
         if live and live != self.position.batch_sizes:
             self._membership_changed(live)
         interval = self.profile.evaluation.eval_interval
@@ -310,7 +311,7 @@ class Trainer:
                     MemberEvent(
                         member=rank,
                         status="joined" if rank in live else "lost",
-                        name=self.plan.members[rank].name,
+                        name=self.plan.seats[rank].name,
                         message=f"at step {self.position.step}",
                     )
                 )
@@ -390,6 +391,7 @@ class Trainer:
         anchor = self.exchange.fetch_anchor()
         state: dict[str, Any] = dict(anchor.state)
         self.state.adopt(anchor)
+        self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, anchor.tensors)
         self.strategy.attach(self.model, self.exchange)
         tensors = part("strategy", anchor.tensors)

@@ -24,8 +24,17 @@ import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.control import Command, Control
-from training.events import ErrorEvent, EventSink, MachineEvent, MemberEvent, ProgressEvent, StepEvent, _Event
-from training.plan import RunPlan, read_plan
+from training.events import (
+    ErrorEvent,
+    EventSink,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    StepEvent,
+    _Event,
+)
+from training.plan import MemberPlan, RunPlan, read_plan
 from training.timing import Laps
 
 if TYPE_CHECKING:
@@ -50,11 +59,11 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
     if plan.engine == "torch":
         from training.exchange.torch_group import TorchGroup
 
-        interface = plan.members[rank].interface
+        interface = plan.seats[rank].interface
         return TorchGroup.connect(address, rank, plan.world_size, device, interface, START_DEADLINE, plan.run_id)
     from training.exchange.member import HubMember
 
-    name = plan.members[rank].name
+    name = plan.seats[rank].name
     return HubMember.connect(
         address, secrets / f"member-{rank}", plan.run_id, rank, plan.world_size, name, START_DEADLINE
     )
@@ -74,7 +83,7 @@ def run_worker(
 
     ``address`` blocks until the address of the hub is known; it is called when the data are ready.
     """
-    member = plan.members[rank]
+    member = plan.seats[rank]
     emit(MemberEvent(status="started", name=member.name, message=f"pid {os.getpid()}"))
     try:
         with _machine_events(emit):
@@ -110,7 +119,7 @@ def _train(
     from training.precision import select_device
     from training.trainer import Ending, Trainer
 
-    member = plan.members[rank]
+    member = plan.seats[rank]
     if member.threads:
         torch.set_num_threads(member.threads)
     device = select_device(member.device, member.device_index)
@@ -184,7 +193,7 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(_take_over_stdout(), arguments.rank)
-    laps, control = Laps(emit), Control()
+    laps, control = Laps(emit), Control(lambda member: emit(_known(member)))
     gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
     try:
@@ -210,6 +219,11 @@ def main() -> int:
 
     timed = _timed(emit, laps)
     return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, timed, control))
+
+
+def _known(member: MemberPlan) -> RequestEvent:
+    """What says that this member counts on another one from now on."""
+    return RequestEvent(request="expect", action="expect", machine=member.name, outcome="done")
 
 
 def _timed(emit: Emit, laps: Laps) -> Emit:

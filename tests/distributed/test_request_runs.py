@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from distributed.hosts import save_hosts
+from distributed.hosts_schema import Machine
+from distributed.newcomers import all_hosts
 from distributed.requests import Action, leave_request
 from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.fixtures import MakeLightLab
@@ -30,16 +33,22 @@ class Asked:
         events = RunFolder.open(self.folder).events()
         return [e for e in events if isinstance(e, RequestEvent) and e.request == identity]
 
+    def leave(self, action: Action, machine: str = "", entry: Machine | None = None) -> str:
+        return leave_request(self.folder, action, machine, entry)
+
     def ask(self, action: Action, machine: str = "") -> RequestEvent:
         """Ask, and wait for the end of it."""
-        identity = leave_request(self.folder, action, machine)
+        return self.end_of(self.leave(action, machine))
+
+    def end_of(self, identity: str) -> RequestEvent:
         until(lambda: any(e.outcome != "accepted" for e in self.answers(identity)), 60.0)
         return self.answers(identity)[-1]
 
 
 def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
-    lab = make_light_lab("a", "b", "c")
-    muster = Muster(tmp_path, lab.hosts_file, pause=0.02)
+    lab = make_light_lab("a", "b", "c", "d")
+    save_hosts(lab.hosts("a", "b", "c"), tmp_path / "hosts.json")
+    muster = Muster(tmp_path, tmp_path / "hosts.json", pause=0.02)
     run_id = muster.detach("--max-steps", "5000", "--verify-interval", "10", "--lease", "6")
     run = Asked(muster, run_id)
     muster.until_step(run_id, 3, members=3)
@@ -59,12 +68,13 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     assert run.ask("add", "a").message == "a takes part already"
     assert "known" not in run.ask("add", "z").message
 
-    for machine in ("b", "c"):
-        assert run.ask("add", machine).outcome == "done", [e.message for e in members(muster, run_id)]
+    wanted = [run.leave("add", "b"), run.leave("add", "c"), run.leave("add", entry=lab.hosts("d").machines[0])]
+    assert [run.end_of(identity).outcome for identity in wanted] == ["done"] * 3
     newest = max(step for step, _ in muster.losses(run_id))
-    muster.until_step(run_id, newest + 20, members=3)
+    muster.until_step(run_id, newest + 20, members=4)
     assert run.ask("stop").message == "the run is cancelled"
-    assert [ours(host) for host in lab] == [[], [], []]
+    assert [ours(host) for host in lab] == [[], [], [], []]
+    assert [machine.name for machine in all_hosts(run.folder).machines] == ["a", "b", "c", "d"]
     check_the_record(muster, run_id)
 
 
@@ -77,15 +87,16 @@ def check_the_record(muster: Muster, run_id: str) -> None:
     events = muster.events(run_id)
     assert "lost" not in {e.status for e in events if isinstance(e, MemberEvent) and e.member == 1}
     steps = [e for e in events if isinstance(e, StepEvent)]
-    taken = {rank: [e.step for e in steps if e.member == rank] for rank in range(3)}
+    taken = {rank: [e.step for e in steps if e.member == rank] for rank in range(4)}
     assert taken[0] == list(range(1, len(taken[0]) + 1))
+    assert min(taken[3]) > max(taken[1][0], 1) and taken[3] == list(range(taken[3][0], taken[3][-1] + 1))
     for rank in (1, 2):
         gaps = [after - before for before, after in itertools.pairwise(taken[rank])]
         assert min(gaps) == 1 and sum(gap > 1 for gap in gaps) == 1
     syncs = [e for e in events if isinstance(e, SyncEvent)]
     hashes = {(e.step, e.weight_hash) for e in syncs}
     assert len(hashes) == len({step for step, _ in hashes})
-    assert [len(e.members) for e in syncs if e.step == max(s.step for s in syncs)] == [3, 3, 3]
+    assert [len(e.members) for e in syncs if e.step == max(s.step for s in syncs)] == [4] * 4
     before, after = (next(e for e in steps if e.member == 0 and e.step == taken[1][place]) for place in (-12, -11))
     of_all = sum(e.samples for e in steps if e.step == after.step)
     passed = (after.epoch - before.epoch) % 1.0

@@ -32,6 +32,8 @@ class GroupSettings:
     round_deadline: float = 60.0
     give_up: float = 900.0
     lease: float = 5.0
+    spare: int = 0
+    """Ranks after those of ``names`` for members that come while the run is on."""
 
 
 @dataclass(eq=False)
@@ -191,8 +193,11 @@ class Group:
             raise WireError(f"protocol version {hello.version}, the hub speaks {wire.PROTOCOL_VERSION}")
         if hello.run_id != settings.run_id:
             raise WireError("a member of another run")
-        if hello.world_size != len(settings.names) or hello.rank >= len(settings.names):
-            raise WireError(f"rank {hello.rank} of {hello.world_size} in a run of {len(settings.names)}")
+        planned = len(settings.names)
+        if hello.world_size != planned or hello.rank >= planned + settings.spare:
+            raise WireError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
+        if hello.rank >= planned and not self._started:
+            raise WireError(f"rank {hello.rank} comes later, and the run has not begun")
 
     def _live(self) -> list[int]:
         return sorted(seat.rank for seat in self._seats.values() if seat.live)

@@ -42,6 +42,8 @@ class HubConfig(BaseModel):
     run_id: str = Field(min_length=1, max_length=128)
     names: tuple[str, ...] = Field(min_length=1, max_length=wire.MAX_RANKS)
     """Machine names by rank; as many as there are members."""
+    spare: int = Field(0, ge=0, le=64)
+    """Ranks after those of ``names`` for members that come while the run is on."""
     elements: int = Field(ge=0)
     """Elements of the longest vector of one exchange: the parameters of the model."""
     address: str = "127.0.0.1"
@@ -59,7 +61,7 @@ class HubConfig(BaseModel):
     def group_settings(self) -> GroupSettings:
         limits = HubLimits.for_model(self.elements)
         return GroupSettings(
-            self.run_id, self.names, limits, self.quorum, self.round_deadline, self.give_up, self.lease
+            self.run_id, self.names, limits, self.quorum, self.round_deadline, self.give_up, self.lease, self.spare
         )
 
 
@@ -78,7 +80,7 @@ class Hub:
         self._stopping = threading.Event()
         self._streams: set[_Stream] = set()
         self._streams_lock = threading.Lock()
-        streams = 4 * len(config.names) + 8
+        streams = 4 * (len(config.names) + config.spare) + 8
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="hub"),
             options=[*transport.SERVER_OPTIONS, ("grpc.server_handshake_timeout_ms", int(1e3 * _IDENTIFY_WITHIN))],
