@@ -1,0 +1,76 @@
+"""``distributed-train`` on machines: what it does by itself between the command and the first step."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from distributed.hosts import load_hosts, save_hosts
+from distributed.launcher import PLANNING
+from distributed.planning import read_planning
+from tests.distributed.muster_runs import Muster
+from tests.lab.fixtures import MakeLightLab
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+AUTO = ("--strategy", "auto", "--max-steps", "6")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of other tests must not be found, nor stay."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file)
+    first = muster.run(*muster.train(*AUTO))
+    assert first.returncode == 0, first.stderr
+    assert "measuring" in first.stderr and "step of" in first.stderr
+    (folder,) = (tmp_path / "output").iterdir()
+    planning = read_planning(folder / PLANNING)
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert planning.settings is not None
+    assert metadata["strategy"] == planning.settings.options["strategy"]
+    assert [host["name"] for host in metadata["hosts"]] == [member.name for member in planning.settings.members]
+    assert metadata["strategy_reason"] in first.stderr
+
+    again = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--no-input"))
+    assert again.returncode == 0, again.stderr
+    assert "measuring" not in again.stderr and "running the task" not in again.stderr
+    given = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--plan", str(folder / PLANNING)))
+    hashes = [json.loads(done.stdout)["plan_hash"] for done in (again, given)]
+    assert hashes[0] == hashes[1]
+    assert len(list((tmp_path / "output").iterdir())) == 1
+
+
+def without(lab_hosts: Path, name: str, folder: Path) -> Path:
+    """Return a hosts file in which one machine has an address that nobody listens at."""
+    hosts = load_hosts(lab_hosts)
+    machines = tuple(m.model_copy(update={"address": "127.9.9.9"}) if m.name == name else m for m in hosts.machines)
+    save_hosts(hosts.model_copy(update={"machines": machines}), folder / "hosts-away.json")
+    return folder / "hosts-away.json"
+
+
+def test_an_absent_machine_ends_it_in_time_or_is_done_without(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, without(lab.hosts_file, "b", tmp_path))
+    begin = time.monotonic()
+    refused = muster.run(*muster.train("--max-steps", "4", "--no-input"))
+    assert time.monotonic() - begin < 30  # the command's own start included, on a busy machine
+    assert refused.returncode == 3
+    lines = refused.stderr.splitlines()
+    assert (
+        sum(line.startswith("error: b: ") for line in lines) == 1
+        and sum(line.startswith("hint: ") for line in lines) == 1
+    )
+    assert not (tmp_path / "output").exists()
+
+    done = muster.run(*muster.train("--max-steps", "4", "--no-input", "--allow-missing"))
+    assert done.returncode == 0, done.stderr
+    assert "going on without b" in done.stderr
