@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from profiles.errors import BadInput
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
 
 
-@contextmanager
+_collected: dict[str, tempfile.TemporaryDirectory[str]] = {}
+"""Folders of this process, by what is in them: the second machine of a kind gets what the first one got."""
+_collecting = threading.Lock()
+
+
 def collect_wheels(
     requirements: Sequence[str], lock: str, there: Mapping[str, Any], say: Callable[[str], None]
-) -> Iterator[Path]:
-    """Give a folder with wheels of all requirements for a machine.
+) -> Path:
+    """Return a folder with wheels of all requirements for a machine; it is removed when this process ends.
 
     Args:
         requirements: packages, as pip takes them.
@@ -33,27 +38,40 @@ def collect_wheels(
     Raises:
         BadInput: a package is not to be had here.
     """
-    with tempfile.TemporaryDirectory(prefix="muster-wheels-") as temporary:
-        folder, files = Path(temporary) / "wheels", Path(temporary)
-        folder.mkdir()
-        say("collecting the packages on this machine")
-        (files / "lock.txt").write_text(lock)
-        (files / "requirements.txt").write_text("\n".join(requirements))
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--only-binary=:all:", "--dest", str(folder)]
-        torch = any(line.startswith("torch") for line in requirements)
-        if torch and there["system"] == "Linux" and not there.get("cuda"):
-            command += ["--extra-index-url", CPU_INDEX]  # the small build of torch
-        if is_like_here(there):
-            command += ["-c", str(files / "lock.txt"), "-r", str(files / "requirements.txt")]
-        else:
-            (files / "requirements.txt").write_text("\n".join(locked_for(lock, there)))
-            command += ["--no-deps", "-r", str(files / "requirements.txt"), *target_options(there)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-            raise BadInput(f"the packages cannot be collected: {told[-1]}", "has this machine internet, and pip?")
-        yield folder
+    decisive = [there.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
+    kind = json.dumps([list(requirements), lock, decisive])
+    with _collecting:
+        if kind not in _collected:
+            say("collecting the packages on this machine")
+            files = tempfile.TemporaryDirectory(prefix="muster-wheels-")
+            try:
+                _download(Path(files.name), requirements, lock, there)
+            except BaseException:
+                files.cleanup()
+                raise
+            _collected[kind] = files
+        return Path(_collected[kind].name) / "wheels"
+
+
+def _download(files: Path, requirements: Sequence[str], lock: str, there: Mapping[str, Any]) -> None:
+    folder = files / "wheels"
+    folder.mkdir()
+    (files / "lock.txt").write_text(lock)
+    (files / "requirements.txt").write_text("\n".join(requirements))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--dest", str(folder)]
+    torch = any(line.startswith("torch") for line in requirements)
+    if torch and there["system"] == "Linux" and not there.get("cuda"):
+        command += ["--extra-index-url", CPU_INDEX]  # the small build of torch
+    if is_like_here(there):
+        command += ["-c", str(files / "lock.txt"), "-r", str(files / "requirements.txt")]
+    else:
+        (files / "requirements.txt").write_text("\n".join(locked_for(lock, there)))
+        command += ["--no-deps", "-r", str(files / "requirements.txt"), *target_options(there)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        raise BadInput(f"the packages cannot be collected: {told[-1]}", "has this machine internet, and pip?")
 
 
 def is_like_here(there: Mapping[str, Any]) -> bool:

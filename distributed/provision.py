@@ -124,11 +124,10 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
     if offline_wheels:
         link.python = base.python
         link.put_agent()
-        with collect_wheels(recipe.requirements, recipe.lock, said, say) as folder:
-            tree = folder_tree(folder)
-            say(f"sending {len(tree.files)} packages, as far as they are missing there")
-            send_trees(link, [tree])
-            wheels = f"{link.root}/trees/{tree.name}"
+        tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, said, say))
+        say(f"sending {len(tree.files)} packages, as far as they are missing there")
+        send_trees(link, [tree])
+        wheels = f"{link.root}/trees/{tree.name}"
     return _build(link, base, recipe, wheels, say)
 
 
