@@ -193,7 +193,42 @@ def newcomer(running: Lab, rank: int) -> HubMember:
     """Lose a member, and let its rank come back."""
     cut(running.members[rank])
     until(lambda: "lost" in running.statuses(rank))
-    return running.connect(rank)
+    fresh = running.connect(rank)
+    fresh.ask_for_anchor()
+    return fresh
+
+
+def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        donor, gone = running.connect_all()
+        cut(gone)
+        until(lambda: "lost" in running.statuses(1))
+        fresh = running.connect(1)
+        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(5).members == (0,)
+        assert fresh.is_newcomer and not donor.anchor_wanted
+        fresh.ask_for_anchor()
+        until(lambda: donor.anchor_wanted)
+
+
+def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        donor, gone = running.connect_all()
+        cut(gone)
+        until(lambda: "lost" in running.statuses(1))
+        fresh = running.connect(1)
+        donor.close()
+        with pytest.raises(ExchangeError, match="no member is left"):
+            fresh.fetch_anchor(5)
+
+
+def test_spare_ranks_are_for_later(tmp_path: Path) -> None:
+    with lab(tmp_path, 1, spare=1) as running:
+        with pytest.raises(ExchangeError, match="has not begun"):
+            running.connect(1)
+        running.connect_all()
+        assert running.connect(1).is_newcomer
+        with pytest.raises(ExchangeError, match="rank 2 of 1"):
+            running.connect(2)
 
 
 def test_newcomer_gets_the_anchor_and_is_a_member_from_then_on(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ class Group:
         )
         self._log(left)
         if self._started and not self._live():
-            for stranded in self._waiting():
+            for stranded in [other for other in self._seats.values() if other.newcomer]:
                 self._vacate(stranded, "lost", "no member is left that has the state")
         self._tell_all()
 

@@ -125,7 +125,14 @@ class HubMember(Exchange):
         self._publishing = True
         self._uploads.put(wire.pack_payload(AnchorChunk("", 0, 0, wire.EMPTY), data))
 
+    def ask_for_anchor(self) -> None:
+        """Say as a newcomer that the anchor may come; the others wait for this member from then on. Idempotent."""
+        if self._newcomer and len(self._channels) == 1:
+            assert self._status is not None
+            self._open(transport.BULK, self._bulk_frames(self._status.session), self._take_frame)
+
     def fetch_anchor(self, timeout: float | None = None) -> Anchor:
+        self.ask_for_anchor()
         with self._changed:
             there = self._changed.wait_for(lambda: self._anchor is not None or bool(self._ended), timeout)
         if not there:
@@ -164,7 +171,8 @@ class HubMember(Exchange):
         with self._changed:
             self._changed.wait_for(lambda: self._status is not None or bool(self._ended), deadline - time.monotonic())
         if self._status is not None:
-            self._open(transport.BULK, self._bulk_frames(self._status.session), self._take_frame)
+            if not self._status.newcomer:  # a newcomer has its model to build, and nobody is to wait for that
+                self._open(transport.BULK, self._bulk_frames(self._status.session), self._take_frame)
             return True
         if self._refused:
             raise ExchangeError(self._ended)
@@ -174,7 +182,7 @@ class HubMember(Exchange):
 
     def _wait_for_group(self, deadline: float) -> None:
         def settled() -> bool:
-            return bool(self._ended) or (self._status is not None and self._status.started)
+            return bool(self._ended) or (self._status is not None and (self._status.started or self._status.newcomer))
 
         with self._changed:
             there = self._changed.wait_for(settled, deadline - time.monotonic())
