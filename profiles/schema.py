@@ -12,6 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
+TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
+"""Names of the trackers that a run's events can be sent to."""
+
+
 class OptionError(ValueError):
     """A value that is well-formed by itself but cannot be used.
 
@@ -188,9 +192,15 @@ class RunSettings(Section):
     hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+    trackers: str = option("", f"where the run's events also go, by comma: {', '.join(TRACKERS)}")
     lease: float = option(
         30.0, "machines stop their workers when nobody has watched the run for so long", unit="s", ge=2, advanced=True
     )
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, trackers: str) -> str:
+        return ",".join(tracker_names(trackers))
 
     @field_validator("shares")
     @classmethod
@@ -199,6 +209,19 @@ class RunSettings(Section):
         if not all(re.fullmatch(r"\d*\.?\d+", part) and float(part) > 0 for part in parts):
             raise OptionError("shares", "positive numbers by comma, one for each worker, for example 2,1")
         return ",".join(parts)
+
+
+def tracker_names(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list, each once.
+
+    Raises:
+        OptionError: one of them is unknown.
+    """
+    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in TRACKERS:
+            raise OptionError("trackers", f"'{name}' is none of {', '.join(TRACKERS)}")
+    return names
 
 
 class Profile(BaseModel):

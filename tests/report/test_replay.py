@@ -109,5 +109,5 @@ def test_without_a_terminal_it_writes_the_lines_of_the_run(tmp_path: Path, capsy
     lines = capsys.readouterr().err.splitlines()
     assert re.match(r"\[\d:\d\d\] replay of p", lines[0])
     assert any(re.search(r"step \d+/30", line) for line in lines)
-    assert lines[-2:] == ["the run completed", "WER     validation  90.0 % -> 20.0 %"]
+    assert lines[-3:-1] == ["the run completed", "WER     validation  90.0 % -> 20.0 %"]
     assert not any("\x1b" in line for line in lines)
