@@ -52,6 +52,9 @@ class BaseScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings((*EVERYWHERE[:2], *BESIDES[:5]))
 
+    ready = False
+    """Whether the widgets of the frame are there."""
+
     def __init_subclass__(cls, **settings: Any) -> None:
         own = cls.__dict__.get("KEYS", ())
         cls.BINDINGS = [*cls.__dict__.get("BINDINGS", []), *bindings(own)]
@@ -62,9 +65,10 @@ class BaseScreen(Screen[None]):
         with Vertical(id="body"):
             yield from self.body()
         yield KeyBar(self.offered_keys(), self.RIGHT_KEYS)
-        yield TooSmall(self.headless())
+        yield TooSmall()
 
     def on_mount(self) -> None:
+        self.ready = True
         fit(self, self.app.size)
 
     # ------------------------------------------------------------------------------------- for subclasses to say
@@ -101,7 +105,7 @@ class BaseScreen(Screen[None]):
 
     def refresh_frame(self) -> None:
         """Draw title and keys anew, after what they say has changed."""
-        if self.is_mounted:
+        if self.ready:
             self.query_one(TitleBar).update(self.title_line())
             self.query_one(KeyBar).offer(self.offered_keys())
 

@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from app.shell.frame import WIDE, TooSmall, fit, muster
 from app.shell.key_bar import key_line
-from app.shell.keys import BESIDES, EVERYWHERE, Key, shown_name
+from app.shell.keys import BESIDES, EVERYWHERE, Key
 from app.shell.text import literal
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Dialog(ModalScreen[bool]):
             with VerticalScroll(id="content"):
                 yield Static(self.content(), markup=False)
             yield Static(self.keys(), id="keys", markup=False)
-        yield TooSmall(muster(self).headless_command())
+        yield TooSmall()
 
     def on_mount(self) -> None:
         fit(self, self.app.size)
@@ -92,7 +92,7 @@ class HelpDialog(Dialog):
         """The name of a key, and beside it what it does."""
         room = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
         about = Content(key.help or key.label).wrap(room)
-        names = (shown_name(key.key.split(",")[0]), *[""] * (len(about) - 1))
+        names = (key.name, *[""] * (len(about) - 1))
         return [
             Content.assemble((f"{name:>{_NAME_CELLS - 2}}", "bold $text-primary"), "  ", part)
             for name, part in zip(names, about, strict=True)
@@ -124,9 +124,12 @@ class QuestionDialog(Dialog):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,y", "agree", show=False), Binding("n", "close", show=False)]
 
-    def __init__(self, question: str, yes: str, no: str) -> None:
+    def __init__(self, question: str, yes: str, no: str, about: Sequence[Content] = ()) -> None:
         super().__init__(question)
-        self._yes, self._no = yes, no
+        self._yes, self._no, self._about = yes, no, about
+
+    def content(self) -> Content:
+        return Content("\n").join(self._about)
 
     def keys(self) -> Content:
         return key_line((Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no)), _KEY_LINE, ())

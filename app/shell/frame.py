@@ -34,18 +34,18 @@ class TooSmall(Static):
     DEFAULT_CSS = """
     TooSmall {
         layer: above; display: none; width: 100%; height: 100%; dock: top; background: $background;
-        content-align: center middle; text-align: center;
+        content-align: center middle; text-align: center; text-wrap: nowrap;
     }
     .-too-small TooSmall { display: block; }
     """
 
-    def __init__(self, headless: str) -> None:
+    def __init__(self) -> None:
         super().__init__(markup=False)
-        self._headless = headless
 
     def render(self) -> Content:
         width, height = self.app.size
-        return Content(f"{width}x{height} is too small, {LEAST.width}x{LEAST.height} is enough; or: {self._headless}")
+        least = f"needs {LEAST.width}x{LEAST.height}"
+        return Content(f"Too small: {width}x{height}, {least}. Or: {muster(self).headless_command()}")
 
 
 def fit(screen: Screen[Any], size: Size) -> None:

@@ -37,10 +37,13 @@ class Key:
     shown: bool = True
     """Whether it may stand in the key bar."""
 
+    written: str = ""
+    """How the key is written, where that is not its own name."""
+
     @property
     def name(self) -> str:
-        """The key as it is written on a keyboard."""
-        return shown_name(self.key.split(",")[0])
+        """The key as it is written for a person."""
+        return self.written or shown_name(self.key.split(",")[0])
 
 
 def shown_name(key: str) -> str:

@@ -245,11 +245,13 @@ class RowTable(ScrollView, can_focus=True):
         if not places:
             return
         room = max(1, self.scrollable_content_region.height - self._headers)
-        top = round(self.scroll_y)
+        top = min(round(self.scroll_y), max(0, len(self._lines) - room))
         if places[0] < top:
             self.scroll_to(y=places[0], animate=False, force=True)
         elif places[-1] >= top + room:
             self.scroll_to(y=min(places[0], places[-1] - room + 1), animate=False, force=True)
+        elif top != round(self.scroll_y):
+            self.scroll_to(y=top, animate=False, force=True)
 
     def on_click(self, event: events.Click) -> None:
         place = event.y - self._headers + self.scroll_offset.y

@@ -1,0 +1,158 @@
+"""Access: the way to each machine in four stages; a first meeting is confirmed, a password asked for once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.content import Content
+
+from app.console import command_line, visible
+from app.screens.entry import TextDialog
+from app.screens.steering import cause_lines, shown_state, shown_status
+from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.dialogs import QuestionDialog
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.symbols import Mark
+from app.shell.text import literal, muted
+from app.wizard import actions
+from app.wizard.state import AccessRow, Need, Status, WizardState
+from app.wizard.steps import Step
+
+_STAGES = ("reach", "host key", "login", "shell")
+_COLUMNS = (
+    Column("name", "machine", most=28, least=14),
+    *(Column(stage, stage, most=8, least=5) for stage in _STAGES),
+    Column("state", "state", most=30, least=10),
+)
+
+
+class AccessScreen(StepScreen):
+    """May we log in there?"""
+
+    STEP = Step.ACCESS
+    HEADING = "Access"
+    HELP = (
+        "The way to a machine has four stages: it answers, it shows its host key, it lets us in, it runs commands. "
+        "At the first meeting compare the fingerprint with what the machine itself prints: enter shows both. "
+        "A password is asked for once, installs a key, and is kept nowhere. "
+        "A machine whose host key changed is refused: there is no way round it here. "
+        "What fails is tried again by itself every few seconds, so mending the machine is enough."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        GO_ON,
+        NEXT,
+        Key("s", "skip", "Skip", "Go on without the selected machine."),
+        Key("r", "retry", "Retry", "Try the selected machine again; takes a skipped one back in."),
+    )
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        app = cast(MusterApp, self.app)
+        return [_row(app, row, row.key in state.answers.skipped) for row in state.access]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        row = self._selected()
+        if row is None:
+            return ()
+        where = f"{row.user}@{row.where}" if row.user else row.where
+        lines = cause_lines(row)
+        if row.need is not Need.NOTHING:
+            lines = [literal(row.cause, Mark.ASKING.style)]
+        if row.need is Need.TRUST:
+            lines += [literal(row.fingerprint, "bold"), muted(f"compare there: {row.compare}")]
+        return [*lines, *([muted(f"{where}  {row.system}".rstrip())] if where else [])]
+
+    def summary(self, state: WizardState) -> str:
+        good = sum(row.status is Status.OK for row in state.access)
+        return f"{good} of {len(state.access)} let us in"
+
+    def hint(self, state: WizardState) -> Content:
+        row = self._selected()
+        if row is not None and row.need is Need.TRUST:
+            return literal("First meeting: enter compares its key with you.", "$text-warning")
+        if row is not None and row.need is Need.PASSWORD:
+            return literal("Enter asks for its password, once; it installs a key and is kept nowhere.", "$text-warning")
+        if any(row.status is Status.FAILED for row in state.access):
+            return muted("What fails is tried again by itself every few seconds.")
+        return muted("Keys only: no password is kept anywhere.")
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        row = self._selected() if self.ready else None
+        words = {Need.TRUST: "Compare key", Need.PASSWORD: "Password"}
+        if row is None or row.need is Need.NOTHING:
+            return self.KEYS
+        return (Key("enter", "go_on", words[row.need], main=True), *self.KEYS[1:])
+
+    def _selected(self) -> AccessRow | None:
+        return next((row for row in self.state.access if row.key == self.table.cursor), None)
+
+    def action_go_on(self) -> None:
+        row = self._selected()
+        skipped = row is not None and row.key in self.state.answers.skipped
+        if row is None or row.need is Need.NOTHING or skipped:
+            self._to_the_next_need()
+        elif row.need is Need.TRUST:
+            self._ask_trust(row)
+        else:
+            self._ask_password(row)
+
+    def _to_the_next_need(self) -> None:
+        """To a machine that waits for the person, else to the next step."""
+        needy = [r for r in self.state.access if r.need is not Need.NOTHING and r.key not in self.state.answers.skipped]
+        if needy:
+            self.table.select(needy[0].key)
+        else:
+            self.action_next()
+
+    def _ask_trust(self, row: AccessRow) -> None:
+        about = [
+            muted("It was never met before. Compare this fingerprint of its host key"),
+            literal(row.fingerprint, "bold"),
+            muted("with what the machine itself prints. Type there:"),
+            literal(row.compare, "bold"),
+        ]
+
+        def answered(same: bool | None) -> None:
+            if same:
+                self.do(actions.TrustKey(row.key, row.fingerprint))
+
+        self.app.push_screen(QuestionDialog(f"Is this {row.name}?", "It is the same", "Not now", about), answered)
+
+    def _ask_password(self, row: AccessRow) -> None:
+        who = f"{row.user}@{row.where}" if row.user else row.where
+        about = [muted("Used once to install a key of ours there; kept nowhere.")]
+
+        def answered(password: str | None) -> None:
+            if password:
+                self.do(actions.GivePassword(row.key, password))
+
+        dialog = TextDialog(f"Password of {who or row.name}", about, accept="Install a key", secret=True)
+        self.app.push_screen(dialog, answered)
+
+    def action_skip(self) -> None:
+        self.do(actions.Skip(self.table.cursor))
+
+    def headless(self) -> str:
+        names = [row.name for row in self.state.picked if not row.here]
+        return command_line("access", *names)
+
+
+def _row(app: MusterApp, row: AccessRow, skipped: bool) -> Row:
+    stages = dict(row.stages)
+    cells = [_stage(app, row, stages.get(stage, Status.WAITING)) for stage in _STAGES]
+    state = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, row)
+    if row.need is not Need.NOTHING and not skipped:
+        state = Mark.ASKING.show(visible(row.label), ascii_only=app.ascii_only)
+    return Row(row.key, (literal(row.name), *cells, state))
+
+
+def _stage(app: MusterApp, row: AccessRow, status: Status) -> Content:
+    """A stage that ended for want of an answer has not failed."""
+    if status is Status.FAILED and row.need is not Need.NOTHING:
+        return Mark.ASKING.show("", ascii_only=app.ascii_only)
+    return shown_status(app, status, "")

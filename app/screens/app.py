@@ -1,0 +1,139 @@
+"""The guided set-up as an application: the screen of the step that the set-up is at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.screen import Screen
+
+from app.screens.access import AccessScreen
+from app.screens.checks import ChecksScreen
+from app.screens.home import HomeScreen
+from app.screens.job import JobScreen
+from app.screens.launch import LaunchScreen
+from app.screens.links import LinksScreen
+from app.screens.machines import MachinesScreen
+from app.screens.plan import PlanScreen
+from app.screens.steering import Steering
+from app.screens.step_screen import StepScreen
+from app.screens.strategy import StrategyScreen
+from app.shell.base_app import CommandRecord, MusterApp
+from app.wizard.engine import Wizard
+from app.wizard.services import Services
+from app.wizard.state import Status, WizardState
+from app.wizard.steps import Step
+
+SCREENS: tuple[type[StepScreen], ...] = (
+    HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,
+    LaunchScreen,
+)  # fmt: skip
+FRAMES = 0.25
+"""Seconds between two pictures of something that turns."""
+
+
+class WizardApp(MusterApp):
+    """Draws a set-up, one screen a step, and opens the dashboard of the run it has started.
+
+    Args:
+        wizard: the set-up; only its state is read, and actions are sent to it.
+        ascii_only: nothing but ASCII reaches the terminal.
+        clock: seconds since 1970.
+        dashboard: makes the screen of a run.
+    """
+
+    SCREENS: ClassVar[Any] = {screen.STEP.value: screen for screen in SCREENS}
+
+    def __init__(
+        self,
+        wizard: Steering,
+        *,
+        ascii_only: bool = False,
+        clock: Callable[[], float] = time.time,
+        dashboard: Callable[[Path], Screen[Any]] | None = None,
+    ) -> None:
+        super().__init__(ascii_only=ascii_only, clock=clock)
+        self.wizard = wizard
+        self._dashboard = dashboard or _dashboard
+        self._shown: WizardState | None = None
+        self._step: Step | None = None
+        self._watched = ""
+        self._pending = threading.Event()
+
+    def on_mount(self) -> None:
+        self._step = self.wizard.state.step
+        self.push_screen(self._step.value)
+        self.set_interval(FRAMES, self._turn)
+
+    # ------------------------------------------------------------------------------------------------- following
+
+    def changed(self) -> None:
+        """Hear that the set-up has changed; may be called from any thread, and costs next to nothing."""
+        if not self._pending.is_set():
+            self._pending.set()
+            self.call_later(self.follow)
+
+    def follow(self) -> None:
+        """Show the state of the moment, on the screen of its step."""
+        self._pending.clear()
+        state = self.wizard.state
+        if state is self._shown:
+            return
+        self._shown = state
+        if state.step is not self._step:
+            self._step = state.step
+            self._to(state.step)
+        screen = self.screen
+        if isinstance(screen, StepScreen):
+            screen.draw()
+        self._watch_the_run(state)
+
+    def _to(self, step: Step) -> None:
+        while not isinstance(self.screen, StepScreen) and len(self.screen_stack) > 2:
+            self.pop_screen()
+        self.switch_screen(step.value)
+
+    def _turn(self) -> None:
+        if self.wizard.state.busy and isinstance(self.screen, StepScreen):
+            self.screen.draw()
+
+    def _watch_the_run(self, state: WizardState) -> None:
+        """Open the dashboard once when a launch has made its first step."""
+        run = state.launch.run
+        if state.step is Step.LAUNCH and state.launch.status is Status.OK and run and run != self._watched:
+            self.open_dashboard(Path(run))
+
+    def open_dashboard(self, run: Path) -> None:
+        """Show a run live over the set-up; esc comes back."""
+        self._watched = str(run)
+        self.push_screen(self._dashboard(run))
+
+    # ---------------------------------------------------------------------------------------------------- the shell
+
+    def headless_command(self) -> str:
+        return "python3 wizard.py --plain"
+
+    def command_records(self) -> Sequence[CommandRecord]:
+        return [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+
+
+def _dashboard(run: Path) -> Screen[Any]:
+    from app.dashboard.screen import DashboardScreen  # only when a run is watched
+
+    return DashboardScreen(run)
+
+
+def run_wizard(services: Services, profile: str, ascii_only: bool) -> int:
+    """Run the guided set-up on this terminal and return its exit code."""
+    wizard = Wizard(services, profile)
+    app = WizardApp(wizard, ascii_only=ascii_only)
+    unsubscribe = wizard.subscribe(app.changed)
+    try:
+        app.run()
+    finally:
+        unsubscribe()
+        wizard.close()
+    return app.return_code or 0

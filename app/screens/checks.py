@@ -1,0 +1,123 @@
+"""Checks: what was seen on each machine, what is needed, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.content import Content
+
+from app.console import command_line
+from app.screens.steering import cause_lines, shown_state, shown_status
+from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.text import literal, muted
+from app.wizard import actions
+from app.wizard.state import CheckRow, FindingRow, Status, WizardState
+from app.wizard.steps import Step
+
+_COLUMNS = (
+    Column("what", "machine, check", most=28, least=14),
+    Column("state", "state", most=18, least=8),
+    Column("seen", "seen", most=48, least=14),
+    Column("needed", "needed", most=34, least=10, rank=1),
+)
+_BETWEEN = "|"
+
+
+class ChecksScreen(StepScreen):
+    """Can they train?"""
+
+    STEP = Step.CHECKS
+    HEADING = "Checks"
+    HELP = (
+        "All machines are looked at side by side: Python, torch and a small calculation on every device, disk, memory, "
+        "system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a problem keeps "
+        "a machine out. 'f' mends the selected one where that is safe to do from here, 'F' all of them; packages go "
+        "into a folder of ours there, and 'clean' removes it again."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        GO_ON,
+        NEXT,
+        Key("f", "fix", "Fix", "Mend the selected finding, or all of the selected machine."),
+        Key("F", "fix_all", "Fix all", "Mend everything that is safe to mend, on all machines."),
+        Key("s", "skip", "Skip", "Go on without the selected machine."),
+        Key("o", "show_all", "All", "Show also what is in order, or only what is not."),
+    )
+
+    _all = False
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
+
+    def _machine(self, check: CheckRow, skipped: bool) -> list[Row]:
+        app = cast(MusterApp, self.app)
+        good = sum(finding.status is Status.OK for finding in check.findings)
+        seen = muted(f"{good} of {len(check.findings)} in order" if check.findings else "")
+        shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)
+        head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
+        kept = [finding for finding in check.findings if self._all or finding.status is not Status.OK]
+        return [head, *([] if skipped else [_finding(app, check, finding) for finding in kept])]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        machine, _, _ = key.partition(_BETWEEN)
+        check = next((check for check in state.checks if check.key == machine), None)
+        finding = self._finding(state, key)
+        if finding is not None:
+            safe = [muted("f does this from here")] if finding.safe and finding.fix else []
+            return (
+                [muted(f"needed: {finding.needed}"), *cause_lines(finding), *safe]
+                if finding.needed
+                else [*cause_lines(finding), *safe]
+            )
+        return cause_lines(check) if check is not None else ()
+
+    def _finding(self, state: WizardState, key: str) -> FindingRow | None:
+        machine, _, name = key.partition(_BETWEEN)
+        findings = [finding for check in state.checks if check.key == machine for finding in check.findings]
+        return next((finding for finding in findings if name and finding.key == name), None)
+
+    def summary(self, state: WizardState) -> str:
+        ready = sum(check.status in (Status.OK, Status.WARNING) for check in state.checks)
+        return f"{ready} of {len(state.checks)} ready"
+
+    def hint(self, state: WizardState) -> Content:
+        if any(check.fixable for check in state.checks):
+            return muted("F mends all that is safe to mend; nothing else is changed.")
+        return muted("Looking changes nothing on any machine.")
+
+    def action_fix(self) -> None:
+        machine, _, check = self.table.cursor.partition(_BETWEEN)
+        self.do(actions.Fix(machine, check))
+
+    def action_fix_all(self) -> None:
+        self.do(actions.FixAll())
+
+    def action_skip(self) -> None:
+        self.do(actions.Skip(self.table.cursor.partition(_BETWEEN)[0]))
+
+    def action_retry(self) -> None:
+        self.do(actions.Retry(self.table.cursor.partition(_BETWEEN)[0]))
+
+    def action_show_all(self) -> None:
+        self._all = not self._all
+        self.draw()
+
+    def copied(self) -> str:
+        finding = self._finding(self.state, self.table.cursor)
+        return finding.fix if finding is not None and finding.fix else self.headless()
+
+    def headless(self) -> str:
+        return command_line("distributed-check", self.state.answers.profile)
+
+
+def _finding(app: MusterApp, check: CheckRow, finding: FindingRow) -> Row:
+    return Row(
+        f"{check.key}{_BETWEEN}{finding.key}",
+        (literal("  " + finding.name), shown_state(app, finding), literal(finding.seen), muted(finding.needed)),
+    )

@@ -1,0 +1,179 @@
+"""Home: runs that live, what was trained before, a new set-up, and a look at this computer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.content import Content
+
+from app.console import command_line
+from app.screens.steering import cause_lines, mark, shown_state
+from app.screens.step_screen import StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.symbols import Mark
+from app.shell.text import join, literal, muted
+from app.wizard import actions
+from app.wizard.state import FindingRow, Presence, ProfileRow, RunRow, WizardState
+from app.wizard.steps import Step
+
+if TYPE_CHECKING:
+    from app.screens.app import WizardApp
+
+_COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
+NEW, DOCTOR = "new", "doctor"
+_FINISHED = 5
+"""Finished runs that are listed; ``runs list`` has them all."""
+
+
+class HomeScreen(StepScreen):
+    """What is there, and what may be begun."""
+
+    STEP = Step.HOME
+    HEADING = "Home"
+    HEADED = False
+    HELP = (
+        "Enter on 'New set-up' goes through the machines, the job and the way to train, and ends in a plan. "
+        "Enter on a run shows it live; a run goes on whether somebody looks or not. "
+        "Enter on a profile takes you to its plan at once."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("enter", "go_on", "Open", "Open what is selected: a run, a new set-up, a profile.", main=True),
+        Key("n", "new", "New", "A new set-up."),
+        Key("d", "doctor", "Doctor", "Look at this computer: Python, devices, disk, memory."),
+        Key("r", "retry", "Reload", "Read runs and profiles again.", shown=False),
+    )
+
+    _placed = False
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        app = cast(MusterApp, self.app)
+        live = [run for run in state.home.runs if run.live]
+        done = [run for run in state.home.runs if not run.live][:_FINISHED]
+        saved = [profile for profile in state.home.profiles if profile.saved]
+        shipped = [profile for profile in state.home.profiles if not profile.saved]
+        return [
+            *_section("Running now", [_run(app, run) for run in live]),
+            *_section("Begin", [_line(NEW, "New set-up", "machines, job, way to train: then a plan to confirm")]),
+            *_section("Again", [_profile(app, profile) for profile in saved]),
+            *_section("Ready-made", [_profile(app, profile) for profile in shipped]),
+            *_section("Finished", [_run(app, run) for run in done]),
+            *_section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *_findings(app, state)]),
+        ]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        kind, _, name = key.partition(":")
+        if kind == "profile":
+            return [line for profile in state.home.profiles if profile.key == name for line in self._about(profile)]
+        if kind == "finding":
+            return [line for row in state.home.doctor if row.key == name for line in cause_lines(row)]
+        if kind == "run":
+            runs = [run for run in state.home.runs if run.key == name]
+            return [muted(run.path) for run in runs] + [line for run in runs for line in cause_lines(run)]
+        return ()
+
+    def _about(self, profile: ProfileRow) -> list[Content]:
+        machines = [_presence(cast(MusterApp, self.app), one) for one in profile.machines]
+        return [*([join(*machines)] if machines else []), *cause_lines(profile)]
+
+    def hint(self, state: WizardState) -> Content:
+        if state.home.cause:
+            return literal(" ".join(filter(None, (state.home.cause, state.home.fix))), "$text-error")
+        return muted("Nothing is changed on any machine before you confirm a plan.")
+
+    def draw(self) -> None:
+        super().draw()
+        if not self._placed and self.ready and self.state.home.profiles:
+            self._placed = True
+            live = next((run.key for run in self.state.home.runs if run.live), "")
+            self.table.select(f"run:{live}" if live else NEW)
+
+    def leave_question(self) -> str:
+        return ""
+
+    def action_go_on(self) -> None:
+        kind, _, name = self.table.cursor.partition(":")
+        if kind in (NEW, ""):
+            self.action_new()
+        elif kind == DOCTOR or kind == "finding":
+            self.action_doctor()
+        elif kind == "profile":
+            self.do(actions.Rerun(name))
+        elif kind == "run":
+            path = next((run.path for run in self.state.home.runs if run.key == name), "")
+            if path:
+                cast("WizardApp", self.app).open_dashboard(Path(path))
+
+    def action_new(self) -> None:
+        self.do(actions.NewSetup())
+
+    def action_doctor(self) -> None:
+        self.do(actions.Doctor())
+
+    def action_retry(self) -> None:
+        self.do(actions.Refresh())
+
+    def action_back(self) -> None:
+        cast(MusterApp, self.app).action_leave()
+
+    def headless(self) -> str:
+        kind, _, name = self.table.cursor.partition(":")
+        if kind == "run":
+            return command_line("attach", name)
+        return command_line("distributed-train", name if kind == "profile" else "demo")
+
+
+def _section(title: str, rows: Sequence[Row]) -> list[Row]:
+    return [Row(f"section:{title}", (muted(title), Content("")), selectable=False), *rows] if rows else []
+
+
+def _line(key: str, name: str, about: str) -> Row:
+    return Row(key, (Content("  " + name), muted(about)))
+
+
+def _run(app: MusterApp, run: RunRow) -> Row:
+    state = (
+        shown_state(app, run)
+        if not run.live
+        else literal(f"{app.symbol(Mark.RUNNING)} {run.label}", Mark.RUNNING.style)
+    )
+    return Row(
+        f"run:{run.key}", (literal("  " + (run.name or run.key)), join(state, muted(run.started), muted(run.key)))
+    )
+
+
+def _profile(app: MusterApp, profile: ProfileRow) -> Row:
+    here = [one.present for one in profile.machines]
+    present = f"{sum(one is True for one in here)} of {len(here)} machines here" if here else ""
+    wrong = literal(app.symbol(mark(profile.status)), mark(profile.status).style) if profile.cause else ""
+    about = join(
+        wrong, literal(present, "$text-success" if here and all(here) else "$text-muted"), muted(profile.description)
+    )
+    return Row(f"profile:{profile.key}", (literal("  " + profile.name), about))
+
+
+def _presence(app: MusterApp, one: Presence) -> Content:
+    look = {True: Mark.ONLINE, False: Mark.OFFLINE, None: Mark.WAITING}[one.present]
+    word = {True: "here", False: "not here", None: "not known yet"}[one.present]
+    return literal(f"{app.symbol(look)} {one.name}: {word}", look.style)
+
+
+def _doctor_words(state: WizardState) -> str:
+    wrong = sum(bool(row.cause) for row in state.home.doctor)
+    if not state.home.doctor:
+        return "look at this computer: Python, devices, disk, memory"
+    return f"{len(state.home.doctor)} things looked at, {wrong} to mend" if wrong else "all is well"
+
+
+def _findings(app: MusterApp, state: WizardState) -> list[Row]:
+    return [_finding(app, row) for row in state.home.doctor]
+
+
+def _finding(app: MusterApp, row: FindingRow) -> Row:
+    return Row(f"finding:{row.key}", (literal("    " + row.name), join(shown_state(app, row), muted(row.seen))))

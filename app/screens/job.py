@@ -1,0 +1,245 @@
+"""Job: the model, the data and every option of the profile; the advanced ones are folded away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.content import Content
+
+from app.console import bytes_text, command_line
+from app.screens.entry import ChoiceDialog, TextDialog
+from app.screens.steering import cause_lines, mark, shown_status
+from app.screens.step_screen import StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.symbols import Mark
+from app.shell.text import join, literal, muted
+from app.wizard import actions
+from app.wizard.state import DataRow, FitRow, OptionRow, Status, WizardState
+from app.wizard.steps import Step
+
+GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
+_COLUMNS = (
+    Column("name", "option", most=30, least=16),
+    Column("value", "value", most=36, least=10),
+    Column("about", "about", most=80, least=12, rank=1),
+)
+_SHOWN_BROKEN = 3
+
+
+class JobScreen(StepScreen):
+    """What is to be trained, on what?"""
+
+    STEP = Step.JOB
+    HEADING = "Job"
+    HELP = (
+        "Enter on the first line goes on with the values as they are; enter on an option changes it, and 'd' takes the "
+        "profile's own value again. A changed value is marked. '/' finds any option, the advanced ones too."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("enter", "go_on", "Continue", "Go on, or change the selected option.", main=True),
+        Key("n", "next", "Next", "Go on with the values as they are."),
+        Key("d", "reset", "Default", "The profile's own value again."),
+        Key("o", "advanced", "Advanced", "Show the advanced options, or fold them away."),
+    )
+
+    _open = False
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        app, job = cast(MusterApp, self.app), state.job
+        wanted = self.ready and bool(self.table.filter_text)
+        main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
+        advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
+        fold = ("v" if app.ascii_only else "▾") if self._open else (">" if app.ascii_only else "▸")
+        return [
+            Row(
+                GO,
+                (
+                    Content.styled("Go on", "bold $text-primary"),
+                    muted(state.answers.profile),
+                    muted("with these values"),
+                ),
+            ),
+            Row(
+                PROFILE,
+                (Content("profile"), literal(state.answers.profile, "bold"), muted("where all values start from")),
+            ),
+            Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(job.fits))),
+            Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(job.data))),
+            *[_option(app, row) for row in main],
+            Row(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
+            *([_option(app, row) for row in advanced] if self._open or wanted else []),
+        ]
+
+    def _fits(self, fits: Sequence[FitRow]) -> Content:
+        app = cast(MusterApp, self.app)
+        if not fits:
+            return Content("")
+        bad = [row for row in fits if row.status in (Status.FAILED, Status.WARNING)]
+        if any(row.status in (Status.WAITING, Status.WORKING) for row in fits):
+            return muted("does it fit the machines?")
+        if not bad:
+            return literal(f"{app.symbol(Mark.OK)} fits {_machines(len(fits))}", Mark.OK.style)
+        look = mark(bad[0].status)
+        return literal(f"{app.symbol(look)} " + ", ".join(f"{row.name}: {row.label}" for row in bad), look.style)
+
+    def _data(self, data: DataRow) -> Content:
+        app = cast(MusterApp, self.app)
+        if data.status in (Status.WAITING, Status.WORKING):
+            return muted("being looked at")
+        if data.status is Status.FAILED:
+            return literal(f"{app.symbol(Mark.PROBLEM)} {data.cause}", Mark.PROBLEM.style)
+        return join(shown_status(app, data.status, data_words(data)))
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        job = state.job
+        if key == MODEL:
+            return [line for row in job.fits for line in (_fit(cast(MusterApp, self.app), row), *cause_lines(row))]
+        if key == DATASET:
+            return _about_data(job.data)
+        row = self._option_at(key)
+        if row is None:
+            return ()
+        default = [muted(f"profile's value: {row.default}")] if row.changed else []
+        return [*cause_lines(row), muted(", ".join(filter(None, (row.help, row.unit, row.limits)))), *default]
+
+    def head(self, state: WizardState) -> Content:
+        return Content("\n").join(
+            [literal(text, style) for text, style in ((state.job.cause, "$text-error"), (state.job.fix, "")) if text]
+        )
+
+    def summary(self, state: WizardState) -> str:
+        changed = sum(row.changed for row in state.job.options)
+        return f"{changed} changed" if changed else ""
+
+    def hint(self, state: WizardState) -> Content:
+        wrong = [row for row in state.job.options if row.cause]
+        if wrong:
+            return literal(f"{wrong[0].name}: {wrong[0].cause}", "$text-error")
+        return muted("Shipped values are published ones; change what you know better.")
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        key = self.table.cursor if self.ready else GO
+        if key in (GO, ""):
+            return self.KEYS
+        word = "Unfold" if key == ADVANCED and not self._open else "Fold" if key == ADVANCED else "Change"
+        return (Key("enter", "go_on", word, main=True), *self.KEYS[1:])
+
+    def _option_at(self, key: str) -> OptionRow | None:
+        name = key.removeprefix("option:")
+        return next((row for row in self.state.job.options if row.name == name), None)
+
+    # --------------------------------------------------------------------------------------------------- actions
+
+    def action_go_on(self) -> None:
+        key = self.table.cursor
+        if key in (GO, ""):
+            self.action_next()
+        elif key == ADVANCED:
+            self.action_advanced()
+        elif key == PROFILE:
+            self._ask_profile()
+        elif key in (MODEL, DATASET):
+            self._ask_reference(key)
+        else:
+            self._ask_option(self._option_at(key))
+
+    def action_advanced(self) -> None:
+        self._open = not self._open
+        self.draw()
+
+    def action_filter(self) -> None:
+        super().action_filter()
+        self.draw()
+
+    def action_reset(self) -> None:
+        self.do(actions.ResetOption(self.table.cursor.removeprefix("option:")))
+
+    def action_retry(self) -> None:
+        self.do(actions.Refresh())
+
+    def _ask_profile(self) -> None:
+        choices = [(row.name, row.description) for row in self.state.home.profiles]
+
+        def answered(name: str | None) -> None:
+            if name:
+                self.do(actions.ChooseProfile(name))
+
+        heading = "Which profile do the values start from?"
+        self.app.push_screen(ChoiceDialog(heading, value=self.state.answers.profile, choices=choices), answered)
+
+    def _ask_reference(self, name: str) -> None:
+        job = self.state.job
+        known, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
+        words = "a name of config.ini, a folder, or a name of the Hugging Face hub"
+        dialog = TextDialog(
+            "Which model?" if name == MODEL else "Which data set?",
+            [muted(f"Type {words}, or go down to the list.")],
+            value=value,
+            choices=[(one, "") for one in known],
+        )
+        self.app.push_screen(dialog, lambda text: self._set(name, text))
+
+    def _ask_option(self, row: OptionRow | None) -> None:
+        if row is None:
+            return
+        if row.type == "flag":
+            self._set(row.name, "false" if row.value == "true" else "true")
+            return
+        about = [muted(line) for line in (row.help, ", ".join(filter(None, (row.unit, row.limits)))) if line]
+        if row.choices:
+            dialog: TextDialog = ChoiceDialog(
+                row.name, about, value=row.value, choices=[(one, "") for one in row.choices]
+            )
+        else:
+            dialog = TextDialog(row.name, about, value=row.value)
+        self.app.push_screen(dialog, lambda text: self._set(row.name, text))
+
+    def _set(self, name: str, text: str | None) -> None:
+        if text is not None:
+            self.do(actions.SetOption(name, text))
+
+    def headless(self) -> str:
+        answers = self.state.answers
+        settings = [word for name, value in answers.options for word in ("--set", f"{name}={value}")]
+        return command_line("distributed-train", answers.profile, *settings)
+
+
+def data_words(data: DataRow) -> str:
+    """Return in a few words what a data set holds."""
+    hours = f", {data.hours:.3g} h" if data.hours else ""
+    broken = f", {data.broken_count} broken" if data.broken_count else ""
+    return f"{data.samples} samples{hours}{broken}" if data.samples else data.label
+
+
+def _about_data(data: DataRow) -> list[Content]:
+    lines = [*cause_lines(data)]
+    if data.splits:
+        lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
+    if data.columns:
+        lines.append(muted("columns: " + ", ".join(data.columns)))
+    lines += [literal(f"broken: {name}", "$text-warning") for name in data.broken[:_SHOWN_BROKEN]]
+    more = data.broken_count - len(data.broken[:_SHOWN_BROKEN])
+    return [*lines, muted(f"and {more} more")] if more > 0 else lines
+
+
+def _machines(number: int) -> str:
+    return "the machine" if number == 1 else f"all {number} machines"
+
+
+def _fit(app: MusterApp, row: FitRow) -> Content:
+    figures = f"needs {bytes_text(row.needed)} of {bytes_text(row.free)} free" if row.needed and row.free else ""
+    return join(shown_status(app, row.status, f"{row.name}: {row.label}"), muted(figures))
+
+
+def _option(app: MusterApp, row: OptionRow) -> Row:
+    style = "$text-error" if row.cause else "bold $text-primary" if row.changed else ""
+    changed = " *" if row.changed else ""
+    wrong = literal(f"{app.symbol(Mark.PROBLEM)} {row.cause}", "$text-error") if row.cause else muted(row.help)
+    value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
+    return Row(f"option:{row.name}", (literal(row.name), value, wrong))

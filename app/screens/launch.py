@@ -1,0 +1,95 @@
+"""Launch: steps and machines as a grid, and under it what went wrong where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.content import Content
+
+from app.console import command_line
+from app.screens.steering import cause_lines, shown_state, shown_status
+from app.screens.step_screen import StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.text import literal, muted
+from app.wizard import actions
+from app.wizard.state import LaunchRow, Status, WizardState
+from app.wizard.steps import Step
+
+if TYPE_CHECKING:
+    from app.screens.app import WizardApp
+
+_PROGRESS = 4
+
+
+class LaunchScreen(StepScreen):
+    """It starts."""
+
+    STEP = Step.LAUNCH
+    HEADING = "Launch"
+    DETAIL_BELOW = True
+    HELP = (
+        "Every machine goes through the same steps. When the first step of training is made, the run is shown live; it "
+        "goes on in the background whatever happens to this screen. Where a step fails, its log is shown: mend it and "
+        "press 'r', or leave the machine out with 'x', which makes a new plan with the rest."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("enter", "go_on", "Watch", "Show the run live.", main=True),
+        Key("r", "retry", "Retry", "Try to start again."),
+        Key("x", "drop", "Drop", "Leave the selected machine out and plan again with the rest."),
+    )
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        steps = [Column(f"step{place}", step, most=12, least=5) for place, step in enumerate(state.launch.steps)]
+        return (Column("name", "machine", most=26, least=14), *steps, Column("state", "state", most=40, least=10))
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        return [_row(cast(MusterApp, self.app), row, len(state.launch.steps)) for row in state.launch.rows]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        failing = [row for row in state.launch.rows if row.status is Status.FAILED]
+        row = next((row for row in failing if row.key == key), failing[0] if failing else None)
+        if row is not None:
+            head = [literal(row.name, "bold"), *cause_lines(row)]
+            return [*head, *[literal(line, "$text-muted") for line in row.log]]
+        return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
+
+    def head(self, state: WizardState) -> Content:
+        launch = state.launch
+        parts = [literal(launch.cause, "$text-error")] if launch.cause else []
+        return Content("\n").join([*parts, *([literal(launch.fix)] if launch.fix else [])])
+
+    def empty(self, state: WizardState) -> Content:
+        return Content("\n").join(
+            [muted(line) for line in state.launch.progress] or [muted("The run is being started.")]
+        )
+
+    def hint(self, state: WizardState) -> Content:
+        if state.launch.status is Status.FAILED:
+            return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
+        return muted("The run goes on in the background, whatever happens to this screen.")
+
+    def leave_question(self) -> str:
+        working = self.state.launch.status is Status.WORKING
+        return "The run is being started, and goes on without this screen. Leave?" if working else ""
+
+    def action_go_on(self) -> None:
+        run = self.state.launch.run
+        if run:
+            cast("WizardApp", self.app).open_dashboard(Path(run))
+
+    def action_drop(self) -> None:
+        self.do(actions.Drop(self.table.cursor))
+
+    def headless(self) -> str:
+        run = Path(self.state.launch.run).name
+        return command_line("attach", run) if run else (self.state.plan.command or command_line("runs", "list"))
+
+
+def _row(app: MusterApp, row: LaunchRow, steps: int) -> Row:
+    cells = [shown_status(app, status, "") for status in row.cells][:steps]
+    cells += [Content("")] * (steps - len(cells))
+    return Row(row.key, (literal(row.name), *cells, shown_state(app, row)))

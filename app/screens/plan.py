@@ -1,0 +1,135 @@
+"""Plan: what will change on which machine, what it costs, and the command that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.content import Content
+
+from app.console import bytes_text, command_line, duration_text
+from app.screens.entry import TextDialog
+from app.screens.steering import cause_lines
+from app.screens.step_screen import StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.symbols import Mark
+from app.shell.text import literal, muted
+from app.wizard import actions
+from app.wizard.state import ChangeRow, Plan, Status, WizardState
+from app.wizard.steps import Step
+
+_COLUMNS = (
+    Column("machine", "machine", most=26, least=14),
+    Column("what", "what changes there", most=90, least=20),
+    Column("bytes", "size", right=True, most=9, least=6),
+)
+_SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
+_LABEL = 11
+
+
+class PlanScreen(StepScreen):
+    """Shall this be done?"""
+
+    STEP = Step.PLAN
+    HEADING = "Plan"
+    DETAIL_BELOW = True
+    HELP = (
+        "Nothing has been changed on any machine so far. '+' is new there, '~' changes, '-' goes away. Enter saves the "
+        "profile and starts; 'w' only writes the files, so that the command can be run later. 'clean' takes everything "
+        "of ours off the machines again."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("enter", "go_on", "Start", "Save the profile and start the run.", main=True),
+        Key("e", "headless", "Command", "The command that does the same, to copy."),
+        Key("a", "name", "Name", "Another name for the saved profile."),
+        Key("w", "write", "Only save", "Write the files and start nothing."),
+        Key("b", "job", "Job", "To the job, to change options.", shown=False),
+    )
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        changes = state.plan.changes
+        before = ("", *(change.machine for change in changes))
+        return [_row(change, change.machine != other) for change, other in zip(changes, before)]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        if state.plan.status in (Status.WAITING, Status.WORKING):
+            return ()
+        return facts(state.plan, cast(MusterApp, self.app).ascii_only)
+
+    def head(self, state: WizardState) -> Content:
+        plan = state.plan
+        if plan.status is Status.FAILED:
+            return Content("\n").join([literal(plan.cause, "$text-error"), literal(plan.fix)])
+        if state.strategy.status is Status.FAILED:
+            return Content("\n").join([literal(state.strategy.cause, "$text-error"), literal(state.strategy.fix)])
+        return literal(plan.way, "$text-success")
+
+    def empty(self, state: WizardState) -> Content:
+        return Content("\n").join(
+            [muted(line) for line in state.strategy.progress] or [muted("The plan is being made.")]
+        )
+
+    def summary(self, state: WizardState) -> str:
+        time = duration_text(state.plan.seconds) if state.plan.seconds else ""
+        return "   ".join(filter(None, (f"profile {state.answers.profile}", time and f"about {time} of training")))
+
+    def hint(self, state: WizardState) -> Content:
+        if state.plan.saved:
+            return literal("Saved: the command works now.", "$text-success")
+        return muted("Enter starts. Until then nothing is changed anywhere.")
+
+    def action_go_on(self) -> None:
+        self.do(actions.Confirm())
+
+    def action_write(self) -> None:
+        self.do(actions.SaveOnly())
+
+    def action_job(self) -> None:
+        self.do(actions.GoTo(Step.JOB))
+
+    def action_retry(self) -> None:
+        self.do(actions.Retry())
+
+    def action_name(self) -> None:
+        def answered(name: str | None) -> None:
+            if name:
+                self.do(actions.SaveAs(name))
+
+        about = [muted("The choices are kept in profiles/saved; Home offers them next time.")]
+        value = self.state.answers.save_as or self.state.plan.profile
+        self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Name it"), answered)
+
+    def headless(self) -> str:
+        return self.state.plan.command or command_line("distributed-train", self.state.answers.profile)
+
+
+def _row(change: ChangeRow, named: bool) -> Row:
+    what = Content.assemble((f"{change.sign} ", _SIGNS.get(change.sign, "")), literal(change.what))
+    size = muted(bytes_text(change.bytes) if change.bytes else "")
+    return Row(change.key, (literal(change.machine if named else ""), what, size), tuple(cause_lines(change)))
+
+
+def facts(plan: Plan, ascii_only: bool) -> list[Content]:
+    """Return what a person should know of a plan before it begins."""
+    lock, open_ = Mark.OK, Mark.WARNING
+    lines = [
+        _fact("copies", bytes_text(plan.bytes_to_copy)) if plan.bytes_to_copy else None,
+        _fact("training", duration_text(plan.seconds) + ", predicted") if plan.seconds else None,
+        _fact("ports", ", ".join(plan.ports)) if plan.ports else None,
+        *[_fact("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
+        *[_fact("in clear", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
+        _fact("saved as", plan.profile) if plan.profile else None,
+        _fact("command", plan.command, "bold") if plan.command else None,
+        *[_fact("writes" if not place else "", text) for place, text in enumerate(plan.files)],
+        _fact("plan hash", plan.hash[:16]) if plan.hash else None,
+    ]
+    return [line for line in lines if line is not None]
+
+
+def _fact(label: str, text: str, style: str = "") -> Content:
+    return Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), literal(text, style))

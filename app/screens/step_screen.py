@@ -1,0 +1,221 @@
+"""The frame of the set-up's screens: where one is, what is asked, a table, and beside or under it what a row means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.containers import Container, VerticalScroll
+from textual.content import Content
+from textual.widgets import Static
+
+from app.console import command_line
+from app.screens.steering import Steering
+from app.shell.base_screen import BaseScreen
+from app.shell.frame import WIDE
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.row_table import RowTable
+from app.shell.text import join, literal
+from app.wizard import actions
+from app.wizard.state import WizardState
+from app.wizard.steps import Step, visited
+
+if TYPE_CHECKING:
+    from app.screens.app import WizardApp
+
+GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
+NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)
+
+
+class StepScreen(BaseScreen):
+    """One step. A subclass says what stands in its table and what a row means."""
+
+    STEP: ClassVar[Step]
+    HEADED: ClassVar[bool] = True
+    """Whether labels stand above the columns."""
+    DETAIL_BELOW: ClassVar[bool] = False
+    """Where there is no room beside the table: details stand under it, not under the selected row."""
+
+    DEFAULT_CSS = """
+    StepScreen #question { height: auto; }
+    StepScreen #head { height: auto; margin-top: 1; }
+    StepScreen #main { height: 1fr; margin-top: 1; layout: vertical; }
+    StepScreen #rows { width: 1fr; height: auto; max-height: 100%; }
+    StepScreen #side { display: none; }
+    StepScreen.-wide #main { layout: horizontal; }
+    StepScreen.-wide #side {
+        display: block; width: 38; height: 100%; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
+    }
+    StepScreen.-widest #side { width: 56; }
+    StepScreen #said { height: auto; max-height: 3; margin: 1 0; }
+    StepScreen.-below.-narrow #rows { max-height: 50%; }
+    StepScreen.-below.-narrow #side {
+        display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; border: none;
+    }
+    """
+
+    # --------------------------------------------------------------------------------------- what a subclass says
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        """Return the columns of the table."""
+        raise NotImplementedError
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        """Return the rows of the table; no detail of the selected one is needed here."""
+        raise NotImplementedError
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        """Return what there is to say about the selected row."""
+        return ()
+
+    def head(self, state: WizardState) -> Content:
+        """Return what stands above the table; nothing where it is empty."""
+        return Content("")
+
+    def empty(self, state: WizardState) -> Content:
+        """Return what is said while there is no row."""
+        return Content("")
+
+    def summary(self, state: WizardState) -> str:
+        """Return a few words beside the question."""
+        return ""
+
+    def hint(self, state: WizardState) -> Content:
+        """Return the line above the keys, where there is no notice and nothing is worked on."""
+        return Content("")
+
+    # ------------------------------------------------------------------------------------------------- the frame
+
+    _notice = ""
+    _was_blocker = False
+
+    @property
+    def wizard(self) -> Steering:
+        return cast("WizardApp", self.app).wizard
+
+    @property
+    def state(self) -> WizardState:
+        return self.wizard.state
+
+    @property
+    def table(self) -> RowTable:
+        return self.query_one("#rows", RowTable)
+
+    def body(self) -> ComposeResult:
+        yield Static(id="question", markup=False)
+        yield Static(id="head", markup=False)
+        with Container(id="main"):
+            yield RowTable(self.columns(self.state), headed=self.HEADED, id="rows")
+            with VerticalScroll(id="side", can_focus=False):
+                yield Static(id="about", markup=False)
+        yield Static(id="said", markup=False)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.set_class(self.DETAIL_BELOW, "-below")
+        self.table.focus()
+
+    def on_screen_resume(self) -> None:
+        self.draw()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw)
+
+    def title_line(self) -> Content:
+        """Where one is on the way."""
+        parts = [_crumb(step, self.STEP, self.state) for step in visited(self.state.far or self.STEP in _NETWORKED)]
+        crumbs = Content.styled(" › ", "$text-muted").join(parts)
+        return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
+
+    def draw(self) -> None:
+        """Draw the state of the moment."""
+        if not self.ready or not self.is_current:
+            return
+        state = self.state
+        self.refresh_frame()
+        summary = literal(self.summary(state), "$text-muted")
+        self.query_one("#question", Static).update(
+            join(Content.styled(self.STEP.question, "bold"), summary, between="   ")
+        )
+        head, content = self.query_one("#head", Static), self.head(state)
+        head.display = bool(content)
+        head.update(content)
+        self.query_one("#said", Static).update(self._said(state))
+        self._draw_table(state)
+
+    def _draw_table(self, state: WizardState) -> None:
+        table = self.table
+        table.say_when_empty(self.empty(state))
+        rows = list(self.rows(state))
+        table.show(rows, columns=self.columns(state))
+        self._draw_detail(state, rows)
+
+    def _draw_detail(self, state: WizardState, rows: Sequence[Row]) -> None:
+        """Beside the table where there is room, else under the row itself."""
+        key = self.table.cursor
+        lines = tuple(self.detail(state, key))
+        self.query_one("#about", Static).update(Content("\n").join(lines))
+        if self.DETAIL_BELOW or self.app.size.width >= WIDE or not lines:
+            return
+        self.table.show(
+            [Row(row.key, row.cells, lines, row.selectable) if row.key == key else row for row in rows],
+            columns=self.columns(state),
+        )
+
+    def _said(self, state: WizardState) -> Content:
+        if state.notice and self._still_true(state):
+            return literal(state.notice, "$text-warning")
+        if state.busy:
+            spin = cast("WizardApp", self.app).spinner()
+            return Content.assemble((f"{spin} ", "$text-primary"), literal(" · ".join(state.busy), "$text-muted"))
+        return self.hint(state)
+
+    def _still_true(self, state: WizardState) -> bool:
+        """Whether a notice holds: one that said why it did not go on may have been mended meanwhile."""
+        if state.notice != self._notice:
+            self._notice, self._was_blocker = state.notice, state.notice in state.blockers
+        return not self._was_blocker or state.notice in state.blockers
+
+    # -------------------------------------------------------------------------------------------------- actions
+
+    def do(self, action: actions.Action) -> None:
+        """Send what a person did, and draw what came of it."""
+        self.wizard.do(action)
+        cast("WizardApp", self.app).follow()
+
+    def on_row_table_moved(self, event: RowTable.Moved) -> None:
+        event.stop()
+        self.draw()
+
+    def on_row_table_chosen(self, event: RowTable.Chosen) -> None:
+        event.stop()
+        self.action_go_on()
+
+    def action_go_on(self) -> None:
+        """What enter does; to the next step, unless a screen knows better."""
+        self.action_next()
+
+    def action_next(self) -> None:
+        self.do(actions.Next())
+
+    def action_back(self) -> None:
+        self.do(actions.Back())
+
+    def action_retry(self) -> None:
+        self.do(actions.Retry(self.table.cursor))
+
+    def headless(self) -> str:
+        return command_line("--help")
+
+
+_NETWORKED = (Step.ACCESS, Step.CHECKS, Step.LINKS)
+
+
+def _crumb(step: Step, current: Step, state: WizardState) -> Content:
+    title = step.value.capitalize()
+    if step is current:
+        return Content.styled(title, "bold $text-primary underline")
+    order = tuple(Step)
+    return Content.styled(title, "$foreground" if order.index(step) < order.index(current) else "$text-muted")

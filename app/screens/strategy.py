@@ -1,0 +1,166 @@
+"""Strategy: the recommended way to train with its reasons in numbers, and what every other way would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.content import Content
+
+from app.console import bytes_text, command_line, duration_text
+from app.screens.steering import cause_lines
+from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.shell.base_app import MusterApp
+from app.shell.frame import WIDE
+from app.shell.keys import Key
+from app.shell.row_layout import Column, Row
+from app.shell.symbols import Mark, bar
+from app.shell.text import literal, muted
+from app.wizard import actions
+from app.wizard.state import CandidateRow, Status, WizardState
+from app.wizard.steps import Step
+
+_COLUMNS = (
+    Column("name", "way", most=34, least=18),
+    Column("speed", "speed-up", right=True, most=8, least=7),
+    Column("step", "step", right=True, most=9, least=6),
+    Column("network", "waits", right=True, most=18, least=5),
+    Column("bytes", "an hour", right=True, most=9, least=7),
+    Column("interval", "H", right=True, most=6, least=3),
+    Column("time", "time", right=True, most=9, least=6, rank=2),
+    Column("loss", "loss", right=True, most=8, least=5, rank=3),
+)
+PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
+_REASONS = 2
+"""Reasons shown above the table of a small terminal."""
+_TALL = 30
+
+
+class StrategyScreen(StepScreen):
+    """How do they work together?"""
+
+    STEP = Step.STRATEGY
+    HEADING = "Strategy"
+    HELP = (
+        "Every way to train on these machines with what it should cost, worked out from the measured links and speeds. "
+        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'waits' is the share of a "
+        "step that waits for the network. One machine alone is a way too, and wins where it is faster. "
+        "H is the number of steps between two exchanges: [ and ] move it, and the figures follow."
+    )
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        GO_ON,
+        NEXT,
+        Key("left_square_bracket,left", "interval(-2)", "H", "Half as many steps between exchanges.", written="[ ]"),
+        Key("right_square_bracket,right", "interval(2)", "H up", "Twice as many: less traffic.", shown=False),
+        Key("p", "preference", "Prefer", "What counts most: fastest, closest to exact, least traffic."),
+        Key("r", "retry", "Measure", "Measure and predict again."),
+    )
+
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return _COLUMNS
+
+    def rows(self, state: WizardState) -> Sequence[Row]:
+        chosen = state.chosen
+        app, wide = cast(MusterApp, self.app), self.app.size.width >= WIDE
+        return [_row(app, row, chosen is not None and row.index == chosen.index, wide) for row in state.strategy.rows]
+
+    def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        row = next((row for row in state.strategy.rows if row.key == key), None)
+        lines = _about(row) if row is not None else []
+        return lines if self.app.size.width >= WIDE else lines[:2]
+
+    def head(self, state: WizardState) -> Content:
+        found = state.strategy
+        if found.cause:
+            return Content("\n").join([literal(found.cause, "$text-error"), literal(found.fix)])
+        first, *others = found.reasons or ("",)
+        shown = others[: _REASONS - 1] if self.app.size.height < _TALL else others
+        dash = "- " if cast(MusterApp, self.app).ascii_only else "· "
+        return (
+            Content("\n").join([literal(first, "$text-success"), *[muted(dash + text) for text in shown]])
+            if first
+            else Content("")
+        )
+
+    def empty(self, state: WizardState) -> Content:
+        return Content("\n").join(
+            [muted(line) for line in state.strategy.progress] or [muted("Nothing predicted yet.")]
+        )
+
+    def summary(self, state: WizardState) -> str:
+        return f"prefer {state.answers.preference}"
+
+    def hint(self, state: WizardState) -> Content:
+        chosen = state.chosen
+        if chosen is not None and not chosen.recommended:
+            return muted("Another way than the recommended one is chosen.")
+        return muted("The arrow keys choose a way; figures are predictions from measured links and speeds.")
+
+    def draw(self) -> None:
+        super().draw()
+        chosen = self.state.chosen
+        if chosen is not None and self.ready and not self._by_hand:
+            self.table.select(chosen.key)
+
+    _by_hand = False
+
+    def on_row_table_moved(self, event: object) -> None:
+        row = next((row for row in self.state.strategy.rows if row.key == self.table.cursor), None)
+        chosen = self.state.chosen
+        if row is not None and chosen is not None and row.index != chosen.index and row.status is not Status.FAILED:
+            self._by_hand = True
+            self.do(actions.ChooseStrategy(row.index))
+        self.draw()
+
+    def action_interval(self, factor: int) -> None:
+        chosen = self.state.chosen
+        if chosen is not None:
+            steps = chosen.interval * 2 if factor > 0 else max(1, chosen.interval // 2)
+            self.do(actions.SetInterval(steps))
+
+    def action_preference(self) -> None:
+        place = PREFERENCES.index(self.state.answers.preference) if self.state.answers.preference in PREFERENCES else -1
+        self._by_hand = False
+        self.do(actions.SetPreference(PREFERENCES[(place + 1) % len(PREFERENCES)]))
+
+    def headless(self) -> str:
+        return command_line("plan", self.state.answers.profile)
+
+
+def _row(app: MusterApp, row: CandidateRow, chosen: bool, wide: bool) -> Row:
+    look = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN
+    best = " recommended" if row.recommended else ""
+    name = Content.assemble(
+        (app.symbol(look) + " ", look.style), literal(row.name, "bold" if chosen else ""), (best, "$text-success")
+    )
+    if row.status is Status.FAILED:
+        return Row(row.key, (name, literal(row.label, "$text-error"), *[Content("")] * 6), selectable=False)
+    return Row(row.key, (name, *_figures(app, row, wide)))
+
+
+def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ...]:
+    drawn = bar(row.communication, 6, app.ascii_only) if wide else ""
+    fast = "$text-success" if row.useful_speed_up > 1.05 else "$text-warning" if row.useful_speed_up < 0.95 else ""
+    return (
+        literal(f"{row.useful_speed_up:.2f}x", fast),
+        literal(_seconds(row.step_seconds)),
+        Content.assemble(muted(drawn), f"{row.communication:5.0%}"),
+        literal(bytes_text(row.bytes_per_hour) if row.bytes_per_hour else "-"),
+        literal(str(row.interval) if row.periodic else "-"),
+        literal(duration_text(row.total_seconds)),
+        literal(f"+{row.loss_increase:.1%}" if row.loss_increase else "-"),
+    )
+
+
+def _about(row: CandidateRow) -> list[Content]:
+    who = ", ".join(row.members)
+    lines = [literal(f"over {row.over}: {who}" if row.over and not row.alone else who)]
+    lines.append(muted(f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"))
+    lines.append(muted(f"whole run {duration_text(row.total_seconds)}, loss +{row.loss_increase:.2%} at most expected"))
+    if row.periodic:
+        lines.append(muted(f"one exchange every {row.interval} steps ([ and ] move it)"))
+    return [*lines, *cause_lines(row)]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
