@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_task import toy_plan
+
+from profiles.errors import BadInput, ExitCode
+from training.control import Command, Control
+from training.events import MemberEvent
+from training.membership import Membership, Watched
+from training.plan import MemberPlan
+
+
+class Silent:
+    """A worker's process that does nothing."""
+
+    pid = 0
+    end_reason = ""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def exit_code(self) -> int:
+        return 0
+
+    def lines(self) -> Iterator[bytes]:
+        return iter(())
+
+
+def of(members: int, **strategy: Any) -> Membership:
+    membership = Membership(toy_plan(members, strategy=strategy or None))
+    membership.workers = {rank: Watched(Silent()) for rank in range(members)}
+    return membership
+
+
+def fourth(membership: Membership) -> MemberPlan:
+    return membership.plan.members[0].model_copy(update={"rank": len(membership.plan.seats), "name": "new"})
+
+
+def test_the_last_one_cannot_leave() -> None:
+    membership = of(2)
+    membership.dismiss([0])
+    with pytest.raises(BadInput, match="nobody would be left"):
+        membership.dismiss([1])
+
+
+@pytest.mark.parametrize(("members", "engine"), [(1, "hub"), (2, "torch")])
+def test_some_runs_keep_their_members(members: int, engine: str) -> None:
+    membership = of(members, engine=engine)
+    for change in (lambda: membership.dismiss([0]), lambda: membership.announce(fourth(membership))):
+        with pytest.raises(BadInput, match="it began with|keeps to it"):
+            change()
+
+
+def test_one_that_left_is_not_called_lost() -> None:
+    membership = of(2)
+    assert membership.note(-1, MemberEvent(member=1, status="left")).status == "left"
+    assert membership.note(0, MemberEvent(member=1, status="lost")).status == "left"
+    assert membership.note(1, MemberEvent(member=0, status="lost")).status == "lost"
+
+
+def test_who_trains_must_know_of_one_that_is_to_come() -> None:
+    membership = of(3)
+    membership.announce(fourth(membership))
+    assert (membership.unaware(3), membership.unaware(0)) == ([0, 1, 2], [])
+    membership.known_to["new"] |= {0, 1}
+    membership.dismiss([2])
+    assert membership.unaware(3) == []
+    membership.seat(3, Silent())
+    assert membership.name(3) == "new" and membership.guests == {3}
+
+
+def test_nobody_is_let_in_after_the_end() -> None:
+    membership = of(2)
+    for watched in membership.workers.values():
+        watched.exit_code = ExitCode.DONE
+    assert not membership.goes_on()
+    with pytest.raises(BadInput, match="nobody trains any more"):
+        membership.check_room(1)
+
+
+def test_a_member_that_was_announced_is_in_the_plan_and_changes_nothing_else() -> None:
+    told: list[MemberPlan] = []
+    control, membership = Control(told.append), of(2)
+    plan, new = membership.plan, fourth(membership)
+    control.post(Command(command="expect", member=new))
+    grown = control.grown(plan)
+    assert told == [new] and grown.seats == (*plan.members, new) and control.grown(grown) == grown
+    assert (grown.world_size, grown.global_batch, grown.hash()) == (2, plan.global_batch, plan.hash())
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["dismiss", "end", "break", "seat", "joined", "lost", "left"]), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_whatever_comes_and_goes_somebody_stays_and_the_sets_agree(steps: list[tuple[str, int]]) -> None:
+    membership = of(4)
+    for what, rank in steps:
+        watched = membership.workers[rank]
+        if what == "dismiss":
+            before = membership.taking_part
+            try:
+                membership.dismiss([rank])
+            except BadInput:
+                assert membership.taking_part == before
+            else:
+                assert membership.taking_part
+        elif what in ("end", "break"):
+            watched.exit_code = ExitCode.STOPPED if what == "end" else ExitCode.RUN_FAILED
+            membership.lost += [rank] if what == "break" and rank not in membership.lost else []
+        elif what == "seat" and watched.exit_code is not None and membership.taking_part:
+            membership.seat(rank, Silent())
+            assert rank in membership.guests and rank not in membership.lost
+        elif what in ("joined", "lost", "left") and watched.exit_code is None:
+            source = rank if what == "joined" else -1
+            membership.note(source, MemberEvent.model_validate({"member": rank, "status": what}))
+        assert membership.guests <= membership.apart
+        assert not set(membership.taking_part) & membership.apart
+        assert membership.can_do_without(rank) or set(membership.taking_part) <= {rank}
