@@ -15,9 +15,9 @@ from pathlib import Path
 from distributed.code_sync import REPOSITORY
 from distributed.hosts import Hosts, save_hosts
 from distributed.plan_words import why_in_words
-from distributed.planning import write_planning
 from distributed.preparation import Manner, hosts_of, prepare
 from distributed.run_planning import Planned, PlanWish, Ready, plan_machines
+from distributed.run_prediction import keep_planning
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.events import TimingEvent
@@ -28,8 +28,6 @@ from training.timing import Laps
 
 HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
-PLANNING = "planning.json"
-"""What its plan was chosen from, where there was a choice."""
 _START_PATIENCE = 20.0
 
 
@@ -114,7 +112,7 @@ class DistributedLauncher:
         reason = why_in_words(planned.planning) if planned.planning else ""
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         if planned.planning is not None:
-            write_planning(folder.path / PLANNING, planned.planning)
+            keep_planning(folder.path, planned.planning, planned.figures)
         save_hosts(self._hosts, folder.path / HOSTS)
         self._laps.end("command: plan")
         for timing in self._timings:

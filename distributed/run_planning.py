@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distributed import planner
-from distributed.job import Preference, job_of
+from distributed.job import Figures, Preference, job_of
 from distributed.link import Link, address_towards
 from distributed.link_figures import PairFigures
 from distributed.measure import Measured, Wish, measure_ready
+from distributed.plan_feedback import corrections
 from distributed.planning import MemberSetting, Planning
 from distributed.preflight import Facts, NotReady
 from distributed.run_members import plan_run, seat_names
@@ -43,6 +44,8 @@ class Planned:
     """Those that take part, in the order of their ranks."""
     planning: Planning | None = None
     """What it was chosen from; ``None`` where there was nothing to choose."""
+    figures: Figures | None = None
+    """What was measured for it, where it was made just now."""
 
 
 def plan_machines(
@@ -61,7 +64,8 @@ def plan_machines(
     found = measure_ready(machines, profile, Wish(max_age=wish.max_age), tell)
     if found.problems:
         raise NotReady(found.problems)
-    return apply_planning(choose(found, machines, profile, wish), profile, machines)
+    planned = apply_planning(choose(found, machines, profile, wish), profile, machines)
+    return replace(planned, figures=found.figures)
 
 
 def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: PlanWish) -> Planning:
@@ -69,7 +73,8 @@ def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: P
     figures = found.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, wish.preference, wish.max_loss_increase)
-    planning = planner.signed(planner.plan(cluster, job, hubs=[cluster.here]), cluster, profile)
+    learnt = corrections(cluster, job)
+    planning = planner.signed(planner.plan(cluster, job, [cluster.here], learnt), cluster, profile)
     if planning.settings is None:
         return planning
     paths = {link.name: best_paths(link, found.pairs, found.here) for link, _ in machines}

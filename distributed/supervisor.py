@@ -28,6 +28,7 @@ from distributed.newcomers import check_newcomer, check_way_to_hub, newcomer, no
 from distributed.remote_worker import Assignment, Patience, RemoteWorker
 from distributed.request_desk import RequestDesk
 from distributed.requests import Request, leave_request
+from distributed.run_prediction import prediction_metrics
 from distributed.start_watch import StartWatch
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningEvent
@@ -91,6 +92,7 @@ class Supervisor:
                 self._watch,
                 lambda rank, log: self._worker(self._seats[rank], rank, log),
                 listen=self._listen,
+                more_metrics=lambda: prediction_metrics(self._folder),
             )
             run.start()
             laps.end("engine")

@@ -81,6 +81,7 @@ class LocalRun:
         on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
         start_worker: starts the process of a rank; default: ``python -m training.worker``.
         listen: literal address of the hub.
+        more_metrics: asked at the end for what else belongs into ``metrics.json``.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class LocalRun:
         on_event: Callable[[Event], None],
         start_worker: StartWorker | None = None,
         listen: str = "127.0.0.1",
+        more_metrics: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.plan = plan
+        self._more_metrics = more_metrics
         self.folder = folder
         self._on_event = on_event
         self._start_worker = start_worker or self._start_subprocess
@@ -383,4 +386,5 @@ class LocalRun:
             "seconds": seconds,
             "samples_per_second": self._seen.samples / seconds if seconds else 0.0,
             "lost_members": self.members.lost,
+            **self._more_metrics(),
         }

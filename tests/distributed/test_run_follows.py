@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from distributed.hosts import load_hosts, save_hosts
-from distributed.launcher import PLANNING
 from distributed.planning import read_planning
+from distributed.run_prediction import PLANNING
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
+from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-AUTO = ("--strategy", "auto", "--max-steps", "6")
+AUTO = ("--strategy", "auto", "--max-steps", "10")
 
 
 @pytest.fixture
@@ -39,13 +40,16 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     assert metadata["strategy"] == planning.settings.options["strategy"]
     assert [host["name"] for host in metadata["hosts"]] == [member.name for member in planning.settings.members]
     assert metadata["strategy_reason"] in first.stderr
+    assert planning.best is not None
+    prediction = metadata["metrics"]["prediction"]
+    assert prediction["predicted_step"] == planning.best.step and prediction["measured_step"] > 0
+    assert list((tmp_path / "cache" / "muster" / "measurements").glob("*.json"))
 
     again = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--no-input"))
     assert again.returncode == 0, again.stderr
     assert "measuring" not in again.stderr and "running the task" not in again.stderr
     given = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--plan", str(folder / PLANNING)))
-    hashes = [json.loads(done.stdout)["plan_hash"] for done in (again, given)]
-    assert hashes[0] == hashes[1]
+    assert json.loads(given.stdout)["plan_hash"] == RunFolder.open(folder).plan().hash()
     assert len(list((tmp_path / "output").iterdir())) == 1
 
 
