@@ -36,6 +36,10 @@ SOCKET = "agent.sock"
 BEAT = 1.0
 _OLD_AGENT_PATIENCE = 10.0
 _TICK = 0.1
+_INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
+exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
+"""Many systems let a session over SSH keep them from going to sleep by themselves, and refuse it more. The command ends
+with its input, and that with the process that holds it."""
 
 
 def run_folder(root: str, run: str, rank: str) -> Path:
@@ -261,8 +265,7 @@ def keep_awake() -> subprocess.Popen[bytes] | None:
     if shutil.which("caffeinate"):
         command = ["caffeinate", "-ims", "-w", str(os.getpid())]
     elif shutil.which("systemd-inhibit"):
-        what = ["--what=sleep:idle", "--who=muster", "--why=a training run"]
-        command = ["systemd-inhibit", *what, "cat"]  # cat ends with the pipe, and that with this process
+        command = ["sh", "-c", _INHIBIT]
     else:
         return None
     quiet = subprocess.DEVNULL

@@ -166,10 +166,9 @@ def _power(health: Health) -> Iterator[Finding]:
     if health.inhibitor or not mobile:
         yield Finding("sleep", "ok", health.inhibitor or "no battery, so it hardly sleeps", "can be kept awake")
     else:
-        fix = "switch sleep off there while you train"
-        yield Finding(
-            "sleep", "warning", "may fall asleep: no caffeinate, no systemd-inhibit", "can be kept awake", fix
-        )
+        fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
+        seen = "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
+        yield Finding("sleep", "warning", seen, "can be kept awake", fix)
 
 
 def _heat(health: Health) -> Iterator[Finding]:

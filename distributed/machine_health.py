@@ -42,7 +42,7 @@ def facts() -> dict[str, Any]:
         "address": ([*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""])[2],
         "memory": memory(mac),
         "power": mac_power(said("pmset", "-g", "batt"), said("pmset", "-g")) if mac else linux_power(power_supplies()),
-        "inhibitor": next((name for name in ("caffeinate", "systemd-inhibit") if shutil.which(name)), ""),
+        "inhibitor": inhibitor(),
         "mtu": mac_mtu(said("ifconfig")) if mac else linux_mtu(),
         "celsius": celsius(),
         "throttled": mac_throttled(said("pmset", "-g", "therm")) if mac else False,
@@ -63,6 +63,26 @@ def read(path: str) -> str:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def inhibitor() -> str:
+    """Return what can keep this machine awake; a session over SSH may be refused what exists."""
+    if shutil.which("caffeinate"):
+        return "caffeinate"
+    for what, name in (
+        ("sleep:idle", "systemd-inhibit"),
+        ("idle", "systemd-inhibit, against falling asleep by itself"),
+    ):
+        if succeeds("systemd-inhibit", f"--what={what}", "true"):
+            return name
+    return ""
+
+
+def succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def memory(mac: bool) -> dict[str, int]:

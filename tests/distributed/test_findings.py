@@ -38,7 +38,7 @@ def test_a_sound_machine_raises_no_alarm() -> None:
         ({"memory": {"total": 2**34, "free": 2**30}}, ("warning", "1.0 of 16.0 GB free")),
         ({"power": {"source": "battery", "percent": 43}}, ("warning", "runs on its battery, 43 %")),
         ({"power": {"source": "ac", "saving": True}}, ("warning", "Low Power Mode is on")),
-        ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, no systemd-inhibit")),
+        ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused")),
         ({"celsius": 97.0}, ("warning", "97 °C")),
         ({"throttled": True, "celsius": None}, ("warning", "unknown, slowed down by heat")),
         ({"devices": [{"device": "mps", "problem": "boom"}]}, ("problem", "mps: boom")),

@@ -15,7 +15,7 @@ from training.local_run import LocalRun
 class Told:
     """A run that notes what it is told to do."""
 
-    class members:  # noqa: N801 - the run's own name for it
+    class members:
         taking_part = (0, 1)
         lost: tuple[int, ...] = ()
 

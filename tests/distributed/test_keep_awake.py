@@ -1,0 +1,96 @@
+"""Machines stay awake while they train, and may sleep afterwards; the platform's commands are stood in for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from distributed import agent, machine_health
+from tests.distributed.muster_runs import REPOSITORY
+from tests.distributed.test_agent import Agents, agents
+
+__all__ = ["agents"]
+
+FAKES = {
+    "caffeinate": 'echo "$$ $*" >> "$AWAKE"; exec sleep 600',
+    "systemd-inhibit": 'case $* in *sleep:idle*) exit 1;; esac; echo "$$ $*" >> "$AWAKE"; eval "exec \\${$#}"',
+}
+"""The second is that of a system that refuses a session over SSH to stop it from being put to sleep."""
+
+SUPERVISED = """
+import os, sys, time
+from distributed import supervisor
+def run(path):
+    while not os.path.exists(os.environ["AWAKE"]):
+        time.sleep(0.02)
+    return 0
+supervisor.supervise_folder = run
+sys.exit(supervisor.main())
+"""
+"""A supervisor whose run ends when the machine is kept awake."""
+
+
+@pytest.fixture(params=sorted(FAKES))
+def awake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each command that kept this machine awake: its process and its words."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / request.param).write_text(f"#!/bin/sh\n{FAKES[request.param]}\n")
+    (tools / request.param).chmod(0o755)
+    monkeypatch.setenv("AWAKE", str(tmp_path / "awake"))
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return tmp_path / "awake"
+
+
+def kept(awake: Path) -> tuple[int, str]:
+    until(awake.exists)
+    pid, words = awake.read_text().split(None, 1)
+    return int(pid), words
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 15.0
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path) -> None:
+    agents.start()
+    attachment = agents.attach()
+    pid, words = kept(awake)
+    assert words.startswith(("-ims -w ", "--what=idle "))
+    attachment.say(n=1, worker={"command": "stop"})
+    attachment.records(lambda record: "end" in record)
+    assert lives(pid)  # the model is still to be fetched
+    attachment.say(n=2, bye=True)
+    until(lambda: not lives(pid))
+    attachment.close()
+
+
+def test_the_machine_that_supervises_stays_awake(awake: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    command = [sys.executable, "-c", SUPERVISED]
+    done = subprocess.run(command, input=str(tmp_path).encode(), cwd=REPOSITORY, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    pid, _ = kept(awake)
+    until(lambda: not lives(pid))
+
+
+def test_the_check_tries_what_it_finds(awake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert machine_health.inhibitor() in ("caffeinate", "systemd-inhibit, against falling asleep by itself")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert machine_health.inhibitor() == ""
+    assert agent.keep_awake() is None
