@@ -10,6 +10,7 @@ from app.demo.pace import Pace
 from app.wizard.state import AccessRow, MachineRow, Need, Status
 from distributed.ssh_errors import REMOTE_LOGIN
 
+_COMPARE = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 STAGES = ("reach", "host key", "login", "shell")
 ASKING = 0.7
 OPENS_AFTER = 9.0
@@ -78,15 +79,11 @@ def _ended(way: AccessRow, stage: int, code: str, words: str, cause: str, fix: s
     )
 
 
-def _compare() -> str:
-    return "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-
-
 def _first_meeting(way: AccessRow, machine: ScriptedMachine) -> AccessRow:
     cause = "first meeting: its ssh-ed25519 host key was never seen here"
-    fix = f"compare the fingerprint on {machine.name} itself: {_compare()}"
+    fix = f"compare its fingerprint on {machine.name} itself, then accept it"
     ended = _ended(way, 1, "unknown_host_key", "first meeting", cause, fix)
-    return dataclasses.replace(ended, need=Need.TRUST, compare=_compare())
+    return dataclasses.replace(ended, need=Need.TRUST, compare=_COMPARE)
 
 
 def _password(way: AccessRow) -> AccessRow:

@@ -15,7 +15,7 @@ from profiles.options import OptionSpec, as_text, check_value, options
 
 MODELS = ("whisper-tiny", "whisper-small", "whisper-large-v3")
 DATASETS = ("scripted-recordings",)
-_FIRST = ("epochs", "max_steps", "batch_size", "learning_rate")
+_FIRST = ("epochs", "batch_size", "learning_rate", "max_steps")
 
 
 def job_of(answers: JobAnswers) -> Job:

@@ -8,7 +8,7 @@ from distributed.cluster import Link
 from distributed.planning import Candidate
 from training.plan import MemberPlan, RunPlan
 
-PACKAGES, CODE, DATA = 213_000_000, 1_400_000, 84_000_000
+CODE, DATA = 1_400_000, 84_000_000
 """Bytes that a scripted machine lacks."""
 ENCRYPTED = ("training traffic: TLS with certificates of this run", "commands, code and data: SSH")
 NOT_DONE = "scripted: nothing is copied, installed or trained"
@@ -23,7 +23,7 @@ def plan_of(plan: RunPlan, chosen: Candidate | None, machines: int) -> Plan:
         bytes_to_copy=sum(change.bytes for change in changes),
         ports=(f"hub on {plan.hub_address}",) if far else (),
         seconds=chosen.step * chosen.steps if chosen else None,
-        way=_way(chosen) if chosen else "",
+        way=f"{_way(chosen)} ({NOT_DONE})" if chosen else "",
         encrypted=("training traffic: TLS with certificates of this run", "commands, code and data: SSH")
         if far
         else (),
@@ -47,10 +47,9 @@ def _changes(member: MemberPlan, here: bool) -> list[ChangeRow]:
     machine = scripted_machine(member.name)
     rows = [_row(machine, "run", "~" if here else "+", f"{member.batch_size} samples a step on {member.device}", 0)]
     if here:
-        return [*rows, _row(machine, "output", "+", "the run's folder under output/", 0)]
+        return [*rows, _row(machine, "output", "+", "the run's folder in output/", 0)]
     return [
         *rows,
-        _row(machine, "environment", "+", "environment from the lock file, in our cache folder", PACKAGES),
         _row(machine, "code", "+", "code of this version", CODE),
         _row(machine, "data", "+", "recordings that it lacks", DATA),
     ]

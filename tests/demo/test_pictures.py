@@ -1,0 +1,58 @@
+"""The pictures of the documentation are drawn from the screens as they are."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORDS = {
+    "machines": ("Which machines shall train?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),
+    "access": ("May we log in there?", "first meeting", "password", "SHA256:"),
+    "checks": ("Can they train?", "torch", "demo-pc"),
+    "links": ("How fast is the network", "demo-studio", "Wi-Fi"),
+    "strategy": ("How do they work together?", "diloco mxfp4", "alone", "3 machines with diloco"),
+    "plan": ("Shall this be done?", "scripted", "every 10 steps"),
+}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    subprocess.run([sys.executable, ROOT / "docs" / "make_pictures.py", "--output", folder], check=True, timeout=90)
+    return folder
+
+
+def text_of(picture: Path) -> str:
+    """Return what a picture says, blanks put together."""
+    parts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
+    return " ".join(html.unescape(" ".join(parts)).replace("\xa0", " ").split())
+
+
+@pytest.mark.slow
+def test_every_picture_shows_its_screen(drawn: Path) -> None:
+    assert {path.stem for path in drawn.iterdir()} == set(WORDS)
+    for name, words in WORDS.items():
+        said = text_of(drawn / f"{name}.svg")
+        assert [word for word in words if word not in said] == [], name
+
+
+@pytest.mark.slow
+def test_the_documentation_has_these_pictures(drawn: Path) -> None:
+    """A screen that has changed needs its picture drawn anew: docs/make_pictures.py does it."""
+    for path in drawn.iterdir():
+        kept = ROOT / "docs" / "pictures" / path.name
+        assert text_of(kept) == text_of(path), path.name
+
+
+@pytest.mark.slow
+def test_pictures_are_small_and_load_nothing(drawn: Path) -> None:
+    for path in drawn.iterdir():
+        drawing = path.read_text(encoding="utf-8")
+        assert len(drawing) < 100_000
+        assert "@font-face" not in drawing and "url(http" not in drawing
