@@ -1,55 +1,125 @@
-"""Draw docs/pictures/demo.svg from the events of a real run, at the moment a share of its steps was done.
+"""Draw docs/pictures/*.svg: the set-up's screens and the dashboard, from scripted machines.
 
-.venv/bin/python docs/make_pictures.py RUN [--at 0.6]
+.venv/bin/python docs/make_pictures.py [--output FOLDER]
+
+Clock, chances and sizes are fixed, so the same screens give the same pictures.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import asyncio
+import re
 import sys
+import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from rich.console import Console
+from app.demo.run import DEMO_START
+from app.demo.services import DemoServices
+from app.screens.app import WizardApp
+from app.wizard import actions as do
+from app.wizard.engine import Wizard
+from app.wizard.state import Need, Status, WizardState
 
-from app.run_state import RunState, apply
-from app.run_view import RunView
-from distributed.runs import find_run
-from training.events import StepEvent
-from training.run_folder import RunFolder
-
-
-def state_at(folder: RunFolder, share: float) -> tuple[RunState, float]:
-    """Return the state of a run when ``share`` of its steps was done, and the time of its last event then."""
-    events = list(folder.events())
-    until = share * max(e.step for e in events if isinstance(e, StepEvent))
-    state, now = RunState(), 0.0
-    for event in events:
-        if isinstance(event, StepEvent) and event.step > until:
-            break
-        state, now = apply(state, event), event.time
-    return state, now
+MACHINES = 3
+SIZE = (116, 28)
+SEEN_FOR = 6.0
+"""Seconds for which the set-up has looked for machines when it is drawn."""
+PATIENCE = 60.0
+_QUICK = 1000.0
+_FONT = re.compile(r"@font-face\s*{[^}]*}\s*")
+_GOOD = (Status.OK, Status.WARNING)
 
 
 def main() -> None:
-    """Draw the picture."""
+    """Draw all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run")
-    parser.add_argument("--at", type=float, default=0.6)
-    parser.add_argument("--output", type=Path, default=ROOT / "output")
-    arguments = parser.parse_args()
-    folder = RunFolder.open(find_run(arguments.output, arguments.run))
-    state, now = state_at(folder, arguments.at)
-    console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    plan = folder.plan()
-    title = f"{plan.profile.name} · {plan.world_size} workers · {plan.profile.strategy.strategy} over {plan.engine}"
-    console.print(RunView(title, state, now))
-    target = ROOT / "docs" / "pictures" / "demo.svg"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(console.export_svg(title="make demo"))
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "pictures")
+    folder: Path = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+    asyncio.run(draw_wizard(folder))
+
+
+class Pictures:
+    """Takes pictures of an application while it is driven."""
+
+    def __init__(self, app: WizardApp, settle: Callable[[], Awaitable[None]], folder: Path) -> None:
+        self._app, self._settle, self._folder = app, settle, folder
+
+    async def take(self, name: str) -> None:
+        """Write the screen as it is."""
+        await self._settle()
+        drawing = self._app.export_screenshot(title=f"python wizard.py --demo {MACHINES}")
+        (self._folder / f"{name}.svg").write_text(_FONT.sub("", drawing))
+
+
+async def draw_wizard(folder: Path) -> None:
+    """Go from Home to the Plan, and draw the screens on the way."""
+    seconds = 0.0
+    with tempfile.TemporaryDirectory() as output:
+        services = DemoServices(MACHINES, _QUICK, Path(output), clock=lambda: seconds / _QUICK)
+        wizard = Wizard(services)
+        app = WizardApp(wizard, clock=lambda: DEMO_START)
+        unsubscribe = wizard.subscribe(app.changed)
+        seconds = SEEN_FOR
+        try:
+            async with app.run_test(size=SIZE) as pilot:
+
+                async def settle() -> None:
+                    app.follow()
+                    await pilot.pause()
+
+                await _tour(wizard, Pictures(app, settle, folder))
+                unsubscribe()
+        finally:
+            wizard.close()
+
+
+async def _tour(wizard: Wizard, pictures: Pictures) -> None:
+    wizard.do(do.NewSetup())
+    await _reach(wizard, lambda state: len(state.machines.rows) == MACHINES and state.machines.seconds == SEEN_FOR)
+    for row in wizard.state.machines.rows:
+        wizard.do(do.Pick(row.key, True))
+    await pictures.take("machines")
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: all(row.status is Status.FAILED for row in state.access))
+    await pictures.take("access")
+    for row in wizard.state.access:
+        if row.need is Need.TRUST:
+            wizard.do(do.TrustKey(row.key, row.fingerprint))
+        elif row.need is Need.PASSWORD:
+            wizard.do(do.GivePassword(row.key, "scripted"))
+    await _reach(wizard, lambda state: all(row.status is Status.OK for row in state.access))
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: any(row.fixable for row in state.checks))
+    await pictures.take("checks")
+    wizard.do(do.FixAll())
+    await _reach(wizard, lambda state: all(row.status in _GOOD for row in state.checks))
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: state.links.status in _GOOD)
+    await pictures.take("links")
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: state.job.status in _GOOD and state.job.data.status in _GOOD)
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: state.strategy.status in _GOOD)
+    await pictures.take("strategy")
+    wizard.do(do.Next())
+    await _reach(wizard, lambda state: state.plan.status in _GOOD)
+    await pictures.take("plan")
+
+
+async def _reach(wizard: Wizard, until: Callable[[WizardState], bool]) -> None:
+    """Wait until the set-up's state is so and nothing is worked on, letting the screen draw meanwhile."""
+
+    def settled(state: WizardState) -> bool:
+        return not state.busy and until(state)
+
+    if not await asyncio.to_thread(wizard.wait, settled, PATIENCE):
+        raise SystemExit(f"the set-up came no further than {wizard.state.step.title}: {wizard.state.notice}")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def demo_run(
     if at_once:
         path = write_demo_run(output, machines, seed, time.time())
     else:
-        plan = demo_plan(scripted_machines(machines), new_run_id())
-        path = start_demo_run(output, plan, sys.argv, seed, speed)
+        plan, planning = demo_plan(scripted_machines(machines), new_run_id())
+        path = start_demo_run(output, plan, planning, sys.argv, seed, speed)
     if not (at_once or detach):
         from app.cli.distributed import attach_command
 

@@ -8,6 +8,7 @@ from app.demo.beats import Beat
 from app.demo.requests_desk import ScriptedDesk, Stopped
 from app.demo.script import Script, metrics_of
 from app.demo.stage import Stage
+from distributed.run_prediction import prediction_metrics
 from training.events import RunEvent
 from training.run_folder import RunFolder
 
@@ -38,7 +39,8 @@ def play(run: RunFolder, script: Script, speed: float = 1.0) -> str:
             return "cancelled"
         stage.say(RunEvent(status="completed"), time.time())
         desk.close("completed")
-        run.finish("completed", metrics_of(played, time.time() - began))
+        metrics = metrics_of(played, time.time() - began)
+        run.finish("completed", {**metrics, **(prediction_metrics(run) if speed == 1.0 else {})})
         return "completed"
 
 

@@ -24,7 +24,10 @@ from app.demo.player import play
 from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.demo.stage import Stage, utc_text
+from distributed.plan_words import why_in_words
+from distributed.planning import Planning
 from distributed.requests import leave_request
+from distributed.run_prediction import keep_planning, prediction_metrics
 from profiles.errors import RunFailed
 from training.events import RunEvent
 from training.plan import RunPlan
@@ -48,26 +51,33 @@ def write_demo_run(folder: Path, machines: int = 3, seed: int = 0, start: float 
     Raises:
         BadInput: too many machines, the run is there already, or the folder cannot be written.
     """
-    plan = demo_plan(scripted_machines(machines), run_id(seed, start))
+    plan, planning = demo_plan(scripted_machines(machines), run_id(seed, start))
     script = script_of(plan, seed)
-    run = _create(folder, plan, ["cli_typer.py", "demo-run", "--machines", str(machines)])
+    run = _create(folder, plan, planning, ["cli_typer.py", "demo-run", "--machines", str(machines)])
     with run, Stage(run, start, 1.0) as stage:
         for beat in script.beats:
             stage.write(beat)
         stage.say(RunEvent(status="completed"), stage.due(script.ends))
-        run.finish("completed", script.metrics)
+        run.finish("completed", {**script.metrics, **prediction_metrics(run)})
         run.update_metadata(start_time=utc_text(start), end_time=utc_text(stage.due(script.ends)))
     return run.path
 
 
-def start_demo_run(output_dir: Path, plan: RunPlan, command: Sequence[str], seed: int = 0, speed: float = 1.0) -> Path:
+def start_demo_run(
+    output_dir: Path,
+    plan: RunPlan,
+    planning: Planning,
+    command: Sequence[str],
+    seed: int = 0,
+    speed: float = 1.0,
+) -> Path:
     """Start a scripted run with this plan; it outlives this process and its terminal. Return its folder.
 
     Raises:
         BadInput: the folder cannot be made.
         RunFailed: the run's process did not start.
     """
-    run = _create(output_dir, plan, command)
+    run = _create(output_dir, plan, planning, command)
     run.close()
     arguments = [str(run.path.resolve()), "--seed", str(seed), "--speed", str(speed)]
     log = run.path / "logs" / "supervisor.log"
@@ -91,8 +101,11 @@ def start_demo_run(output_dir: Path, plan: RunPlan, command: Sequence[str], seed
     return run.path
 
 
-def _create(output_dir: Path, plan: RunPlan, command: Sequence[str]) -> RunFolder:
-    return RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=STRATEGY_REASON)
+def _create(output_dir: Path, plan: RunPlan, planning: Planning, command: Sequence[str]) -> RunFolder:
+    reason = f"{STRATEGY_REASON}: {why_in_words(planning)}"
+    run = RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=reason)
+    keep_planning(run.path, planning, None)  # without figures: nothing is learnt about machines that do not exist
+    return run
 
 
 def main() -> int:

@@ -40,6 +40,7 @@ from app.wizard.state import (
     Strategy,
 )
 from distributed.job import Preference
+from distributed.planning import Planning
 from distributed.runs import list_runs
 from profiles.errors import BadInput
 from training.plan import RunPlan
@@ -146,7 +147,7 @@ class DemoServices:
 
     def plan(self, request: Request) -> Plan:
         found = self._forecast(request)
-        return plan_of(self._run_plan(request, found), found.candidate(request.chosen), len(self._machines))
+        return plan_of(self._run_plan(request, found)[0], found.candidate(request.chosen), len(self._machines))
 
     def save(self, request: Request) -> tuple[str, ...]:
         """Nothing: a scripted choice is worth no file.
@@ -157,9 +158,9 @@ class DemoServices:
         raise BadInput("scripted machines are not saved", "without --demo the profile would be")
 
     def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
-        plan = self._run_plan(request, self._forecast(request))
+        plan, planning = self._run_plan(request, self._forecast(request))
         command = ["wizard.py", "--demo", str(len(self._machines))]
-        path = start_demo_run(self._output, plan, command, self._seed, self._pace.speed)
+        path = start_demo_run(self._output, plan, planning, command, self._seed, self._pace.speed)
         follow_start(path, plan, see, self._pace)
         return path
 
@@ -177,7 +178,7 @@ class DemoServices:
         machines = [self._scripted(row) for row in request.machines] or list(self._machines[:1])
         return forecast(machines, request.job, preference)
 
-    def _run_plan(self, request: Request, found: Forecast) -> RunPlan:
+    def _run_plan(self, request: Request, found: Forecast) -> tuple[RunPlan, Planning]:
         chosen = found.candidate(request.chosen)
         if chosen is None:
             raise BadInput("nothing fits these machines", "pick others")

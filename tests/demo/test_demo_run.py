@@ -25,7 +25,7 @@ PATIENCE = 30.0
 
 
 def folder_of(output: Path, machines: int = 3) -> RunFolder:
-    return RunFolder.create(output, demo_plan(scripted_machines(machines), new_run_id()), ["demo"])
+    return RunFolder.create(output, demo_plan(scripted_machines(machines), new_run_id())[0], ["demo"])
 
 
 def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
-    plan = demo_plan(scripted_machines(2), new_run_id())
-    path = start_demo_run(tmp_path, plan, ["demo"], speed=20.0)
+    plan, planning = demo_plan(scripted_machines(2), new_run_id())
+    path = start_demo_run(tmp_path, plan, planning, ["demo"], speed=20.0)
     reach(path, "running", "running")
     assert RunFolder.open(path).live
     leave_request(path, "pause")
