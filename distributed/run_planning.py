@@ -61,11 +61,22 @@ def plan_machines(
         return apply_planning(wish.planning, profile, machines)
     if profile.strategy.strategy != "auto" or len(seat_names(machines)) == 1:
         return Planned(plan_run(profile, machines), tuple(machines))
+    planning, figures = propose(machines, profile, wish, tell)
+    return replace(apply_planning(planning, profile, machines), figures=figures)
+
+
+def propose(
+    machines: Sequence[Ready], profile: Profile, wish: PlanWish, tell: Tell = lambda line: None
+) -> tuple[Planning, Figures]:
+    """Measure what is not known well enough, and ask the planner.
+
+    Raises:
+        NotReady: a machine could not run the task.
+    """
     found = measure_ready(machines, profile, Wish(max_age=wish.max_age), tell)
     if found.problems:
         raise NotReady(found.problems)
-    planned = apply_planning(choose(found, machines, profile, wish), profile, machines)
-    return replace(planned, figures=found.figures)
+    return choose(found, machines, profile, wish), found.figures
 
 
 def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: PlanWish) -> Planning:

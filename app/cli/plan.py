@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
     from distributed.cluster import Cluster
     from distributed.planning import Planning, Reason
+    from distributed.run_planning import PlanWish
+    from profiles.schema import Profile
 
 
 def plan(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="Only the machines of this hosts file.")
+        Path | None, typer.Option("--hosts", metavar="FILE", help="The machines; empty: those of the profile.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", metavar="FILE", help="Measured machines, links and model.")
+        Path | None,
+        typer.Option("--figures", metavar="FILE", help="Plan with these figures of 'measure --out', and ask nobody."),
     ] = None,
     preference: Annotated[
         Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option("--preference", help="What matters most.")
@@ -33,6 +36,12 @@ def plan(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
     explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
+    ] = False,
+    trust_new: Annotated[
+        bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
@@ -40,24 +49,52 @@ def plan(
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and say which is best and why."""
     from app.cli.option_flags import merged_overrides
-    from distributed.job import job_of, read_figures
-    from distributed.planner import plan as make_plan
-    from distributed.planner import signed
     from distributed.planning import write_planning
+    from distributed.run_planning import PlanWish
     from profiles.resolve import load_profile
 
-    if figures is None:
-        raise BadInput("nothing was measured on these machines", "give measured figures with --figures FILE")
-    found = read_figures(figures)
     chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
-    job = job_of(chosen, found.workload, preference, lost_quality / 100)
-    cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
-    planning = signed(make_plan(cluster, job), cluster, chosen)
-    planning = planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
+    wish = PlanWish(preference, lost_quality / 100)
+    if figures is not None:
+        planning = _from_figures(figures, chosen, hosts, wish)
+    else:
+        planning = _from_machines(chosen, hosts, wish, allow_missing, trust_new)
     if out is not None:
         write_planning(out, planning)
     _tell(planning, explain, as_json, out)
     return ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE
+
+
+def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: PlanWish) -> Planning:
+    from distributed.job import job_of, read_figures
+    from distributed.planner import plan as make_plan
+    from distributed.planner import signed
+
+    found = read_figures(figures)
+    job = job_of(profile, found.workload, wish.preference, wish.max_loss_increase)
+    cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
+    planning = signed(make_plan(cluster, job), cluster, profile)
+    return planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
+
+
+def _from_machines(
+    profile: Profile, hosts: Path | None, wish: PlanWish, allow_missing: bool, trust_new: bool
+) -> Planning:
+    """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
+    from app.cli.distributed import MachineRequest
+    from app.cli.train import USUAL_HOSTS
+    from distributed.hosts import load_hosts
+    from distributed.preparation import prepare
+    from distributed.run_planning import propose
+
+    file = hosts or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
+    manner = MachineRequest(file, allow_missing=allow_missing, trust_new=trust_new).manner()
+    machines = prepare(load_hosts(file), profile.model.task, manner)
+    try:
+        return propose(machines, profile, wish, manner.tell)[0]
+    finally:
+        for link, _ in machines:
+            link.close()
 
 
 def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:

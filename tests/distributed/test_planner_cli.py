@@ -36,12 +36,12 @@ def run(*arguments: str | Path) -> int:
     return main(["plan", *map(str, arguments)])
 
 
-def test_without_figures_it_says_what_to_do(capsys: Capture) -> None:
+def test_without_machines_it_says_what_to_do(capsys: Capture) -> None:
     assert run("demo") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: nothing was measured on these machines\nhint: give measured figures with --figures FILE\n"
+        "error: distributed_hosts.json: no such hosts file\nhint: copy distributed_hosts.json.example and fill it in\n"
     )
 
 

@@ -45,9 +45,13 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     assert prediction["predicted_step"] == planning.best.step and prediction["measured_step"] > 0
     assert list((tmp_path / "cache" / "muster" / "measurements").glob("*.json"))
 
-    again = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--no-input"))
+    options = ["task=custom", f"model_path={muster.job}:build", "batch_size=8", "threads=1", "seed=3"]
+    options += ["strategy=auto", "max_steps=10"]
+    settings = [word for option in options for word in ("--set", option)]
+    again = muster.run("plan", "nanogpt", "--hosts", str(lab.hosts_file), *settings, "--json")
     assert again.returncode == 0, again.stderr
-    assert "measuring" not in again.stderr and "running the task" not in again.stderr
+    assert again.stderr == ""  # nothing was measured again
+    assert json.loads(again.stdout)["settings"]["members"]
     given = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--plan", str(folder / PLANNING)))
     assert json.loads(given.stdout)["plan_hash"] == RunFolder.open(folder).plan().hash()
     assert len(list((tmp_path / "output").iterdir())) == 1
