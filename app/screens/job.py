@@ -229,7 +229,7 @@ def _about_data(data: DataRow) -> list[Content]:
 
 
 def _machines(number: int) -> str:
-    return "the machine" if number == 1 else f"all {number} machines"
+    return {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
 
 
 def _fit(app: MusterApp, row: FitRow) -> Content:

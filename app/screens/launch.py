@@ -43,8 +43,12 @@ class LaunchScreen(StepScreen):
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
-        steps = [Column(f"step{place}", step, most=12, least=5) for place, step in enumerate(state.launch.steps)]
-        return (Column("name", "machine", most=26, least=14), *steps, Column("state", "state", most=40, least=10))
+        steps = [Column(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.steps)]
+        return (
+            Column("name", "machine", most=26, least=14),
+            *steps,
+            Column("state", "state", most=40, least=16, rank=1),
+        )
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         return [_row(cast(MusterApp, self.app), row, len(state.launch.steps)) for row in state.launch.rows]

@@ -64,7 +64,8 @@ class MachinesScreen(StepScreen):
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
         lines += [_path(cast(MusterApp, self.app), path) for path in row.paths]
-        about = ", ".join(filter(None, (row.system, row.found_by and "found by " + " and ".join(row.found_by))))
+        found = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
+        about = ", ".join(filter(None, (row.system, found)))
         lines += [muted(about)] if about and not row.here else []
         if row.fingerprint and not row.here:
             lines.append(muted(f"host key {row.fingerprint}"))

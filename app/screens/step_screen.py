@@ -13,7 +13,7 @@ from textual.widgets import Static
 from app.console import command_line
 from app.screens.steering import Steering
 from app.shell.base_screen import BaseScreen
-from app.shell.frame import WIDE
+from app.shell.frame import WIDE, WIDEST
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
@@ -43,17 +43,16 @@ class StepScreen(BaseScreen):
     StepScreen #head { height: auto; margin-top: 1; }
     StepScreen #main { height: 1fr; margin-top: 1; layout: vertical; }
     StepScreen #rows { width: 1fr; height: auto; max-height: 100%; }
-    StepScreen #side { display: none; }
-    StepScreen.-wide #main { layout: horizontal; }
-    StepScreen.-wide #side {
-        display: block; width: 38; height: 100%; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
+    StepScreen #side { display: none; height: auto; max-height: 100%; }
+    StepScreen.-widest #main, StepScreen.-below.-wide #main { layout: horizontal; }
+    StepScreen.-widest #side, StepScreen.-below.-wide #side {
+        display: block; width: 42; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
     }
-    StepScreen.-widest #side { width: 56; }
+    StepScreen.-widest #side { width: 60; }
     StepScreen #said { height: auto; max-height: 3; margin: 1 0; }
+    StepScreen #side.-nothing { border: none; }
     StepScreen.-below.-narrow #rows { max-height: 50%; }
-    StepScreen.-below.-narrow #side {
-        display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; border: none;
-    }
+    StepScreen.-below.-narrow #side { display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; }
     """
 
     # --------------------------------------------------------------------------------------- what a subclass says
@@ -157,7 +156,8 @@ class StepScreen(BaseScreen):
         key = self.table.cursor
         lines = tuple(self.detail(state, key))
         self.query_one("#about", Static).update(Content("\n").join(lines))
-        if self.DETAIL_BELOW or self.app.size.width >= WIDE or not lines:
+        self.query_one("#side").set_class(not lines, "-nothing")
+        if self.DETAIL_BELOW or self.app.size.width >= WIDEST or not lines:
             return
         self.table.show(
             [Row(row.key, row.cells, lines, row.selectable) if row.key == key else row for row in rows],

@@ -67,7 +67,7 @@ class StrategyScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         row = next((row for row in state.strategy.rows if row.key == key), None)
         lines = _about(row) if row is not None else []
-        return lines if self.app.size.width >= WIDE else lines[:2]
+        return lines if self.app.size.height >= _TALL else lines[:2]
 
     def head(self, state: WizardState) -> Content:
         found = state.strategy

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rich.text import Text
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
@@ -125,6 +126,16 @@ class MusterApp(App[None]):
 
             title = f"{key.label} ({key.name})"
             yield SystemCommand(title, key.help or key.label, run)
+
+    def _fatal_error(self) -> None:
+        """End in one line instead of a picture of all variables, in which a secret might stand."""
+        from app.cli.boundary import save_traceback  # only after a fault
+
+        error = self._exception
+        about = Text.assemble(("error: ", "bold red"), visible(f"unexpected: {type(error).__name__}: {error}"))
+        about.append(f"\nhint: please report this; the details are in {save_traceback()}")
+        self._exit_renderables[:] = [about]
+        self._close_messages_no_wait()
 
     # --------------------------------------------------------------------------------------------------- actions
 

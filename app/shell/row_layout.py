@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from textual.content import Content
 
 GAP = 2
+_HEADER_LINES = 2
 MARGIN = 2
 """Cells at the left for the cursor."""
 
@@ -25,6 +26,13 @@ class Column:
     """Cells below which it is rather left out."""
     rank: int = 0
     """The highest rank is left out first where there is no room; 0 always stays."""
+
+    @property
+    def floor(self) -> int:
+        """Cells below which it does not shrink: its label stands in two lines, no word of it broken."""
+        words = self.label.split()
+        cuts = [max(len(" ".join(words[:cut])), len(" ".join(words[cut:]))) for cut in range(1, len(words) + 1)]
+        return max(self.least, min(cuts, default=0))
 
 
 @dataclass(frozen=True)
@@ -81,27 +89,34 @@ def _total(columns: Sequence[Column], wanted: Mapping[str, int]) -> int:
 def _shrink(shown: Sequence[Column], wanted: dict[str, int], room: int) -> bool:
     """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
     excess = _total(shown, wanted) - room
-    spare = sum(max(0, wanted[column.key] - column.least) for column in shown[1:])
+    spare = sum(max(0, wanted[column.key] - column.floor) for column in shown[1:])
     if spare < excess and any(column.rank for column in shown[1:]):
         return False
     while excess > 0:
         widest = max(
-            (column for column in shown[1:] if wanted[column.key] > column.least),
+            (column for column in shown[1:] if wanted[column.key] > column.floor),
             key=lambda column: wanted[column.key],
             default=None,
         )
         if widest is None:
-            wanted[shown[0].key] = max(shown[0].least, wanted[shown[0].key] - excess)
+            wanted[shown[0].key] = max(shown[0].floor, wanted[shown[0].key] - excess)
             break
         wanted[widest.key] -= 1
         excess -= 1
     return True
 
 
-def header(columns: Sequence[Column], cells: Mapping[str, int]) -> Content:
-    """Return the line of labels."""
+def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]:
+    """Return the lines of labels: a label wider than its column takes two."""
     shown = [column for column in columns if column.key in cells]
-    return Content(" " * GAP).join([_fitted(Content(column.label), column, cells[column.key]) for column in shown])
+    labels = [Content(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
+    height = max((len(label) for label in labels), default=0)
+    lines = []
+    for line in range(height):
+        parts = [label[line - height] if line >= height - len(label) else Content("") for label in labels]
+        fitted = [_fitted(part.rstrip(), column, cells[column.key]) for part, column in zip(parts, shown)]
+        lines.append(Content(" " * GAP).join(fitted))
+    return lines
 
 
 def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: int) -> list[Line]:

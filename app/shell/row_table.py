@@ -93,7 +93,7 @@ class RowTable(ScrollView, can_focus=True):
         self._lines: list[Line] = []
         self._cursor = ""
         self._room = 0
-        self._header = Content("")
+        self._header: list[Content] = []
 
     # ------------------------------------------------------------------------------------------------- contents
 
@@ -177,7 +177,8 @@ class RowTable(ScrollView, can_focus=True):
 
     @property
     def _headers(self) -> int:
-        return int(self._headed and bool(self._rows))
+        """Lines above the first row."""
+        return len(self._header) if self._headed and self._rows else 0
 
     def on_resize(self) -> None:
         if max(0, self.scrollable_content_region.width - MARGIN) != self._room:
@@ -195,8 +196,8 @@ class RowTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.scrollable_content_region.width
         base = self._style("row-table--row")
-        if self._headers and y == 0:
-            return self._strip(Content(" " * MARGIN) + self._header, width, self._style("row-table--header"))
+        if y < self._headers:
+            return self._strip(Content(" " * MARGIN) + self._header[y], width, self._style("row-table--header"))
         place = y - self._headers + self.scroll_offset.y
         if not 0 <= place < len(self._lines):
             return Strip.blank(width, base.rich_style)
@@ -255,7 +256,7 @@ class RowTable(ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         place = event.y - self._headers + self.scroll_offset.y
-        if 0 <= place < len(self._lines) and (event.y or not self._headers):
+        if 0 <= place < len(self._lines) and event.y >= self._headers:
             key = self._lines[place].row
             self.select(key)
             if event.chain == 2 and key:

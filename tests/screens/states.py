@@ -1,0 +1,196 @@
+"""One full state for every step of the set-up, and a steering that only notes what was done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from app.wizard.actions import Action
+from app.wizard.state import (
+    AccessRow,
+    Answers,
+    CandidateRow,
+    ChangeRow,
+    CheckRow,
+    DataRow,
+    FindingRow,
+    FitRow,
+    Home,
+    Job,
+    Launch,
+    LaunchRow,
+    LinkRow,
+    Links,
+    MachineRow,
+    Machines,
+    Need,
+    OptionRow,
+    PathRow,
+    Plan,
+    Presence,
+    ProfileRow,
+    RunRow,
+    Status,
+    Strategy,
+    WizardState,
+)
+from app.wizard.steps import Step
+
+OK, BAD, WARN, WAIT = Status.OK, Status.FAILED, Status.WARNING, Status.WAITING
+EVIL = "evil\x1b[31m[bold red]mac\u202e"
+"""A name from the network with an escape code, markup and a mark that turns the direction of writing."""
+
+HOME = Home(
+    (
+        RunRow("20260921-130000-ab12-talk", "talk", OK, "running", path="output/20260921-130000-ab12-talk",
+               started="13:00", live=True),
+        RunRow("20260920-090000-cd34-demo", "demo", OK, "completed", path="output/20260920-090000-cd34-demo",
+               started="yesterday"),
+    ),
+    (
+        ProfileRow("talk", "talk", OK, description="saved on 20 September", saved=True,
+                   machines=(Presence("desk", True), Presence("studio", True), Presence("attic", False))),
+        ProfileRow("demo", "demo", OK, description="a small Whisper on the shipped recordings"),
+        ProfileRow("nanogpt", "nanogpt", OK, description="a small language model on a text file"),
+    ),
+    status=OK,
+)  # fmt: skip
+
+DESK = MachineRow(
+    "SHA256:desk", "desk", OK, "online", address="127.0.0.1", here=True, chip="AMD Ryzen 7", memory="32 GB",
+    system="Linux 6.8", found_by=("this computer",),
+)  # fmt: skip
+STUDIO = MachineRow(
+    "SHA256:studio", "studio", OK, "online", address="192.168.7.21", user="ada", chip="Apple M2 Max", memory="64 GB",
+    system="macOS 15.4", found_by=("Bonjour", "ssh config"), fingerprint="SHA256:studio",
+    paths=(PathRow("192.168.7.21:22", "wired", "en0", True), PathRow("169.254.7.2:22", "link-local", "en5", True)),
+)  # fmt: skip
+HOSTILE = MachineRow(
+    "SHA256:evil", EVIL, BAD, "offline", "no SSH server listens on port 22",
+    "switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",), paths=(PathRow("192.168.7.66:22"),),
+)  # fmt: skip
+MACHINES = Machines((DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0)
+ANSWERS = Answers(picked=(DESK.key, STUDIO.key), profile="demo")
+
+_STAGES = ("reach", "host key", "login", "shell")
+
+
+def _stages(*done: Status) -> tuple[tuple[str, Status], ...]:
+    return tuple(zip(_STAGES, (*done, *[WAIT] * 4)))
+
+
+ACCESS = (
+    AccessRow("SHA256:attic", "attic", BAD, "port closed", "it answers, but no SSH server listens on port 22",
+              "sudo systemctl enable --now ssh", stages=_stages(BAD), code="port_closed", where="192.168.7.9:22", user="ada"),
+    AccessRow("SHA256:mini", "mini", BAD, "key changed", "its host key is not the one it had before",
+              "find out why; then: ssh-keygen -R mini", stages=_stages(OK, BAD), code="host_key_changed"),
+    AccessRow("SHA256:pc", "pc", BAD, "password", "none of our keys fits", "its password, given once, installs our key",
+              stages=_stages(OK, OK, BAD), code="no_key", need=Need.PASSWORD, where="192.168.7.22:22", user="ada"),
+    AccessRow("SHA256:studio", "studio", BAD, "first meeting", "its ed25519 host key was never seen here",
+              stages=_stages(OK, BAD), need=Need.TRUST, fingerprint="SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo",
+              compare="ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", where="192.168.7.21:22", user="ada"),
+    AccessRow("SHA256:tower", "tower", OK, "ready", stages=_stages(OK, OK, OK, OK), where="192.168.7.27:22", user="ada"),
+)  # fmt: skip
+CHECKS = (
+    CheckRow("SHA256:desk", "desk", OK, "ready",
+             findings=(FindingRow("python", "python", OK, seen="3.12.7", needed="3.10 or newer"),)),
+    CheckRow("SHA256:studio", "studio", BAD, "not ready", "torch is missing", fixable=True, findings=(
+        FindingRow("torch", "torch", BAD, "missing", "torch is not installed there", "distributed-check --fix",
+                   seen="no torch", needed="2.8.0, as on all machines", safe=True),
+        FindingRow("power", "power", WARN, "battery", "it runs on battery", "plug it in", seen="battery, 64 %",
+                   needed="mains"),
+        FindingRow("disk", "disk", OK, seen="184 GB free", needed="1 GB"),
+    )),
+)  # fmt: skip
+LINKS = Links(
+    (
+        LinkRow("desk|studio", "desk", OK, source="desk", target="studio", mbit=941, mbit_back=938, rtt_ms=0.42,
+                path="eth0 to 192.168.7.21: the fastest that was measured"),
+        LinkRow("desk|air", "desk", WARN, source="desk", target="air", mbit=211, mbit_back=94, rtt_ms=4.8,
+                path="eth0 to 192.168.7.26", warnings=("Wi-Fi: air", "asymmetric: 211 Mbit/s one way, 94 the other")),
+        LinkRow("studio|air", "studio", WARN, source="studio", target="air", mbit=208, mbit_back=96, rtt_ms=5.1,
+                path="en0 to 192.168.7.26", warnings=("Wi-Fi: air",)),
+    ),
+    ("desk", "studio", "air"),
+    status=OK,
+)  # fmt: skip
+
+
+def _option(name: str, value: str, about: str, **more: Any) -> OptionRow:
+    return OptionRow(name, name, OK, value=value, default=value, help=about, **more)
+
+
+JOB = Job(
+    (
+        _option("epochs", "3", "passes over the training data", limits="> 0", section="training"),
+        replace(_option("batch_size", "16", "samples in one forward pass"), default="8", changed=True),
+        replace(_option("learning_rate", "5", "peak learning rate"), status=BAD, cause="must be <= 1", changed=True),
+        _option("seed", "1", "of all chances", advanced=True),
+        _option("engine", "auto", "how tensors are exchanged", advanced=True, choices=("auto", "hub", "torch")),
+    ),
+    ("whisper-tiny", "whisper-small"), ("recordings",), "whisper-tiny", "recordings",
+    DataRow("data", "recordings", WARN, "1 broken", "1 file cannot be read", "it is left out", samples=6400, hours=5.3,
+            columns=("audio", "text"), splits=(("train", 6400), ("test", 240)), broken=("clips/0412.wav",), broken_count=1),
+    (FitRow("SHA256:desk", "desk", OK, "fits", needed=3_000_000_000, free=24_000_000_000),
+     FitRow("SHA256:studio", "studio", OK, "fits", needed=3_000_000_000, free=50_000_000_000)),
+    OK,
+)  # fmt: skip
+STRATEGY = Strategy(
+    (
+        CandidateRow("0", "diloco mxfp4", OK, index=0, over="hub desk", members=("desk", "studio"), step_seconds=0.354,
+                     total_seconds=113, speed_up=1.86, useful_speed_up=1.59, communication=0.05, bytes_per_hour=7.6e9,
+                     loss_increase=0.0026, interval=10, periodic=True, recommended=True),
+        CandidateRow("1", "allreduce bf16", OK, index=1, over="hub desk", members=("desk", "studio"), step_seconds=0.61,
+                     total_seconds=195, speed_up=1.1, useful_speed_up=1.1, communication=0.43, bytes_per_hour=91e9),
+        CandidateRow("2", "alone", OK, index=2, over="desk", members=("desk",), step_seconds=0.66, total_seconds=211,
+                     alone=True),
+    ),
+    ("2 machines with diloco reach the same loss 1.59 times as fast as the best of them alone",
+     "0.0167 s of a step of 0.354 s is waiting for the network (5 %)"),
+    status=OK,
+)  # fmt: skip
+PLAN = Plan(
+    (
+        ChangeRow("desk|run", "desk", OK, sign="+", machine="desk", what="the run's folder in output/"),
+        ChangeRow("studio|code", "studio", OK, sign="+", machine="studio", what="code of this version", bytes=1_400_000),
+        ChangeRow("studio|env", "studio", OK, sign="~", machine="studio", what="torch 2.4.1 becomes 2.8.0"),
+    ),
+    85_400_000, ("hub on 192.168.7.20:47100",), 113.0, "diloco mxfp4 every 10 steps over the hub on desk",
+    ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",
+    ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01", status=OK,
+)  # fmt: skip
+LAUNCH = Launch(
+    ("connected", "code and data", "program", "features", "joined", "first step"),
+    (
+        LaunchRow("desk", "desk", Status.WORKING, cells=(OK, OK, OK, OK, Status.WORKING, WAIT)),
+        LaunchRow("studio", "studio", BAD, "no memory", "the worker was killed: out of memory", "take a smaller batch",
+                  cells=(OK, OK, BAD, WAIT, WAIT, WAIT), log=("loading whisper-tiny", "Killed")),
+    ),
+    ("desk: connected", "studio: connected"), status=BAD, cause="studio did not start", fix="r tries again",
+)  # fmt: skip
+
+WHOLE = WizardState(
+    Step.HOME, ANSWERS, HOME, MACHINES, ACCESS, CHECKS, LINKS, JOB, STRATEGY, PLAN, LAUNCH, reached=Step.LAUNCH
+)
+"""Everything at once; a test looks at one step of it."""
+MAIN_KEYS = {
+    Step.HOME: "enter Open", Step.MACHINES: "enter Continue", Step.ACCESS: "enter Continue",
+    Step.CHECKS: "enter Continue", Step.LINKS: "enter Continue", Step.JOB: "enter Continue",
+    Step.STRATEGY: "enter Continue", Step.PLAN: "enter Start", Step.LAUNCH: "enter Watch",
+}  # fmt: skip
+
+
+class Still:
+    """A set-up that stands still."""
+
+    def __init__(self, state: WizardState) -> None:
+        self.state = state
+        self.done: list[Action] = []
+
+    def do(self, action: Action) -> None:
+        self.done.append(action)
+
+
+def at(step: Step, **changes: Any) -> Still:
+    """Return the set-up at a step."""
+    return Still(replace(WHOLE, step=step, **changes))

@@ -1,0 +1,181 @@
+"""The set-up driven by keys: the shortest way, back without loss, a password that is only ever dots, nothing found."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import Input
+
+from app.screens.app import WizardApp
+from app.wizard.engine import Wizard
+from app.wizard.state import Need, WizardState
+from app.wizard.steps import Step
+from tests.screens.pilot import fixed_clock, run, text, until, until_text
+from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
+
+SECRET = "correct horse"
+
+
+@contextmanager
+def set_up(services: FakeServices, opened: list[Path] | None = None) -> Iterator[WizardApp]:
+    """The application over the real engine and a world without machines."""
+    wizard = Wizard(services)
+
+    def dashboard(run_folder: Path) -> Screen[Any]:
+        (opened if opened is not None else []).append(run_folder)
+        return Screen()
+
+    app = WizardApp(wizard, clock=fixed_clock, dashboard=dashboard)
+    unsubscribe = wizard.subscribe(app.changed)
+    try:
+        yield app
+    finally:
+        unsubscribe()
+        wizard.close()
+
+
+def drive_set_up(
+    services: FakeServices, drive: Callable[[Pilot[Any], WizardApp], Awaitable[None]], opened: list[Path] | None = None
+) -> None:
+    with set_up(services, opened) as app:
+
+        async def whole(pilot: Pilot[Any]) -> None:
+            await until(pilot, lambda: app.wizard.state.home.profiles)
+            await drive(pilot, app)
+
+        run(app, whole)
+
+
+def step_of(app: WizardApp) -> Step:
+    """The step whose screen is shown."""
+    return getattr(app.screen, "STEP", Step.HOME)
+
+
+async def go_to(pilot: Pilot[Any], app: WizardApp, step: Step, key: str = "n") -> None:
+    """Press the key that leads on until a step is shown."""
+
+    def free(state: WizardState) -> bool:
+        return not state.busy and not state.blockers
+
+    while step_of(app) is not step:
+        before = step_of(app)
+        await until(pilot, lambda: free(app.wizard.state))
+        await pilot.press("enter" if before is Step.MACHINES else key)
+        await until(pilot, lambda before=before: step_of(app) is not before)
+
+
+def test_enter_and_enter_again_trains_on_this_computer() -> None:
+    opened: list[Path] = []
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("down")
+        app.screen.query_one("#rows").select("new")  # type: ignore[attr-defined]
+        await pilot.press("enter")
+        await until(pilot, lambda: step_of(app) is Step.MACHINES)
+        await go_to(pilot, app, Step.LAUNCH, "enter")
+        await until(pilot, lambda: opened)
+
+    drive_set_up(FakeServices(), drive, opened)
+    assert len(opened) == 1
+
+
+def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() -> None:
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        await pilot.press("space")
+        await go_to(pilot, app, Step.JOB)
+        await pilot.press("end")
+        await go_to(pilot, app, Step.PLAN)
+        answers = app.wizard.state.answers
+        while step_of(app) is not Step.MACHINES:
+            before = step_of(app)
+            await pilot.press("escape")
+            await until(pilot, lambda before=before: step_of(app) is not before)
+        assert "[x] anna" in text(app)
+        await go_to(pilot, app, Step.PLAN)
+        assert app.wizard.state.answers == answers
+
+    drive_set_up(FakeServices(), drive)
+
+
+def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
+    services = FakeServices()
+    services.access[BERT.key] = refused(BERT, "no_key", need=Need.PASSWORD)
+    services.passwords[BERT.key] = SECRET
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+        app.screen.query_one("#rows").select(BERT.key)  # type: ignore[attr-defined]
+        await pilot.press("space", "enter")
+        await until_text(pilot, "enter Password")
+        await pilot.press("enter")
+        await until(pilot, lambda: list(app.screen.query(Input)))
+        field = app.screen.query_one(Input)
+        await pilot.press(*("space" if letter == " " else letter for letter in SECRET))
+        shown = text(app)
+        assert field.value == SECRET and SECRET not in shown and "•" * len(SECRET) in shown
+        await pilot.press("enter")
+        await until(pilot, lambda: app.wizard.state.access[0].status.value == "ok")
+        assert field.value == ""
+        assert SECRET not in repr(app.wizard.state) and SECRET not in text(app)
+        await pilot.press("g")
+        await pilot.pause()
+        assert SECRET not in text(app)
+
+    drive_set_up(services, drive)
+
+
+def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> None:
+    services = FakeServices(machines=())
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: step_of(app) is Step.MACHINES)
+        await pilot.press("a")
+        await until(pilot, lambda: list(app.screen.query(Input)))
+        await pilot.press(*"ada", "at", *"studio", "enter")
+        await until(pilot, lambda: services.added == ["ada@studio"])
+        await until_text(pilot, "[x] studio")
+
+    drive_set_up(services, drive)
+
+
+def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_compare_it() -> None:
+    services = FakeServices()
+    print_, command = "SHA256:abc", "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    services.access[ANNA.key] = refused(ANNA, "unknown_host_key", need=Need.TRUST, fingerprint=print_, compare=command)
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        await pilot.press("space", "enter")
+        await until_text(pilot, "enter Compare key")
+        await pilot.press("enter")
+        await until_text(pilot, "Is this anna?")
+        assert print_ in text(app) and command in text(app)
+        await pilot.press("escape")
+        assert app.wizard.state.answers.trusted == ()
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: (ANNA.key, print_) in app.wizard.state.answers.trusted)
+
+    drive_set_up(services, drive)
+
+
+def test_ctrl_c_leaves_at_once_with_130() -> None:
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: step_of(app) is Step.MACHINES)
+        await pilot.press("a", "ctrl+c")
+        await pilot.pause()
+        assert app.return_code == 130
+
+    drive_set_up(FakeServices(), drive)

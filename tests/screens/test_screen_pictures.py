@@ -1,0 +1,84 @@
+"""Every screen of the set-up as plain text, at three sizes; and what no picture may lack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from app.screens.app import WizardApp
+from app.wizard.steps import Step
+from tests.screens.pilot import SIZES, fixed_clock, lines, matches, resize, run, text
+from tests.screens.states import EVIL, MAIN_KEYS, at
+
+FIRST_COLUMN = {
+    Step.HOME: ("talk", "nanogpt", "Doctor"),
+    Step.MACHINES: ("[x] desk (here)", "[x] studio"),
+    Step.ACCESS: ("attic", "studio", "tower"),
+    Step.CHECKS: ("desk", "studio", "torch"),
+    Step.LINKS: ("desk > studio", "studio > air"),
+    Step.JOB: ("batch_size", "learning_rate"),
+    Step.STRATEGY: ("diloco mxfp4 recommended", "allreduce bf16", "alone"),
+    Step.PLAN: ("desk", "studio"),
+    Step.LAUNCH: ("desk", "studio"),
+}
+
+
+def app_at(step: Step, **options: Any) -> WizardApp:
+    return WizardApp(at(step), clock=fixed_clock, **options)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_screen_at_three_sizes(step: Step) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        for width, height in SIZES:
+            await resize(pilot, width, height)
+            matches(f"{step.value}-{width}x{height}", pilot.app)
+
+    run(app_at(step), drive)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_the_smallest_terminal_shows_the_keys_and_the_first_column_whole(step: Step) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        shown = lines(pilot.app)
+        for key in (MAIN_KEYS[step], "esc Back", "? Help", "^p Palette"):
+            assert key in shown[-1]
+        for cell in FIRST_COLUMN[step]:
+            assert any(cell in line for line in shown), cell
+
+    run(app_at(step), drive)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_pure_ascii(step: Step) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert text(pilot.app).isascii()
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert text(pilot.app).isascii()
+        await pilot.press("escape", "ctrl+p")
+        await pilot.pause()
+        assert text(pilot.app).isascii()
+
+    run(app_at(step, ascii_only=True), drive)
+
+
+def test_a_hostile_name_is_shown_as_it_is() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert "evil\\x1b[31m[bold red]mac\\" in text(pilot.app)
+        assert EVIL not in text(pilot.app)
+
+    run(app_at(Step.MACHINES), drive, size=(160, 45))
+
+
+@pytest.mark.parametrize("step", Step)
+def test_help_names_what_the_screen_is_for(step: Step) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        words = pilot.app.screen.HELP.split()[:3]  # type: ignore[attr-defined]
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert " ".join(words) in text(pilot.app)
+
+    run(app_at(step), drive)
