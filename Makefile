@@ -47,11 +47,12 @@ demo: setup ## the main job on this machine as two workers: training, WER before
 wizard: setup ## guided set-up
 	@$(PY) wizard.py
 
-test: setup ## all tests
-	$(PY) -m pytest
+test: setup ## all tests: side by side, then those on the lab's network one by one
+	$(PY) -m pytest -n auto -m "not lab"
+	$(PY) -m pytest -m lab
 
 test-fast: setup ## the tests that take seconds
-	$(PY) -m pytest -m "not slow and not lab"
+	$(PY) -m pytest -n auto -m "not slow and not lab"
 
 lint: setup ## style, formatting, types, import directions
 	$(VENV)/bin/ruff check .

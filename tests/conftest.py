@@ -26,6 +26,11 @@ def _own_cache() -> object:
         yield
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: many tests wait, for a process or for an answer."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip lab tests, with the reason, where they cannot run."""
     if sys.platform == "linux" and os.geteuid() == 0:
