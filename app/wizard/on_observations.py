@@ -9,10 +9,9 @@ from typing import Any
 from app.wizard import observations as seen
 from app.wizard.observations import Kind, Task
 from app.wizard.on_actions import INSTALLING
-from app.wizard.slots import GOOD, stamp
+from app.wizard.slots import stamp
 from app.wizard.state import AccessRow, CheckRow, Home, LaunchRow, MachineRow, Plan, Presence, ProfileRow, Status
 from app.wizard.state import WizardState as State
-from app.wizard.steps import Step
 
 _LONGEST_LOG = 400
 _SHOWN_LINES = 12
@@ -119,8 +118,7 @@ def _failed(state: State, failure: seen.Failed) -> State:
     slot = {Kind.LINKS: "links", Kind.FORECAST: "strategy", Kind.PLAN: "plan", Kind.LAUNCH: "launch"}.get(kind)
     if slot is None:
         return replace(state, notice=_words(failure))
-    state = replace(state, **{slot: replace(getattr(state, slot), **wrong)})
-    return _without_plan(state) if kind is Kind.FORECAST else state
+    return replace(state, **{slot: replace(getattr(state, slot), **wrong)})
 
 
 def _words(failure: seen.Failed) -> str:
@@ -135,14 +133,6 @@ def _failed_job(state: State, kind: Kind, wrong: dict[str, Any]) -> State:
         unknown = {**wrong, "status": Status.WARNING}
         return replace(state, job=replace(job, fits=tuple(replace(row, **unknown) for row in job.fits)))
     return replace(state, job=replace(job, **wrong))
-
-
-def _without_plan(state: State) -> State:
-    """At the Plan a way that cannot be predicted is the Plan's own failure."""
-    if state.step is not Step.PLAN:
-        return state
-    found = state.strategy
-    return replace(state, plan=replace(state.plan, status=found.status, cause=found.cause, fix=found.fix))
 
 
 def _interval_now(state: State) -> int:
@@ -299,8 +289,7 @@ def _fits(state: State, task: Task, found: Any) -> State:
 
 def _forecast(state: State, task: Task, found: Any) -> State:
     status = Status.OK if found.status is Status.WAITING else found.status
-    state = replace(state, strategy=replace(found, progress=state.strategy.progress, status=status))
-    return _without_plan(state) if status not in GOOD else state
+    return replace(state, strategy=replace(found, progress=state.strategy.progress, status=status))
 
 
 def _moved_interval(state: State, task: Task, found: Any) -> State:

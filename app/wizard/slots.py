@@ -143,6 +143,10 @@ def _reset_strategy(state: WizardState) -> WizardState:
 
 
 def _reset_plan(state: WizardState) -> WizardState:
+    """Where no way can be predicted, there is no plan for the same reason."""
+    found = state.strategy
+    if found.status is Status.FAILED:
+        return replace(state, plan=Plan(status=Status.FAILED, cause=found.cause, fix=found.fix))
     return replace(state, plan=Plan())
 
 

@@ -1,0 +1,175 @@
+"""Ways to train on real machines: measured, ranked by the planner, and turned into the plan document that is kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+from app.wizard.machine_entries import hosts_of
+from app.wizard.machine_looks import trust_in
+from app.wizard.services import Request
+from app.wizard.state import CandidateRow, Status, Strategy
+from distributed import planner
+from distributed.job import Figures, Preference
+from distributed.measure import Measured, Wish, measure_ready
+from distributed.plan_feedback import corrections
+from distributed.plan_reasons import settings_of
+from distributed.plan_words import sentence
+from distributed.planning import Candidate, Choice, MemberSetting, Planning
+from distributed.prediction import STRATEGIES
+from distributed.preflight import NotReady
+from distributed.preparation import Manner, prepare
+from distributed.run_planning import Planned, PlanWish, Ready, apply_planning, best_paths, choose, plan_machines
+from profiles.errors import BadInput
+from profiles.schema import Profile
+
+Tell = Callable[[str], None]
+MOST_ROWS = 12
+BOUND = 0.02
+"""How much higher than with per-step averaging the loss may be expected to end, as a share."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of the machines and the ways to train on them."""
+
+    profile: Profile
+    machines: tuple[Ready, ...]
+    """As they were asked; their connections are closed."""
+    found: Measured
+    planning: Planning
+    preference: Preference
+
+    @property
+    def figures(self) -> Figures:
+        return self.found.figures
+
+    def at(self, index: int, steps: int) -> Candidate:
+        """Return a candidate of the ranking with another H.
+
+        Raises:
+            BadInput: there is no such candidate, or it cannot be.
+        """
+        if not 0 <= index < len(self.planning.ranking):
+            raise BadInput("there is no such way", "choose one of the list")
+        candidate = self.planning.ranking[index]
+        if steps == candidate.choice.interval:
+            return candidate
+        cluster, job = self.figures.cluster, self.planning.job
+        return planner.predict(cluster, job, _with_interval(candidate.choice, steps), corrections(cluster, job))
+
+    def planning_of(self, row: CandidateRow | None) -> Planning:
+        """Return the plan document with a row's way as the chosen one."""
+        planning = self.planning
+        if row is None or (row.index == planning.chosen and row.interval == row.best_interval):
+            return planning
+        candidate = self.at(row.index, row.interval)
+        ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
+        settings = settings_of(candidate, self.figures.cluster, planning.job)
+        members = tuple(self._with_path(member) for member in settings.members)
+        settings = settings.model_copy(update={"members": members})
+        return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
+
+    def _with_path(self, member: MemberSetting) -> MemberSetting:
+        for link, _ in self.machines:
+            if member.name == link.name or member.name.startswith(f"{link.name}:"):
+                interface, hub_at = best_paths(link, self.found.pairs, self.found.here)
+                return member.model_copy(update={"interface": interface, "hub_at": hub_at})
+        return member
+
+    def planned(self, planning: Planning | None, profile: Profile) -> Planned:
+        """Return the run that would be planned, without asking any machine again.
+
+        Raises:
+            BadInput: the plan does not fit.
+        """
+        machines = [(copy.copy(link), facts) for link, facts in self.machines]
+        if planning is None:
+            return plan_machines(machines, profile, PlanWish())
+        return apply_planning(planning, profile, machines)
+
+
+def _with_interval(choice: Choice, steps: int) -> Choice:
+    """Return a choice with another H; its overlap stays below it."""
+    steps = max(1, steps)
+    return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
+
+
+def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
+    """Ask the machines, measure what is not known yet, and rank all ways to train.
+
+    Raises:
+        NotReady: a machine cannot take part, or could not run the task.
+        BadInput: the data cannot be used.
+    """
+    manner = Manner(tell, trust_in(request.trusted), repair=False)
+    machines = prepare(hosts_of(request.machines), profile.model.task, manner)
+    wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
+    try:
+        found = measure_ready(machines, profile, Wish(max_age=wish.max_age), tell)
+    finally:
+        for link, _ in machines:
+            link.close()
+    if found.problems:
+        raise NotReady(found.problems)
+    return Forecast(profile, tuple(machines), found, choose(found, machines, profile, wish), wish.preference)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def strategy_of(found: Forecast) -> Strategy:
+    """Return what the screen shows: the best hub of every way, the best first; one machine alone is a way too."""
+    planning = found.planning
+    rows: dict[object, CandidateRow] = {}
+    for index, candidate in enumerate(planning.ranking):
+        choice = candidate.choice
+        way = (choice.strategy, choice.codec, choice.engine, choice.members)
+        if way not in rows and (len(rows) < MOST_ROWS or choice.alone):
+            rows[way] = row_of(candidate, index, index == planning.chosen)
+    reasons = tuple(sentence(reason) for reason in planning.reasons)
+    if planning.chosen is None:
+        return Strategy(tuple(rows.values()), reasons, status=Status.FAILED, planning=found,
+                        cause=reasons[0] if reasons else "the job fits none of these machines",
+                        fix="take a smaller model, or a machine with more memory")  # fmt: skip
+    return Strategy(tuple(rows.values()), reasons, recommended=planning.chosen, status=Status.OK, planning=found)
+
+
+def moved(found: Forecast, index: int, steps: int) -> CandidateRow:
+    """Return a row of the ranking with another H.
+
+    Raises:
+        BadInput: that H cannot be.
+    """
+    row = row_of(found.at(index, steps), index, index == found.planning.chosen)
+    return replace(row, best_interval=found.planning.ranking[index].choice.interval)
+
+
+def row_of(candidate: Candidate, index: int, recommended: bool) -> CandidateRow:
+    """Return a candidate as a row."""
+    choice = candidate.choice
+    over = choice.members[0] if choice.alone else "torch" if choice.engine == "torch" else f"hub {choice.hub}"
+    return CandidateRow(
+        key=str(index),
+        name="alone" if choice.alone else f"{choice.strategy} {choice.codec}",
+        status=Status.OK if candidate.fits else Status.FAILED,
+        words="recommended" if recommended else "fits" if candidate.fits else "does not fit",
+        cause="" if candidate.fits else "it needs more memory than is free",
+        index=index,
+        over=over,
+        members=choice.members,
+        step_seconds=candidate.step,
+        total_seconds=candidate.steps * candidate.step,
+        speed_up=candidate.speed_up,
+        useful_speed_up=candidate.useful_speed_up,
+        communication=candidate.exposed / candidate.step if candidate.step else 0.0,
+        bytes_per_hour=candidate.bytes_per_hour,
+        loss_increase=candidate.loss_increase,
+        interval=choice.interval,
+        best_interval=choice.interval,
+        periodic=not choice.alone and STRATEGIES[choice.strategy].periodic,
+        alone=choice.alone,
+        recommended=recommended,
+    )

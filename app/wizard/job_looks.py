@@ -1,0 +1,214 @@
+"""The job as the set-up shows it: options with their values and errors, the data set, and the machines' memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.wizard.model_size import parameters
+from app.wizard.services import JobAnswers
+from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
+from profiles.errors import BadInput
+from profiles.layers import DEFAULT
+from profiles.library import Library
+from profiles.options import OptionSpec, check_value, options
+from profiles.resolve import Resolved, load_profile
+from profiles.schema import Profile
+
+MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
+"""Options that everybody sees; the others are folded under "advanced"."""
+_OWN = ("hosts", "workers", "shares", "output_dir")
+"""What the set-up decides itself, or what is no matter of the job."""
+WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
+"""What is left to the planner where neither the person nor a saved profile has chosen."""
+_PROJECT = Path(__file__).resolve().parents[2]
+_PATIENCE = 120.0
+_RUNTIME = 600_000_000
+"""Bytes of a worker process beside the model, on a CPU."""
+_TIGHT = 0.7
+_FREE = re.compile(r"([\d.]+) of [\d.]+ GB free")
+
+
+def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = True) -> Resolved:
+    """Return the profile with the person's choices; how members work together is open unless somebody chose it.
+
+    Raises:
+        BadInput: it cannot be used.
+    """
+    given = dict(answers.options)
+    found = load_profile(answers.profile, given, config, complete=complete)
+    starter = found.origins["hosts"] == DEFAULT and not _is_saved(answers.profile, config)
+    open_ways = {name: value for name, value in WAYS.items() if starter and name not in given}
+    return load_profile(answers.profile, {**given, **open_ways}, config, complete=complete) if open_ways else found
+
+
+def _is_saved(name: str, config: Path | None) -> bool:
+    found = Library.open(config).find("profile", name)
+    return found is not None and found.file.path != Library.open(config).config.path
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
+    """Return the options, with the error of each that does not fit.
+
+    Raises:
+        BadInput: there is no such profile.
+    """
+    library = Library.open(config)
+    plain = resolved(JobAnswers(answers.profile), config, complete=False)
+    given = dict(answers.options)
+    problems = {name: problem for name, text in given.items() if (problem := _problem(name, text))}
+    current, whole = plain, ""
+    try:
+        fitting = tuple(pair for pair in answers.options if pair[0] not in problems)
+        current = resolved(JobAnswers(answers.profile, fitting), config, complete=False)
+    except BadInput as error:
+        guilty = next((name for name in given if f"{name} = " in error.message), "")
+        whole = "" if guilty else str(error)
+        problems[guilty] = error.message.rpartition('": ')[2] if guilty else error.message
+    rows = [
+        _option(spec, current, plain, given.get(spec.name), problems.get(spec.name, ""))
+        for spec in options()
+        if spec.name not in _OWN
+    ]
+    profile = current.profile
+    return Job(
+        options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
+        models=tuple(library.names("model")),
+        datasets=tuple(library.names("dataset")),
+        model=given.get("model") or profile.model_name or profile.model.model_path,
+        dataset=given.get("dataset") or profile.dataset_name or profile.data.dataset_path,
+        status=Status.FAILED if whole or problems.keys() & {"model", "dataset", ""} else Status.OK,
+        cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), ""),
+        fix="choose another one" if problems.keys() & {"model", "dataset"} else "",
+    )
+
+
+def _problem(name: str, text: str) -> str:
+    if name in ("model", "dataset"):
+        return ""
+    try:
+        return check_value(name, text) or ""
+    except KeyError:
+        return "there is no such option"
+
+
+def _option(spec: OptionSpec, current: Resolved, plain: Resolved, given: str | None, problem: str) -> OptionRow:
+    return OptionRow(
+        key=spec.name,
+        name=spec.name,
+        status=Status.FAILED if problem else Status.OK,
+        cause=problem,
+        fix=spec.limits if problem else "",
+        value=given if given is not None else current.value(spec.name),
+        default=plain.value(spec.name),
+        help=spec.help,
+        unit=spec.unit,
+        type=spec.type,
+        choices=spec.choices,
+        limits=spec.limits,
+        section=spec.section,
+        advanced=spec.name not in MAIN,
+        changed=given is not None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def data_of(profile: Profile) -> DataRow:
+    """Look at a profile's data set, in a process of its own: this one never loads torch."""
+    name = profile.dataset_name or Path(profile.data.dataset_path).name
+    if not profile.data.dataset_path and profile.model.task != "custom":
+        return DataRow("data", "", Status.FAILED, "none", "no data set is chosen",
+                       "choose one: a folder with train.csv inside, or the name of one on the hub")  # fmt: skip
+    said = _ask_about(profile)
+    if "error" in said:
+        return DataRow("data", name, Status.FAILED, "cannot be used", str(said["error"]), str(said.get("hint", "")))
+    splits = tuple((str(split), int(count)) for split, count in dict(said.get("splits", {})).items())
+    samples = dict(splits).get("train", 0)
+    broken, total = int(said.get("broken_count", 0)), max(1, int(said.get("looked_at", 0)))
+    too_many = broken / total > profile.data.max_broken_share
+    status = Status.FAILED if too_many else Status.WARNING if broken else Status.OK
+    words = f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found"))
+    return DataRow(
+        key="data",
+        name=name,
+        status=status,
+        words=words,
+        cause=f"{broken} of {total} recordings cannot be read" if broken else "",
+        fix=_about_broken(broken, too_many),
+        samples=samples,
+        hours=float(said["hours"]) if "hours" in said else None,
+        columns=tuple(map(str, said.get("columns", ()))),
+        splits=splits,
+        broken=tuple(map(str, said.get("broken", ()))),
+        broken_count=broken,
+    )
+
+
+def _about_broken(broken: int, too_many: bool) -> str:
+    if too_many:
+        return "remove their lines, or allow more with max_broken_share"
+    return "they are left out" if broken else ""
+
+
+def _ask_about(profile: Profile) -> Mapping[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "training.data_findings"]
+    try:
+        done = subprocess.run(
+            command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment
+        )
+        return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        return {"splits": {}, "note": f"not looked through within {_PATIENCE:.0f} s"}
+    except ValueError:
+        last = done.stderr.decode(errors="replace").strip().splitlines()
+        return {"error": f"it could not be looked at: {last[-1] if last else 'no answer'}", "hint": ""}
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def fit_rows(machines: Sequence[MachineRow], profile: Profile, checks: Mapping[str, CheckRow]) -> list[FitRow]:
+    """Say for each machine whether weights, gradients and optimizer fit the memory that was free when it was asked."""
+    total = parameters(profile.model.model_path)
+    trained = max(1, total // 50) if profile.model.tuning == "lora" else total
+    needed = total * 4 + trained * 12 + _RUNTIME
+    return [_fit(row, needed if total else 0, _free(row, checks)) for row in machines]
+
+
+def _free(row: MachineRow, checks: Mapping[str, CheckRow]) -> int:
+    if row.here:
+        import psutil  # 20 ms, not needed where only other machines train
+
+        return int(psutil.virtual_memory().available)
+    seen = (
+        (finding.seen for finding in checks[row.key].findings if "memory" in finding.key) if row.key in checks else ()
+    )
+    found = [float(match[1]) for text in seen if (match := _FREE.search(text))]
+    return int(max(found, default=0.0) * 2**30)
+
+
+def _fit(row: MachineRow, needed: int, free: int) -> FitRow:
+    if not needed or not free:
+        missing = "the model's size" if not needed else "its free memory"
+        return FitRow(row.key, row.name, Status.OK, "not known yet", needed=needed, free=free,
+                      cause=f"{missing} is known when it was measured")  # fmt: skip
+    if needed > free:
+        return FitRow(row.key, row.name, Status.FAILED, "does not fit",
+                      "weights, gradients and optimizer need more than is free",
+                      "tuning = lora, or a smaller model", needed, free)  # fmt: skip
+    if needed > _TIGHT * free:
+        return FitRow(row.key, row.name, Status.WARNING, "tight", "little is left for the samples of a batch",
+                      "a smaller batch_size, or gradient_checkpointing = true", needed, free)  # fmt: skip
+    return FitRow(row.key, row.name, Status.OK, "fits", needed=needed, free=free)

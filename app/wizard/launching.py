@@ -1,0 +1,182 @@
+"""The start of a real run: saved, planned, handed to its supervisor, and watched until the first step is made."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from app.follow import Follower
+from app.run_state import RunState, apply
+from app.wizard.forecasting import Forecast
+from app.wizard.keeping import Keeping, keeping
+from app.wizard.machine_looks import trust_in
+from app.wizard.planning_looks import chosen_planning
+from app.wizard.services import Request
+from app.wizard.state import Launch, LaunchRow, Status
+from distributed.hosts import load_hosts
+from distributed.launcher import DistributedLauncher
+from distributed.preflight import NotReady
+from distributed.preparation import Manner
+from distributed.run_planning import PlanWish
+from profiles.errors import MusterError, RunFailed
+from profiles.resolve import load_profile
+from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
+from training.plan import RunPlan
+
+See = Callable[[Launch], None]
+STEPS = ("checked", "code and data", "program", "joined", "first step")
+_CHECKED, _BROUGHT, _STARTED, _JOINED, _TRAINS = range(1, len(STEPS) + 1)
+_LOG_LINES = 12
+_LONGEST_LOG = 65_536
+
+
+def launch(request: Request, see: See, config: Path | None = None) -> Path:
+    """Save, start the run in the background, and return its folder when every member has made a step.
+
+    Raises:
+        NotReady: a machine cannot take part; the row of each says why.
+        RunFailed: the run ended before its first step.
+        BadInput: something does not fit; nothing was started.
+    """
+    kept = keeping(request, chosen_planning(request), config)
+    names = [machine.name for machine in kept.hosts.machines]
+    see(_asking(names))
+    kept.write(config)
+    try:
+        path, plan = start(kept, request, see, config)
+    except NotReady as error:
+        see(_refused(names, error.problems))
+        raise
+    return follow(path, plan, see)
+
+
+def start(kept: Keeping, request: Request, see: See, config: Path | None) -> tuple[Path, RunPlan]:
+    """Plan and start what was saved: what its command line does too.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    lines: list[str] = []
+    names = [machine.name for machine in kept.hosts.machines]
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        see(replace(_asking(names), progress=tuple(lines[-_LOG_LINES:])))
+
+    profile = load_profile(kept.name, {}, config).profile
+    manner = Manner(tell, trust_in(request.trusted))
+    launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, manner, PlanWish(planning=kept.planning))
+    planned = launcher.plan()
+    if kept.planning is not None and isinstance(request.planning, Forecast):
+        planned = replace(planned, figures=request.planning.figures)
+    return launcher.start(planned, shlex.split(kept.command)), planned.plan
+
+
+def follow(path: Path, plan: RunPlan, see: See) -> Path:
+    """Tell how far each member has come, until all train.
+
+    Raises:
+        RunFailed: the run ended before.
+    """
+    follower, grid, state = Follower(path), Grid(plan), RunState()
+    shown: Launch | None = None
+    for event in follower.events():
+        if event is not None:
+            grid.take(event)
+            state = apply(state, event)
+        launch = grid.launch(path)
+        if launch != shown:
+            see(launch)
+            shown = launch
+        if launch.status is Status.OK:
+            return path
+    ended = follower.ended(state)
+    if ended.status == "completed":  # so short that its end was read first
+        return path
+    see(replace(grid.launch(path), status=Status.FAILED, cause=ended.message, fix=ended.hint))
+    raise RunFailed(ended.message or "the run ended before its first step", ended.hint or f"see {path / 'logs'}")
+
+
+@dataclass
+class Grid:
+    """Steps of a start by member, from the run's events."""
+
+    plan: RunPlan
+    done: list[int] = field(default_factory=list)
+    problems: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.done = [_CHECKED] * self.plan.world_size
+
+    def take(self, event: Event) -> None:
+        """Take one event in."""
+        if isinstance(event, ProgressEvent) and event.phase == "machines" and event.done == event.total:
+            self.done = [max(count, _BROUGHT) for count in self.done]
+        rank, reached = event.member, _reached(event)
+        if rank is None or not 0 <= rank < len(self.done):
+            return
+        self.done[rank] = max(self.done[rank], reached)
+        if isinstance(event, ErrorEvent):
+            self.problems.setdefault(rank, (event.message, event.hint))
+        elif isinstance(event, MemberEvent) and event.status in ("failed", "lost"):
+            self.problems.setdefault(rank, (event.message or event.status, ""))
+
+    def launch(self, path: Path) -> Launch:
+        """Return the grid as it is."""
+        rows = tuple(self._row(rank, path) for rank in range(self.plan.world_size))
+        ready = all(count == _TRAINS for count in self.done)
+        return Launch(STEPS, rows, run=str(path), status=Status.OK if ready else Status.WORKING)
+
+    def _row(self, rank: int, path: Path) -> LaunchRow:
+        name, count = self.plan.members[rank].name, self.done[rank]
+        problem = self.problems.get(rank)
+        status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
+        log = tail(path / "logs", rank) if problem else ()
+        cause, fix = problem or ("", "")
+        return LaunchRow(name, name, status, cause=cause, fix=fix, cells=_cells(count, status), log=log)
+
+
+def _reached(event: Event) -> int:
+    if isinstance(event, StepEvent):
+        return _TRAINS
+    if isinstance(event, MemberEvent):
+        return {"started": _STARTED, "ready": _JOINED, "joined": _JOINED}.get(event.status, 0)
+    return 0
+
+
+def _cells(done: int, now: Status) -> tuple[Status, ...]:
+    under_way = () if done == len(STEPS) else (now,)
+    return (*[Status.OK] * done, *under_way, *[Status.WAITING] * (len(STEPS) - done - len(under_way)))
+
+
+def tail(logs: Path, rank: int) -> tuple[str, ...]:
+    """Return the last lines that a member has logged, in its newest attempt."""
+    found = sorted(logs.glob(f"worker-{rank}*.log"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        return ()
+    with found[-1].open("rb") as stream:
+        stream.seek(max(0, found[-1].stat().st_size - _LONGEST_LOG))
+        lines = stream.read().decode(errors="replace").splitlines()
+    return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
+
+
+def _asking(names: Sequence[str]) -> Launch:
+    rows = tuple(LaunchRow(name, name, Status.WORKING, cells=_cells(0, Status.WORKING)) for name in names)
+    return Launch(STEPS, rows, status=Status.WORKING)
+
+
+def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
+    """Put every problem into the row of its machine."""
+    rows = []
+    for name in names:
+        own = next((problem for problem in problems if problem.message.startswith(f"{name}: ")), None)
+        status = Status.FAILED if own else Status.OK
+        rows.append(
+            LaunchRow(
+                name, name, status, cause=own.message.removeprefix(f"{name}: ") if own else "",
+                fix=own.hint if own else "", cells=_cells(0, status),
+            )
+        )  # fmt: skip
+    return Launch(STEPS, tuple(rows), status=Status.FAILED)

@@ -1,0 +1,156 @@
+"""Discovery as the set-up sees it: rows of machines, where was looked, and which saved profiles have theirs here."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.wizard.machine_entries import Naming
+from app.wizard.saved_profiles import saved_hosts
+from app.wizard.services import Sight
+from app.wizard.state import Machines, Presence
+from distributed.discovery import Discovery, Sources, State, machines
+from distributed.hosts import Hosts, Machine, load_hosts
+from distributed.known_machines import locate
+from distributed.machine_identity import FoundMachine
+from distributed.mdns_records import MUSTER, SFTP, SSH
+from distributed.sightings import Origin
+from distributed.sightings import Status as Seen
+from distributed.ssh import SshTarget
+from profiles.errors import MusterError
+
+HOSTS_FILE = Path("distributed_hosts.json")
+NOTHING_AFTER = 5.0
+"""Seconds after which a list without another machine says what to do."""
+ADVICE = (
+    "add one as you would type it after ssh: user@host, or user@192.168.1.7",
+    "on a Mac: System Settings > General > Sharing > Remote Login; on Linux its SSH server must run",
+    "guest Wi-Fi and some routers keep machines apart: use a cable, or another network",
+)
+_AT_LEAST_EVERY = 1.0
+_AT_MOST_EVERY = 0.15
+_NOWHERE = Path("/dev/null")
+
+
+class Lookout:
+    """Looks for machines until it is closed; ``see`` is called from its thread.
+
+    Args:
+        see: hears what is seen.
+        config: the ``config.ini`` whose saved profiles' machines are looked for too; ``None``: the project's.
+    """
+
+    def __init__(self, see: Callable[[Sight], None], config: Path | None = None) -> None:
+        self._see = see
+        self._begin = time.monotonic()
+        self._saved = dict(_readable(saved_hosts(config).items()))
+        here = [(Origin.HOSTS_FILE, HOSTS_FILE)] if HOSTS_FILE.exists() and _hosts(HOSTS_FILE) else []
+        self._files = (*here, *((Origin.PROFILE, path) for path, _ in self._saved.values()))
+        self._entries = {machine.name: machine for _, path in self._files for machine in _machines(path)}
+        self._typed: list[str] = []
+        self._discoveries: list[Discovery] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._look_with(Discovery(Sources(hosts_files=self._files)))
+        self._thread = threading.Thread(target=self._follow, name="lookout", daemon=True)
+        self._thread.start()
+
+    def add(self, text: str) -> None:
+        """Look for ``[user@]host[:port]`` too.
+
+        Raises:
+            BadInput: it is no address.
+        """
+        self._look_with(Discovery(Sources((text,), ssh_config=_NOWHERE, known_hosts=()), browse=False))
+        self._typed.append(text)
+
+    def close(self) -> None:
+        """Stop looking. May be called twice."""
+        self._closed.set()
+        with self._lock:
+            discoveries, self._discoveries = self._discoveries, []
+        for discovery in discoveries:
+            discovery.close()
+
+    def _look_with(self, discovery: Discovery) -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self._discoveries.append(discovery.__enter__())
+
+    def _follow(self) -> None:
+        version = 0
+        while not self._closed.is_set():
+            with self._lock:
+                discoveries = tuple(self._discoveries)
+            if not discoveries:
+                return
+            self._see(self._sight([discovery.state for discovery in discoveries]))
+            version = discoveries[0].wait(version, _AT_LEAST_EVERY if len(discoveries) == 1 else _AT_MOST_EVERY * 2)
+            self._closed.wait(_AT_MOST_EVERY)
+
+    def _sight(self, states: Sequence[State]) -> Sight:
+        state = _together(states)
+        found = machines(state)
+        rows = Naming(self._typed, self._entries).rows(found)
+        seconds = time.monotonic() - self._begin
+        problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
+        alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
+        advice = (*problems, *(ADVICE if alone else ()))
+        return Sight(Machines(rows, _searched(state, self._files), seconds, advice), self._presence(found))
+
+    def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
+        online = [machine for machine in found if machine.status is Seen.ONLINE]
+        return {
+            name: tuple(Presence(m.name, _is_present(m, hosts, online)) for m in hosts.machines)
+            for name, (_, hosts) in self._saved.items()
+        }
+
+
+def _is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
+    if machine.here:
+        return True
+    with contextlib.suppress(MusterError):
+        if locate(SshTarget.of(machine, hosts), online) is not None:
+            return True
+    names = {machine.name.casefold(), machine.host.casefold()}
+    return any(names & {name.casefold() for name in one.names} for one in online if not one.here)
+
+
+def _together(states: Sequence[State]) -> State:
+    """The first one browses and knows the files; the others each look for one typed machine."""
+    first, *others = states
+    sightings, paths = dict(first.sightings), dict(first.paths)
+    for other in others:
+        sightings.update({key: one for key, one in other.sightings.items() if key.origin is Origin.TYPED})
+        for endpoint, path in other.paths.items():
+            if endpoint not in paths or paths[endpoint].status is not Seen.ONLINE:
+                paths[endpoint] = path
+    return replace(first, sightings=sightings, paths=paths)
+
+
+def _searched(state: State, files: Iterable[tuple[Origin, Path]]) -> tuple[str, ...]:
+    where = ", ".join(state.browsed.interfaces) or "no interface that takes multicast"
+    named = tuple(f"{path} ({origin.value})" for origin, path in files)
+    return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config and known hosts", *named)
+
+
+def _hosts(path: Path) -> Hosts | None:
+    with contextlib.suppress(MusterError):
+        return load_hosts(path)
+    return None
+
+
+def _machines(path: Path) -> tuple[Machine, ...]:
+    hosts = _hosts(path)
+    return hosts.machines if hosts is not None else ()
+
+
+def _readable(files: Iterable[tuple[str, Path]]) -> Iterable[tuple[str, tuple[Path, Hosts]]]:
+    for name, path in files:
+        hosts = _hosts(path)
+        if hosts is not None:
+            yield name, (path, hosts)

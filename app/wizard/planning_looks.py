@@ -1,0 +1,131 @@
+"""The Plan of a real run in rows: what changes where, what crosses the network and how, and what to type for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.wizard.forecasting import Forecast
+from app.wizard.job_looks import WAYS, resolved
+from app.wizard.keeping import Keeping, as_saved, keeping
+from app.wizard.services import Request
+from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
+from distributed.code_sync import collect
+from distributed.planning import Planning
+from profiles.errors import MusterError
+from profiles.schema import Profile
+from training.plan import RunPlan
+
+SSH = "commands, code, data and logs: SSH"
+TLS = "training traffic: TLS with certificates made for this run"
+CLEAR = "training traffic of the torch engine: plain TCP, whoever is on that network can read it"
+
+
+def chosen_planning(request: Request) -> Planning | None:
+    """Return the plan document of the chosen way; ``None`` for one machine: there is nothing to choose."""
+    found = request.planning
+    if not isinstance(found, Forecast) or len(request.machines) < 2:
+        return None
+    return found.planning_of(request.chosen)
+
+
+def plan_of(request: Request, config: Path | None = None) -> Plan:
+    """Say what will be done. Nothing is changed, and no machine is asked.
+
+    Raises:
+        BadInput: the choices do not fit together.
+    """
+    planning = chosen_planning(request)
+    kept = keeping(request, planning, config)
+    profile = profile_of(request, planning, kept, config)
+    run = _run_plan(request, planning, profile)
+    size = _bytes(run) if run is not None and any(not row.here for row in request.machines) else 0
+    changes = tuple(_changes(request, kept, planning, size))
+    engine = run.engine if run is not None else "hub"
+    together = run is not None and run.world_size > 1
+    return Plan(
+        changes=changes,
+        bytes_to_copy=sum(change.bytes for change in changes),
+        ports=tuple(_ports(request, profile, engine, together)),
+        seconds=request.chosen.total_seconds if request.chosen is not None else None,
+        way=way_in_words(request.chosen, request),
+        encrypted=tuple(_encrypted(request, engine, together)),
+        in_clear=(CLEAR,) if together and engine == "torch" else (),
+        profile=kept.name,
+        files=tuple(change.what for change in changes if change.key.startswith("file:")),
+        command=kept.command,
+        hash=run.hash() if run is not None else "",
+        status=Status.OK,
+    )
+
+
+def profile_of(request: Request, planning: Planning | None, kept: Keeping, config: Path | None) -> Profile:
+    """Return the profile as it will be run: as it is saved."""
+    chosen = {
+        name: kept.values[name] for name in (*WAYS, "sync_interval") if planning is not None and name in kept.values
+    }
+    answers = type(request.job)(request.job.profile, tuple({**dict(request.job.options), **chosen}.items()))
+    return as_saved(resolved(answers, config).profile, kept)
+
+
+def _run_plan(request: Request, planning: Planning | None, profile: Profile) -> RunPlan | None:
+    found = request.planning
+    return found.planned(planning, profile).plan if isinstance(found, Forecast) else None
+
+
+def way_in_words(chosen: CandidateRow | None, request: Request) -> str:
+    """Return how the machines work together, in a few words."""
+    if chosen is None or chosen.alone:
+        name = chosen.members[0] if chosen is not None else request.machines[0].name
+        return f"{name} alone"
+    interval = f", one exchange every {chosen.interval} steps" if chosen.periodic else ", an exchange in every step"
+    return f"{len(chosen.members)} machines with {chosen.name} over {chosen.over}{interval}"
+
+
+def _bytes(run: RunPlan) -> int:
+    """Return the bytes of code, data and model; a machine gets what it lacks of them."""
+    try:
+        return collect(run).bytes
+    except (MusterError, OSError):
+        return 0
+
+
+def _changes(request: Request, kept: Keeping, planning: Planning | None, size: int) -> Iterator[ChangeRow]:
+    for path in kept.files:
+        yield _change("file:" + path.name, "~" if path.exists() else "+", "this computer", _place(path))
+    yield _change("run", "+", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
+    members = None if planning is None or planning.settings is None else planning.settings.members
+    for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
+        if members is not None and not any(one.name.partition(":")[0] == machine.name for one in members):
+            yield _change(f"out:{row.key}", "~", machine.name, "nothing: the chosen way leaves it out", Status.SKIPPED)
+        elif not row.here:
+            folder = machine.project_path or "~/.cache/muster"
+            yield ChangeRow(f"data:{row.key}", machine.name, Status.OK, sign="~", machine=machine.name, bytes=size,
+                            what=f"code, data and model in {folder}: what it lacks of them")  # fmt: skip
+            yield _change(f"run:{row.key}", "+", machine.name, f"this run's folder in {folder}; clean takes it away")
+            yield _change(f"awake:{row.key}", "~", machine.name, "is kept from sleeping while it trains")
+
+
+def _place(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _change(key: str, sign: str, machine: str, what: str, status: Status = Status.OK) -> ChangeRow:
+    return ChangeRow(key, machine, status, sign=sign, machine=machine, what=what)
+
+
+def _ports(request: Request, profile: Profile, engine: str, together: bool) -> Iterator[str]:
+    if any(not row.here for row in request.machines):
+        yield "SSH from this computer to each machine"
+    if together and engine == "hub":
+        port = profile.strategy.hub_port
+        yield f"TCP {port or 'one free port'} on this computer, from each machine (the hub)"
+    elif together:
+        yield "free TCP ports between all machines (the torch engine)"
+
+
+def _encrypted(request: Request, engine: str, together: bool) -> Iterator[str]:
+    if any(not row.here for row in request.machines):
+        yield SSH
+    if together and engine == "hub":
+        yield TLS

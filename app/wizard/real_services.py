@@ -1,0 +1,183 @@
+"""The real machines behind the set-up: :class:`app.wizard.services.Services` over :mod:`distributed`.
+
+Everything heavy is imported by the call that needs it, so that Home is painted at once. torch is never imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.wizard.services import JobAnswers, Request, Sight, Tell, Watch
+from app.wizard.state import (
+    AccessRow,
+    CandidateRow,
+    CheckRow,
+    DataRow,
+    FindingRow,
+    FitRow,
+    Home,
+    Job,
+    Launch,
+    LinkRow,
+    MachineRow,
+    Plan,
+    RunRow,
+    Status,
+    Strategy,
+)
+
+RUNS = 20
+
+
+class RealServices:
+    """The world as it is.
+
+    Args:
+        config: another ``config.ini`` with its saved profiles beside it; ``None``: the project's.
+        output: folder of the run folders.
+    """
+
+    def __init__(self, config: Path | None = None, output: Path = Path("output")) -> None:
+        self._config = config
+        self._output = output
+        self._checks: dict[str, CheckRow] = {}
+        self._trusted: tuple[str, ...] = ()
+
+    # ---------------------------------------------------------------------------------------------- home and machines
+
+    def home(self) -> Home:
+        from app.wizard.saved_profiles import profile_rows
+        from distributed.runs import list_runs
+
+        runs = tuple(_run_row(run) for run in list_runs(self._output)[:RUNS])
+        rows = tuple(sorted(runs, key=lambda row: not row.live))
+        return Home(runs=rows, profiles=profile_rows(self._config), status=Status.OK)
+
+    def doctor(self) -> Sequence[FindingRow]:
+        from app.wizard.machine_entries import here_name
+        from app.wizard.machine_looks import doctor_rows
+
+        return doctor_rows(here_name())
+
+    def watch(self, see: Callable[[Sight], None]) -> Watch:
+        from app.wizard.lookout import Lookout
+
+        return Lookout(see, self._config)
+
+    def saved_machines(self, profile: str) -> Sequence[MachineRow]:
+        from app.wizard.machine_entries import row_of
+        from app.wizard.saved_profiles import saved_hosts
+        from distributed.hosts import load_hosts
+
+        path = saved_hosts(self._config).get(profile)
+        return tuple(row_of(machine) for machine in load_hosts(path).machines) if path is not None else ()
+
+    # ------------------------------------------------------------------------------------------- access, checks, links
+
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
+        from app.wizard.machine_looks import access_row
+
+        self._trusted = tuple(trusted)
+        return access_row(machine, trusted)
+
+    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
+        from app.wizard.machine_looks import row_after_password
+
+        return row_after_password(machine, password, trusted)
+
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
+        from app.wizard.machine_looks import check_rows
+
+        rows = check_rows(machines, self._task(job), self._trusted)
+        self._checks.update({row.key: row for row in rows})
+        return rows
+
+    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
+        from app.wizard.machine_looks import mend
+
+        mend(machines, self._task(job), tell)
+
+    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+        from app.wizard.job_looks import resolved
+        from app.wizard.machine_looks import link_rows
+
+        profile = resolved(job, self._config, complete=False).profile
+        return link_rows(machines, profile, self._trusted, tell)
+
+    def _task(self, job: JobAnswers) -> str:
+        from app.wizard.job_looks import resolved
+
+        return resolved(job, self._config, complete=False).profile.model.task
+
+    # ------------------------------------------------------------------------------------------------------------ job
+
+    def job(self, answers: JobAnswers) -> Job:
+        from app.wizard.job_looks import job_of
+
+        return job_of(answers, self._config)
+
+    def look_at_data(self, answers: JobAnswers) -> DataRow:
+        from app.wizard.job_looks import data_of, resolved
+
+        return data_of(resolved(answers, self._config, complete=False).profile)
+
+    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
+        from app.wizard.job_looks import fit_rows, resolved
+
+        return fit_rows(machines, resolved(answers, self._config, complete=False).profile, self._checks)
+
+    # --------------------------------------------------------------------------------------------------- way and plan
+
+    def forecast(self, request: Request, tell: Tell) -> Strategy:
+        from app.wizard.forecasting import make_forecast, strategy_of
+        from app.wizard.job_looks import resolved
+
+        return strategy_of(make_forecast(request, resolved(request.job, self._config).profile, tell))
+
+    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+        from app.wizard.forecasting import moved
+
+        return moved(planning, index, steps)
+
+    def plan(self, request: Request) -> Plan:
+        from app.wizard.planning_looks import plan_of
+
+        return plan_of(request, self._config)
+
+    def save(self, request: Request) -> tuple[str, ...]:
+        from app.wizard.keeping import keeping
+        from app.wizard.planning_looks import chosen_planning
+
+        return keeping(request, chosen_planning(request), self._config).write(self._config)
+
+    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+        from app.wizard.launching import launch
+
+        return launch(request, see, self._config)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+
+def _run_row(run: Any) -> RunRow:
+    """``run``: a :class:`distributed.runs.RunSummary`."""
+    statuses = {
+        "completed": Status.OK,
+        "failed": Status.FAILED,
+        "damaged": Status.FAILED,
+        "interrupted": Status.WARNING,
+    }
+    row = RunRow(
+        key=run.run_id,
+        name=run.profile,
+        status=Status.WORKING if run.live else statuses.get(run.status, Status.OK),
+        words=run.status,
+        cause=run.damage,
+        path=str(run.path),
+        started=run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else "",
+        live=run.live,
+    )
+    return row if not run.damage else replace(row, fix="look into its folder, or remove it")
