@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from app.demo.figures import cluster_of, job_for
 from app.demo.job import demo_profile
 from app.demo.machines import ScriptedMachine
+from app.wizard.forecasting import MOST_ROWS, row_of
 from app.wizard.services import JobAnswers
 from app.wizard.state import CandidateRow, Status, Strategy
 from distributed.cluster import Cluster
@@ -16,10 +17,7 @@ from distributed.plan_words import sentence
 from distributed.planner import plan as rank_ways
 from distributed.planner import predict
 from distributed.planning import Candidate, Choice, Planning
-from distributed.prediction import STRATEGIES
 from profiles.schema import Profile
-
-MOST_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -83,36 +81,3 @@ def _at(choice: Choice, steps: int) -> Choice:
     """Return a choice with another H; the overlap stays below it."""
     steps = max(1, steps)
     return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-
-
-def row_of(candidate: Candidate, index: int, recommended: bool) -> CandidateRow:
-    """Return a candidate as a row of the screen."""
-    choice = candidate.choice
-    name = "alone" if choice.alone else f"{choice.strategy} {choice.codec}"
-    return CandidateRow(
-        key=str(index),
-        name=name,
-        status=Status.OK if candidate.fits else Status.FAILED,
-        cause="" if candidate.fits else "it does not fit the memory",
-        index=index,
-        over=_over(choice),
-        members=choice.members,
-        step_seconds=candidate.step,
-        total_seconds=candidate.steps * candidate.step,
-        speed_up=candidate.speed_up,
-        useful_speed_up=candidate.useful_speed_up,
-        communication=candidate.exposed / candidate.step if candidate.step else 0.0,
-        bytes_per_hour=candidate.bytes_per_hour,
-        loss_increase=candidate.loss_increase,
-        interval=choice.interval,
-        best_interval=choice.interval,
-        periodic=not choice.alone and STRATEGIES[choice.strategy].periodic,
-        alone=choice.alone,
-        recommended=recommended,
-    )
-
-
-def _over(choice: Choice) -> str:
-    if choice.alone:
-        return choice.members[0]
-    return "torch" if choice.engine == "torch" else f"hub {choice.hub}"

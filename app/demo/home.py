@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.demo.job import PROFILE
 from app.wizard.state import RunRow, Status
 from distributed.runs import RunSummary
 
 MOST = 6
 
 
-def run_rows(runs: Sequence[RunSummary], profile: str) -> tuple[RunRow, ...]:
-    """Return the newest runs of the scripted profile, live ones first."""
-    scripted = [run for run in runs if run.metadata is not None and run.metadata.profile == profile]
+def run_rows(runs: Sequence[RunSummary]) -> tuple[RunRow, ...]:
+    """Return the newest scripted runs, live ones first."""
+    scripted = [run for run in runs if run.metadata is not None and run.metadata.profile == PROFILE]
     newest = sorted(scripted, key=lambda run: not run.live)[:MOST]
     return tuple(
         RunRow(
             run.run_id,
-            profile,
+            PROFILE,
             Status.WORKING if run.live else Status.OK if run.status == "completed" else Status.WARNING,
             words=run.status,
             path=str(run.path),

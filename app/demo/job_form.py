@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from app.demo.figures import cluster_of, job_for
 from app.demo.job import OPTIONS, SAMPLES, demo_profile
 from app.demo.machines import ScriptedMachine
+from app.wizard.job_looks import MAIN
 from app.wizard.services import JobAnswers
 from app.wizard.state import DataRow, FitRow, Job, MachineRow, OptionRow, Status
 from distributed import memory_model
@@ -15,14 +16,13 @@ from profiles.options import OptionSpec, as_text, check_value, options
 
 MODELS = ("whisper-tiny", "whisper-small", "whisper-large-v3")
 DATASETS = ("scripted-recordings",)
-_FIRST = ("epochs", "batch_size", "learning_rate", "max_steps")
 
 
 def job_of(answers: JobAnswers) -> Job:
     """Return all options with their values; wrong ones have a cause."""
     changes = {name: text for name, text in answers.options if name not in ("model", "dataset")}
     rows = [_option(spec, changes.get(spec.name)) for spec in options()]
-    first = sorted(rows, key=lambda row: (row.advanced, _place(row.name)))
+    first = sorted(rows, key=lambda row: _place(row.name))
     chosen = dict(answers.options)
     return Job(
         options=tuple(first),
@@ -35,7 +35,7 @@ def job_of(answers: JobAnswers) -> Job:
 
 
 def _place(name: str) -> int:
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+    return MAIN.index(name) if name in MAIN else len(MAIN)
 
 
 def _option(spec: OptionSpec, changed: str | None) -> OptionRow:
@@ -55,7 +55,7 @@ def _option(spec: OptionSpec, changed: str | None) -> OptionRow:
         choices=tuple(spec.choices),
         limits=spec.limits,
         section=spec.section,
-        advanced=spec.advanced,
+        advanced=spec.name not in MAIN,
         changed=changed is not None,
     )
 

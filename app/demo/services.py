@@ -1,4 +1,7 @@
-"""The set-up's world with scripted machines: no network, no training, nothing is changed on any machine."""
+"""The set-up's world with scripted machines: no network, no training, nothing is changed on any machine.
+
+Planner, run folders and pydantic are loaded where they are needed, so that the first screen does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, cast
 
-from app.demo import job_form
 from app.demo.entry import Entry
 from app.demo.examination import Examination
-from app.demo.figures import link_between
-from app.demo.forecast import Forecast, forecast, strategy_of, with_interval
-from app.demo.job import PROFILE
-from app.demo.launching import follow_start
 from app.demo.lookout import Lookout, machine_row
 from app.demo.machines import HERE, ScriptedMachine, scripted_machine, scripted_machines
 from app.demo.pace import Pace
-from app.demo.plan_form import link_row, plan_of
-from app.demo.run import start_demo_run
-from app.demo.run_plan import run_plan
 from app.wizard.services import JobAnswers, Request, Sight, Tell
 from app.wizard.state import (
     AccessRow,
@@ -39,12 +34,13 @@ from app.wizard.state import (
     Status,
     Strategy,
 )
-from distributed.job import Preference
-from distributed.planning import Planning
-from distributed.runs import list_runs
 from profiles.errors import BadInput
-from training.plan import RunPlan
-from training.run_folder import new_run_id
+
+if TYPE_CHECKING:
+    from app.demo.forecast import Forecast
+    from distributed.job import Preference
+    from distributed.planning import Planning
+    from training.plan import RunPlan
 
 MEASURING = 0.9
 PROFILE_NAME = "demo"
@@ -82,11 +78,15 @@ class DemoServices:
     def home(self) -> Home:
         """Scripted runs that can be attached to, and the one scripted profile."""
         from app.demo.home import run_rows
+        from distributed.runs import list_runs
 
         profile = ProfileRow(
-            PROFILE_NAME, PROFILE_NAME, Status.OK, description=f"{PROFILE}: {len(self._machines)} scripted machines"
+            PROFILE_NAME,
+            PROFILE_NAME,
+            Status.OK,
+            description=f"{len(self._machines)} scripted machines: nothing trains",
         )
-        return Home(run_rows(list_runs(self._output), PROFILE), (profile,), status=Status.OK)
+        return Home(run_rows(list_runs(self._output)), (profile,), status=Status.OK)
 
     def doctor(self) -> Sequence[FindingRow]:
         here = self._machines[0]
@@ -113,6 +113,9 @@ class DemoServices:
         self._examination.mend(self._pairs(machines), check, tell)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+        from app.demo.figures import link_between
+        from app.demo.plan_form import link_row
+
         rows = []
         pairs = list(combinations([self._scripted(row) for row in machines], 2))
         for number, (one, other) in enumerate(pairs, 1):
@@ -125,27 +128,39 @@ class DemoServices:
     # ------------------------------------------------------------------------------------------------ job, strategy
 
     def job(self, answers: JobAnswers) -> Job:
-        return job_form.job_of(answers)
+        from app.demo.job_form import job_of
+
+        return job_of(answers)
 
     def look_at_data(self, answers: JobAnswers) -> DataRow:
+        from app.demo.job_form import scripted_data
+
         self._pace.work(0.5)
-        return job_form.scripted_data()
+        return scripted_data()
 
     def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
-        return job_form.fits(self._pairs(machines), answers)
+        from app.demo.job_form import fits
+
+        return fits(self._pairs(machines), answers)
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
+        from app.demo.forecast import strategy_of
+
         for row in request.machines:
             self._pace.work(0.5)
             tell(f"{row.name}: a short run of the task with 2, 4 and 8 samples (scripted)")
         return strategy_of(self._forecast(request))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+        from app.demo.forecast import with_interval
+
         return with_interval(planning, index, steps)
 
     # -------------------------------------------------------------------------------------------------- plan, launch
 
     def plan(self, request: Request) -> Plan:
+        from app.demo.plan_form import plan_of
+
         found = self._forecast(request)
         return plan_of(self._run_plan(request, found)[0], found.candidate(request.chosen), len(self._machines))
 
@@ -158,6 +173,9 @@ class DemoServices:
         raise BadInput("scripted machines are not saved", "without --demo the profile would be")
 
     def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+        from app.demo.launching import follow_start
+        from app.demo.run import start_demo_run
+
         plan, planning = self._run_plan(request, self._forecast(request))
         command = ["wizard.py", "--demo", str(len(self._machines))]
         path = start_demo_run(self._output, plan, planning, command, self._seed, self._pace.speed)
@@ -170,15 +188,17 @@ class DemoServices:
     # ------------------------------------------------------------------------------------------------------- helpers
 
     def _forecast(self, request: Request) -> Forecast:
+        from app.demo.forecast import Forecast, forecast
+
         if isinstance(request.planning, Forecast):
             return request.planning
-        if request.preference not in get_args(Preference):
-            raise BadInput(f"'{request.preference}' is no preference", f"known: {', '.join(get_args(Preference))}")
-        preference: Preference = request.preference  # type: ignore[assignment]
         machines = [self._scripted(row) for row in request.machines] or list(self._machines[:1])
-        return forecast(machines, request.job, preference)
+        return forecast(machines, request.job, cast("Preference", request.preference))
 
     def _run_plan(self, request: Request, found: Forecast) -> tuple[RunPlan, Planning]:
+        from app.demo.run_plan import run_plan
+        from training.run_folder import new_run_id
+
         chosen = found.candidate(request.chosen)
         if chosen is None:
             raise BadInput("nothing fits these machines", "pick others")
