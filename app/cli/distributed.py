@@ -20,6 +20,7 @@ from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState
+from app.trackers.start import checked_trackers, start_trackers
 from distributed.host_keys import HostKeyInfo
 from distributed.hosts import load_hosts, save_hosts
 from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
@@ -76,6 +77,7 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
         if not request.profile:
             raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
         profile = load_profile(request.profile, request.overrides).profile
+        trackers = checked_trackers(profile.run.trackers)
         wish = PlanWish(planning=read_planning(machines.plan_file) if machines.plan_file else None)
         hosts = load_hosts(machines.hosts_file)
         launcher = DistributedLauncher(hosts, profile, machines.manner(), wish, whole_process=True)
@@ -85,6 +87,7 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
             launcher.dismiss()
             return _tell_dry_run(planned, request.as_json)
         path = launcher.start(planned, request.command)
+        start_trackers(path, trackers)
     if machines.detach:
         return _detached(path, request.as_json)
     return show_run(path, request.as_json)
@@ -114,6 +117,7 @@ def _tell_dry_run(planned: Planned, as_json: bool) -> ExitCode:
 def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     """Continue a distributed run on the machines that hold its snapshots."""
     path, plan = resumable(request)
+    trackers = checked_trackers(plan.profile.run.trackers)
     hosts = load_hosts(machines.hosts_file)
     links = [link for link, _ in prepare(hosts, plan.profile.model.task, machines.manner())]
     for link in links:
@@ -122,6 +126,7 @@ def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     save_hosts(hosts_of(hosts, links), path / HOSTS)
     folder.close()
     start_supervisor(path)
+    start_trackers(path, trackers)
     return path
 
 

@@ -16,6 +16,7 @@ from app.cli.measure import measure
 from app.cli.plan import plan
 from app.cli.replay import replay
 from app.cli.report import report
+from app.cli.track import track
 from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -342,6 +343,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command()(plan)
     app.command()(report)
     app.command()(replay)
+    app.command()(track)
     app.command()(demo_run)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)

@@ -10,9 +10,11 @@ from app.console import command_line, say, say_error, show_json, show_line
 from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
+from app.trackers.start import checked_trackers, start_trackers
 from distributed.runs import find_run
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile
+from profiles.schema import tracker_names
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -47,6 +49,7 @@ def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> 
         return rehearse(request, start_run)
     plan, folder = _resumed(request) if request.resume else _new(request)
     earlier = reduce_events(folder.events())
+    start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
     ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
     tell(ended, request.as_json)
     return ended.exit_code
@@ -61,6 +64,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     if not request.profile:
         raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
     profile = load_profile(request.profile, request.overrides).profile
+    checked_trackers(profile.run.trackers)
     return plan_local_run(profile, profile.run.workers)
 
 
@@ -79,6 +83,7 @@ def _new(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
 def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     """Hold the run to resume."""
     path, plan = resumable(request)
+    checked_trackers(plan.profile.run.trackers)
     return plan, RunFolder.resume(path, plan, list(request.command))
 
 

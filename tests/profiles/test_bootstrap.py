@@ -95,7 +95,7 @@ def test_every_required_package_is_looked_for() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {dependency.split(">")[0] for dependency in project["dependencies"]}
-    imports = {"grpc": "grpcio", "google.protobuf": "protobuf"}
+    imports = {"grpc": "grpcio", "google.protobuf": "protobuf", "textual_serve": "textual-serve"}
     assert required == {imports.get(name, name) for name in bootstrap.PACKAGES}
 
 

@@ -1,0 +1,43 @@
+"""``track RUN --to csv,tensorboard``: the events of a run for other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from profiles.errors import BadInput, ExitCode
+
+
+def track(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    to: Annotated[str, typer.Option("--to", metavar="NAMES", help="csv, tensorboard, wandb, trackio; by comma.")],
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+        "output"
+    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+    ] = False,
+) -> ExitCode:
+    """Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; of a live one until it ends."""
+    from app.console import say, show_json, show_line, visible
+    from app.trackers.start import checked_trackers
+    from app.trackers.tracking import Tracking
+    from distributed.runs import find_run
+
+    folder = find_run(output, run)
+    names = checked_trackers(to)
+    if not names:
+        raise BadInput("--to names no tracker", "write for example --to csv,tensorboard")
+    with contextlib.redirect_stdout(sys.stderr):  # libraries talk, and stdout is for data
+        tracking = Tracking(folder, names, say)
+        tracking.follow()
+    if as_json:
+        show_json({"run_dir": str(folder), "trackers": tracking.places})
+    else:
+        for name, place in tracking.places.items():
+            show_line(visible(f"{name}: {place}"))
+    return ExitCode.DONE if len(tracking.places) == len(names) else ExitCode.RUN_FAILED
