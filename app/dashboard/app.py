@@ -1,0 +1,48 @@
+"""The dashboard as an application of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.dashboard.screen import DashboardScreen
+from app.event_source import EventSource
+from app.shell.base_app import CommandRecord, MusterApp
+from profiles.errors import ExitCode
+
+
+class DashboardApp(MusterApp):
+    """Shows one run.
+
+    Args:
+        run_dir: its folder.
+        source: where its events come from, where that is not the folder (a replay).
+        ascii_only: nothing but ASCII reaches the terminal.
+    """
+
+    def __init__(self, run_dir: Path, source: EventSource | None = None, *, ascii_only: bool = False) -> None:
+        super().__init__(ascii_only=ascii_only)
+        self.dashboard = DashboardScreen(run_dir, source)
+
+    def on_mount(self) -> None:
+        self.push_screen(self.dashboard)
+
+    def headless_command(self) -> str:
+        return self.dashboard.headless()
+
+    def command_records(self) -> Sequence[CommandRecord]:
+        return [asked.record for asked in self.dashboard.commands.asked]
+
+    def action_leave_at_once(self) -> None:
+        self.exit()
+
+
+def run_dashboard(run_dir: Path, ascii_only: bool = False, *, source: EventSource | None = None) -> int:
+    """Show a run on this terminal until the person leaves, and return the exit code.
+
+    It is that of the run where it has ended and everything was read, else 0: the run goes on.
+    """
+    app = DashboardApp(run_dir, source, ascii_only=ascii_only)
+    app.run()
+    ended = app.dashboard.picture.ended
+    return int(ended.exit_code if ended is not None and source is None else ExitCode.DONE)

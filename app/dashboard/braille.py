@@ -1,0 +1,216 @@
+"""Curves as characters: two by four points to a cell in braille, or one sign a cell in ASCII. Pure.
+
+What a library for terminals would have to bring and none brings: a band between least and greatest under a line of
+means, marks under the curve, gaps where there are no values, a logarithmic scale, and colours that stay apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from app.run_series import Point
+
+BAND, LINE = 0, 1
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bits of the braille characters by row and column of a cell."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line and the band around it."""
+
+    points: Sequence[Point]
+    style: str = "$text-primary"
+    band: str = ""
+    """Style of the band between least and greatest; empty: none is drawn."""
+    gap: float = math.inf
+    """Steps without a point over which no line is drawn."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What part of the plane is shown."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+    log: bool = False
+
+    def across(self, step: float) -> float:
+        """Return where a step is, 0 to 1."""
+        return (step - self.left) / (self.right - self.left) if self.right > self.left else 0.5
+
+    def up(self, value: float) -> float:
+        """Return where a value is, 0 to 1."""
+        low, high = self._scaled(self.bottom), self._scaled(self.top)
+        return (self._scaled(value) - low) / (high - low) if high > low else 0.5
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring cells of one style."""
+
+    text: str
+    style: str
+
+
+def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = None, right: float | None = None,
+              zero: bool = False) -> Window | None:  # fmt: skip
+    """Return the window in which all curves are whole; ``None`` where there is nothing to show.
+
+    Args:
+        left: first step, where it is not that of the curves.
+        zero: whether 0 has to be seen.
+    """
+    points = [p for curve in curves for p in curve.points if left is None or left <= p.step]
+    points = [p for p in points if right is None or p.step <= right]
+    points = [p for p in points if p.mean > 0] if log else points
+    if not points:
+        return None
+    banded = any(curve.band for curve in curves)
+    low = min(_low(p, log) if banded else p.mean for p in points)
+    high = max(p.high if banded else p.mean for p in points)
+    if zero and not log:
+        low, high = min(0.0, low), max(0.0, high)
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        low, high = (low / 2, high * 2) if log else (low - room, high + room)
+    start = min(p.step for p in points) if left is None else left
+    end = max(p.step for p in points) if right is None else right
+    return Window(start, end if end > start else start + 1, low, high, log)
+
+
+def _low(point: Point, log: bool) -> float:
+    return point.low if not log or point.low > 0 else point.mean
+
+
+class Raster:
+    """The points of ``width`` by ``height`` cells."""
+
+    def __init__(self, width: int, height: int, ascii_only: bool = False) -> None:
+        self.width, self.height = width, height
+        self._fine = (1, 1) if ascii_only else (2, 4)
+        self._ascii = ascii_only
+        self._bits: list[dict[int, int]] = [{}, {}]
+        self._styles: list[dict[int, str]] = [{}, {}]
+
+    def draw(self, curve: Curve, window: Window) -> None:
+        """Draw a curve over what is there; lines always lie over bands."""
+        columns = self._columns(curve, window)
+        if curve.band:
+            self._draw_band(columns, curve, window)
+        self._draw_line(columns, curve, window)
+
+    def lines(self) -> Iterator[list[Run]]:
+        """Yield the cells from the top line on, neighbours of one style together."""
+        for row in range(self.height):
+            runs: list[Run] = []
+            for column in range(self.width):
+                text, style = self._cell(row * self.width + column)
+                if runs and runs[-1].style == style:
+                    runs[-1] = Run(runs[-1].text + text, style)
+                else:
+                    runs.append(Run(text, style))
+            yield runs
+
+    def _cell(self, place: int) -> tuple[str, str]:
+        for layer in (LINE, BAND):
+            bits = self._bits[layer].get(place)
+            if bits:
+                sign = (":", "*")[layer] if self._ascii else chr(0x2800 + bits)
+                return sign, self._styles[layer][place]
+        return " ", ""
+
+    def _columns(self, curve: Curve, window: Window) -> list[tuple[int, float, Point]]:
+        """Return one point a column of points: means of what falls together; and the step where it stands."""
+        across = self.width * self._fine[0]
+        found: list[tuple[int, float, Point, int]] = []
+        for point in curve.points:
+            if not window.left <= point.step <= window.right or (window.log and point.mean <= 0):
+                continue
+            column = min(across - 1, int(window.across(point.step) * across))
+            if found and found[-1][0] == column:
+                _, _, known, count = found[-1]
+                mean = (known.mean * count + point.mean) / (count + 1)
+                both = Point(point.step, min(known.low, point.low), mean, max(known.high, point.high))
+                found[-1] = (column, point.step, both, count + 1)
+            else:
+                found.append((column, point.step, point, 1))
+        return [(column, step, point) for column, step, point, _ in found]
+
+    def _draw_band(self, columns: list[tuple[int, float, Point]], curve: Curve, window: Window) -> None:
+        for column, _, point in columns:
+            low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
+            for row in range(high, low + 1):
+                if self._ascii or (row + column) % 2 == 0:
+                    self._set(BAND, column, row, curve.band)
+
+    def _draw_line(self, columns: list[tuple[int, float, Point]], curve: Curve, window: Window) -> None:
+        before: tuple[int, float, int] | None = None
+        for column, step, point in columns:
+            row = self._row(point.mean, window)
+            if before is None or step - before[1] > curve.gap:
+                self._set(LINE, column, row, curve.style)
+            else:
+                self._stroke(before[0], before[2], column, row, curve.style)
+            before = (column, step, row)
+
+    def _stroke(self, x0: int, y0: int, x1: int, y1: int, style: str) -> None:
+        count = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for n in range(count + 1):
+            self._set(LINE, round(x0 + (x1 - x0) * n / count), round(y0 + (y1 - y0) * n / count), style)
+
+    def _row(self, value: float, window: Window) -> int:
+        high = self.height * self._fine[1] - 1
+        return min(high, max(0, round((1 - window.up(value)) * high)))
+
+    def _set(self, layer: int, x: int, y: int, style: str) -> None:
+        across, down = self._fine
+        place = (y // down) * self.width + x // across
+        bit = 1 if self._ascii else _DOTS[y % 4][x % 2]
+        if self._styles[layer].get(place, style) != style and layer == LINE:
+            self._bits[layer][place] = 0  # what is drawn last keeps its colour
+        self._bits[layer][place] = self._bits[layer].get(place, 0) | bit
+        self._styles[layer][place] = style
+
+
+def ticks(window: Window, most: int) -> list[float]:
+    """Return round values inside the window for the axis at the left, at most so many, from the bottom up."""
+    if window.log:
+        first, last = math.ceil(math.log10(window.bottom)), math.floor(math.log10(window.top))
+        every = max(1, -(-(last - first + 1) // max(1, most)))
+        powers = [10.0**power for power in range(first, last + 1, every)]
+        return powers if len(powers) > 1 else [window.bottom, window.top]
+    span = window.top - window.bottom
+    if not math.isfinite(span) or span <= 0:
+        return [window.bottom]
+    raw = span / max(1, most)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    first = math.ceil(window.bottom / step - 1e-9)
+    return [number * step for number in range(first, first + most + 1) if number * step <= window.top * (1 + 1e-12)]
+
+
+SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+
+
+def sparkline(values: Sequence[float | None], width: int, ascii_only: bool = False, top: float = 0.0) -> str:
+    """Return values as one line of small bars, the newest at the right; ``None`` is a blank.
+
+    Args:
+        top: the value of a full bar where it is more than that of the greatest.
+    """
+    signs = PLAIN_SPARKS if ascii_only else SPARKS
+    shown = list(values)[-width:]
+    high = max([top, *(value for value in shown if value is not None)], default=0.0)
+    text = "".join(
+        " " if value is None else signs[min(7, max(0, round(value / high * 7)))] if high > 0 else signs[0]
+        for value in shown
+    )
+    return text.rjust(width)

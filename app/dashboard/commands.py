@@ -1,0 +1,102 @@
+"""What a person asks of the run from the dashboard, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from app.dashboard.picture import Picture
+from app.shell.base_app import CommandRecord
+from distributed.hosts import load_hosts
+from distributed.hosts_schema import Machine
+from distributed.leftovers import leftovers
+from distributed.requests import Action, leave_request
+from profiles.errors import BadInput, MusterError
+from training.run_files import is_live
+
+HOSTS = "hosts.json"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One thing that was asked for here."""
+
+    id: str
+    action: Action
+    machine: str
+    at: float
+    outcome: str = ""
+    """``accepted``, ``done`` or ``refused``; empty: nobody has answered."""
+    message: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.action} {self.machine}".strip()
+
+    @property
+    def record(self) -> CommandRecord:
+        """As the log of commands shows it."""
+        words = {"done": "ok", "accepted": "", "refused": f"refused: {self.message}"}.get(self.outcome, "")
+        return CommandRecord("the run", self.text, words, at=self.at)
+
+
+@dataclass
+class Commands:
+    """The requests of this dashboard.
+
+    Args:
+        path: the run folder.
+    """
+
+    path: Path
+    asked: list[Asked] = field(default_factory=list)
+
+    def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
+        """Leave a request; return what is wrong, or nothing."""
+        if not is_live(self.path):
+            return "nobody works on this run any more"
+        try:
+            identity = leave_request(self.path, action, machine, entry)
+        except BadInput as error:
+            return error.message
+        self.asked.append(Asked(identity, action, machine or (entry.name if entry else ""), now))
+        return ""
+
+    def news(self, picture: Picture) -> list[Asked]:
+        """Return the requests whose outcome has changed since the last time."""
+        changed = []
+        for place, one in enumerate(self.asked):
+            answer = picture.state.requests.get(one.id)
+            if answer is not None and answer.outcome != one.outcome:
+                self.asked[place] = replace(one, outcome=answer.outcome, message=answer.message)
+                changed.append(self.asked[place])
+        return changed
+
+
+class Proof:
+    """Asks every machine, once the run has ended, whether anything of it is left."""
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self.answers: dict[str, str] | None = None
+        """By machine: empty where nothing is left, else what is, or why it could not be asked."""
+        self._path, self._run_id = path, run_id
+        self._ended = threading.Event()
+        self.needed = (path / HOSTS).is_file()
+        if self.needed:
+            threading.Thread(target=self._ask, name="dashboard-proof", daemon=True).start()
+
+    def run_ended(self) -> None:
+        """Let the machines be asked."""
+        self._ended.set()
+
+    def _ask(self) -> None:
+        try:
+            found = leftovers(load_hosts(self._path / HOSTS), self._run_id, lambda: self._ended.wait() and None)
+        except MusterError as error:
+            self.answers = {"the machines": error.message}
+            return
+        self.answers = {
+            name: answer.message if isinstance(answer, MusterError) else "; ".join(answer)
+            for name, answer in found.items()
+        }

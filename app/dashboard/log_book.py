@@ -1,0 +1,150 @@
+"""The newest lines of a run's logs, all machines together, in bounded memory and with bounded work a look.
+
+A file that grows faster than a person can read is passed over to its newest part, and a line says how much was left
+out. Everything is in the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+from app.console import bytes_text
+
+KEPT_LINES = 4000
+BYTES_A_LOOK = 1 << 17
+"""Bytes of one file that are read in one look."""
+LONGEST_LINE = 2000
+MOST_FILES = 256
+
+Level = Literal["error", "warning", "info"]
+_ERROR = re.compile(r"\b(error|critical|fatal|traceback|exception)\b|\w+(Error|Exception)\b:", re.IGNORECASE)
+_WARNING = re.compile(r"\bwarn(ing)?\b", re.IGNORECASE)
+_TIME = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?\]?\s+")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one machine."""
+
+    number: int
+    """Grows with every line."""
+    machine: str
+    text: str
+    level: Level
+    time: float | None = None
+    """Where the line says it."""
+
+
+class LogBook:
+    """Reads ``logs/*.log`` of a run folder a little at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, _Tail] = {}
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._number = 0
+        self.lines: tuple[LogLine, ...] = ()
+        """What is kept, oldest first; a new tuple whenever it changes, so that another thread may take it."""
+
+    def look(self) -> bool:
+        """Read what is new; return whether there was anything."""
+        for path in self._logs():
+            if path not in self._files and len(self._files) < MOST_FILES:
+                self._files[path] = _Tail(path)
+        found = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
+        for machine, time, text in _by_time(found):
+            self._number += 1
+            self._lines.append(LogLine(self._number, machine, text, level_of(text), time))
+        if found:
+            self.lines = tuple(self._lines)
+        return bool(found)
+
+    def _logs(self) -> list[Path]:
+        try:
+            with os.scandir(self._folder) as entries:
+                return sorted(Path(entry.path) for entry in entries if entry.name.endswith(".log"))
+        except OSError:
+            return []
+
+
+class _Tail:
+    """The end of one growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.machine = path.stem
+        self._position = 0
+        self._rest = b""
+
+    def look(self) -> list[str]:
+        """Return the whole lines that came since the last look, and a remark where there were too many."""
+        try:
+            size = self._path.stat().st_size
+            if size < self._position:
+                self._position, self._rest = 0, b""  # begun again
+            if size == self._position:
+                return []
+            skipped = max(0, size - self._position - BYTES_A_LOOK)
+            with self._path.open("rb") as stream:
+                stream.seek(self._position + skipped)
+                data = stream.read(BYTES_A_LOOK)
+                self._position = stream.tell()
+        except OSError:
+            return []
+        if skipped:
+            _, newline, data = data.partition(b"\n")
+            self._rest = b""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            whole, self._rest = [*whole, self._rest], b""
+        lines = [_text(line) for line in whole if line.strip()]
+        remark = [f"... {bytes_text(skipped)} of this log were too quick to show; they are in {self._path.name}"]
+        return remark + lines if skipped else lines
+
+
+def level_of(text: str) -> Level:
+    """Return how bad a line sounds."""
+    if _ERROR.search(text):
+        return "error"
+    return "warning" if _WARNING.search(text) else "info"
+
+
+def _text(line: bytes) -> str:
+    shown = line.rsplit(b"\r", 1)[-1] if b"\r" in line.rstrip(b"\r") else line.rstrip(b"\r")
+    text = shown[:LONGEST_LINE].decode(errors="replace")
+    return text + "..." if len(shown) > LONGEST_LINE else text
+
+
+def _by_time(found: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, str]]:
+    """Put the lines of several files in order, as far as they say when they were written.
+
+    A line without a time belongs to the last one of its machine that has one.
+    """
+    latest: dict[str, float] = {}
+    keyed = []
+    for machine, text in found:
+        time, rest = time_of(text)
+        latest[machine] = time if time is not None else latest.get(machine, 0.0)
+        keyed.append((latest[machine], machine, time, rest))
+    return [(machine, time, text) for _, machine, time, text in sorted(keyed, key=lambda row: row[0])]
+
+
+def time_of(text: str) -> tuple[float | None, str]:
+    """Return the time at the beginning of a line, and the rest of it."""
+    match = _TIME.match(text)
+    if match is None:
+        return None, text
+    try:
+        said = datetime.fromisoformat(match[1].replace(",", ".").ljust(19)[:19])
+    except ValueError:
+        return None, text
+    fraction = match[1].replace(",", ".")[19:]
+    zone = timezone.utc if match[2] else None  # ours are in UTC; others in the time of this machine
+    return said.replace(tzinfo=zone).timestamp() + float(fraction or 0), text[match.end() :]

@@ -1,0 +1,231 @@
+"""The fifth tab: the logs of all machines, and above them what all the errors come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import Key as KeyPress
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.visual import Visual
+from textual.widgets import Input
+
+from app.dashboard.words import Words
+
+from app.console import visible
+from app.dashboard.event_words import clock_text, what
+from app.dashboard.log_book import LogLine
+from app.dashboard.pane import Pane
+from app.dashboard.picture import Picture
+from app.shell.frame import muster
+from app.shell.keys import Key
+from app.shell.symbols import Mark
+from app.shell.text import literal
+from app.verdict import problems
+
+_NAME = 12
+_FOLLOWING = 2
+"""Errors that follow from the root cause and are named under it."""
+_STYLES = {"error": "$text-error", "warning": "$text-warning", "info": ""}
+
+
+class LogView(ScrollView, can_focus=True):
+    """Lines, the newest at the bottom; it stays there until somebody scrolls up."""
+
+    DEFAULT_CSS = "LogView { height: 1fr; background: $background; overflow-x: hidden; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_up", show=False),
+        Binding("down,j", "scroll_down", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._lines: Sequence[LogLine] = ()
+        self._wanted = ""
+
+    def show(self, lines: Sequence[LogLine], wanted: str) -> None:
+        """Show these lines; ``wanted`` is marked in them."""
+        same = len(lines) == len(self._lines) and (not lines or lines[-1].number == self._lines[-1].number)
+        if same and wanted == self._wanted:
+            return
+        at_end = self.scroll_offset.y >= self.max_scroll_y - 1
+        first = self._lines[self.scroll_offset.y].number if self._lines and not at_end else 0
+        self._lines, self._wanted = lines, wanted
+        self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
+        if at_end:
+            self.scroll_end(animate=False, immediate=True)
+        else:  # what is read stays where it is, though lines fall off the other end
+            place = next((n for n, line in enumerate(lines) if line.number >= first), 0)
+            self.scroll_to(y=place, animate=False, immediate=True)
+        self.refresh()
+
+    def line_at(self, y: int) -> LogLine | None:
+        """Return the line on a row of the widget."""
+        place = y + self.scroll_offset.y
+        return self._lines[place] if 0 <= place < len(self._lines) else None
+
+    def render(self) -> str:
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        line = self.line_at(y)
+        if line is None:
+            return Strip.blank(width, self.visual_style.rich_style)
+        strips = Visual.to_strips(self, self._content(line), width, 1, self.visual_style, pad=True, apply_selection=False)
+        return strips[0] if strips else Strip.blank(width)
+
+    def _content(self, line: LogLine) -> Content:
+        words = literal(line.text, _STYLES[line.level])
+        if self._wanted:
+            words = words.highlight_regex(_literally(self._wanted), style="reverse")
+        name = literal(line.machine, "$text-primary").truncate(_NAME, ellipsis=True)
+        at = f"{clock_text(line.time)} " if line.time is not None else ""
+        return Content.assemble((at, "$text-muted"), name, " " * (_NAME + 1 - name.cell_length), words)
+
+
+def _literally(text: str) -> str:
+    import re  # only while somebody searches
+
+    return f"(?i){re.escape(text)}"
+
+
+class SearchLine(Input):
+    """What has to be in a line."""
+
+    DEFAULT_CSS = """
+    SearchLine { height: 1; border: none; padding: 0 1; background: $surface; display: none; }
+    SearchLine:focus { border: none; }
+    SearchLine.-open { display: block; }
+    """
+
+    def on_key(self, event: KeyPress) -> None:
+        if event.key == "escape":
+            event.stop()
+            self.value = ""
+            self.close()
+
+    def open(self) -> None:
+        """Show the line and go to it."""
+        self.cursor_blink = False
+        self.add_class("-open")
+        self.focus()
+
+    def close(self) -> None:
+        """Go back to the lines; without a text the line is not needed."""
+        self.set_class(bool(self.value), "-open")
+        self.screen.query_one(LogView).focus()
+
+
+class Logs(Pane):
+    """Root cause, filter, lines."""
+
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("m", "pane('m')", "Machine", "The lines of the next machine alone, and after the last of all."),
+        Key("l", "pane('l')", "Level", "Warnings and errors, errors alone, or everything."),
+    )
+    ABOUT = (
+        "The logs of all machines, the newest below; '/' searches. Above them: the earliest problem that is not over, "
+        "from which those after it may follow. `logs RUN` writes everything."
+    )
+    DEFAULT_CSS = "Logs #cause { height: auto; display: none; padding-bottom: 1; } Logs #sieve { height: 1; }"
+    LEVELS = (("info", "warning", "error"), ("warning", "error"), ("error",))
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._machine = ""
+        self._level = 0
+        self._picture: Picture | None = None
+        self._sieved: tuple[object, list[LogLine]] = ((), [])
+
+    def compose(self) -> ComposeResult:
+        yield Words(id="cause")
+        yield Words(id="sieve")
+        yield LogView(id="lines")
+        yield SearchLine(placeholder="search: only lines that contain this; esc ends it", select_on_focus=False)
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+        cause = self.query_one("#cause", Words)
+        pinned = root_cause(picture, muster(self).ascii_only)
+        cause.display = pinned is not None
+        if pinned is not None:
+            cause.show(pinned)
+        wanted = self.query_one(SearchLine).value
+        lines = self._sieve(picture.lines, wanted)
+        self.query_one("#sieve", Words).show(self._words(picture, len(lines), wanted))
+        self.query_one(LogView).show(lines, wanted)
+
+    def press(self, key: str) -> None:
+        if key == "l":
+            self._level = (self._level + 1) % len(self.LEVELS)
+        elif key == "m" and self._picture is not None:
+            machines = ["", *sorted({line.machine for line in self._picture.lines})]
+            place = machines.index(self._machine) if self._machine in machines else 0
+            self._machine = machines[(place + 1) % len(machines)]
+        self._again()
+
+    def search(self) -> None:
+        """Open the line that asks what to search for."""
+        self.query_one(SearchLine).open()
+
+    def on_input_changed(self) -> None:
+        self._again()
+
+    def on_input_submitted(self) -> None:
+        self.query_one(SearchLine).close()
+
+    def copied(self) -> str:
+        line = self.query_one(LogView).line_at(self.query_one(LogView).size.height - 1)
+        return line.text if line else ""
+
+    def _again(self) -> None:
+        if self._picture is not None:
+            self.show(self._picture)
+
+    def _sieve(self, lines: Sequence[LogLine], wanted: str) -> list[LogLine]:
+        key = (lines[-1].number if lines else 0, len(lines), wanted, self._machine, self._level)
+        if self._sieved[0] != key:
+            levels, text = self.LEVELS[self._level], wanted.casefold()
+            kept = [
+                line
+                for line in lines
+                if line.level in levels
+                and (not self._machine or line.machine == self._machine)
+                and (not text or text in line.text.casefold() or text in line.machine.casefold())
+            ]
+            self._sieved = (key, kept)
+        return self._sieved[1]
+
+    def _words(self, picture: Picture, count: int, wanted: str) -> Content:
+        level = ("all levels", "warnings and errors", "errors")[self._level]
+        parts = [self._machine or "all machines", level, *([f"with '{wanted}'"] if wanted else [])]
+        none = "" if picture.lines else "; nothing was logged yet (worker output goes to logs/ of the run folder)"
+        return literal(f"{', '.join(parts)}: {count} lines{none}", "$text-muted")
+
+
+def root_cause(picture: Picture, ascii_only: bool) -> Content | None:
+    """Return the earliest problem that is not over, and what followed; ``None`` where all is well."""
+    found = problems(picture.state)
+    if not found:
+        return None
+    first, *after = found
+    lines = [
+        Content.assemble(
+            Mark.PROBLEM.show("root cause", ascii_only=ascii_only).stylize("bold"),
+            (f"  {clock_text(first.time)}  ", "$text-muted"),
+            literal(what(first, picture), "bold $text-error"),
+        )
+    ]
+    if first.hint:
+        lines.append(literal(f"  {visible(first.hint)}", "$text-accent"))
+    shown = [f"{clock_text(one.time)} {what(one, picture)}" for one in after[:_FOLLOWING]]
+    lines += [literal(f"  then {text}", "$text-muted") for text in shown]
+    if len(after) > _FOLLOWING:
+        lines.append(literal(f"  and {len(after) - _FOLLOWING} more that followed", "$text-muted"))
+    return Content("\n").join(lines)

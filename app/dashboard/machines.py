@@ -1,0 +1,146 @@
+"""The second tab: who is slow, and why."""
+
+from __future__ import annotations
+
+import statistics
+
+from textual.app import ComposeResult
+from textual.content import Content
+from app.dashboard.words import Words
+
+from app.console import bytes_text
+from app.dashboard.pane import Pane, age_of, seconds_text, shares_bar, state_of
+from app.dashboard.picture import Picture
+from app.member_state import MemberState
+from app.shell.frame import muster
+from app.shell.row_layout import Column, Row
+from app.shell.row_table import RowTable
+from app.shell.text import literal
+from app.verdict import lag, slowest
+
+COLUMNS = (
+    Column("name", "machine", most=18, least=8),
+    Column("state", "state", most=12, least=10),
+    Column("since", "for", right=True, least=5, rank=5),
+    Column("step", "step", right=True, least=4),
+    Column("lag", "lag", right=True, least=3, rank=3),
+    Column("rate", "samples/s", right=True, least=6),
+    Column("share", "share", right=True, least=5, rank=4),
+    Column("time", "compute/wait", least=12),
+    Column("wait", "wait", right=True, least=4),
+    Column("transfer", "transfer", right=True, least=5, rank=6),
+    Column("memory", "memory", right=True, least=7, rank=2),
+    Column("device", "on device", right=True, least=7, rank=7),
+    Column("processor", "processor", right=True, least=5, rank=8),
+    Column("age", "heard", right=True, least=5, rank=1),
+)
+_BAR = 12
+_SILENT = 5.0
+"""Seconds of silence that are worth a colour."""
+
+
+class Machines(Pane):
+    """One row a machine."""
+
+    ABOUT = (
+        "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
+        "Transfer is the time exchanges were under way, hidden or not. Lag: steps behind the foremost. "
+        "Heard: since its last sign. '-' lets the machine under the cursor go."
+    )
+    DEFAULT_CSS = """
+    Machines #who { height: auto; padding-bottom: 1; }
+    Machines RowTable { height: 1fr; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Words(id="who")
+        yield RowTable(COLUMNS, empty="No machine has said anything yet.", id="machines")
+
+    def show(self, picture: Picture) -> None:
+        self.query_one("#who", Words).show(who_is_slow(picture))
+        plain = muster(self).ascii_only
+        rows = [_row(member, picture, plain) for member in picture.state.members.values()]
+        self.query_one(RowTable).show(rows)
+
+    @property
+    def selected(self) -> int | None:
+        """Rank of the machine under the cursor."""
+        key = self.query_one(RowTable).cursor
+        return int(key) if key else None
+
+    def copied(self) -> str:
+        row = self.query_one(RowTable).row
+        return row.plain if row else ""
+
+
+def who_is_slow(picture: Picture) -> Content:
+    """Return who holds the others up, in numbers, or that nobody does."""
+    state = picture.state
+    working = [member for member in state.members.values() if member.active and member.window]
+    if len(working) < 2:
+        return literal("one machine at work" if working else "nobody trains", "$text-muted")
+    brake = slowest(state)
+    waits = {m.rank: m.shares[1] for m in working}
+    if brake is None:
+        return literal(f"nobody holds the others up; {statistics.fmean(waits.values()):.0%} of the time is wait",
+                       "$text-muted")  # fmt: skip
+    compute = {m.rank: statistics.fmean(sample.compute for sample in m.window) for m in working}
+    others = [compute[m.rank] for m in working if m is not brake]
+    idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
+    return Content.assemble(
+        literal(picture.name(brake.rank), "bold $text-warning"),
+        f" is the slowest: {_seconds(compute[brake.rank])} of computing a step, the others {_seconds(statistics.fmean(others))}",
+        (f"; they wait {idle:.0%} of their time", "$text-muted"),
+    )  # fmt: skip
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
+    total = sum(m.samples_per_second for m in picture.state.members.values() if m.active)
+    rate = member.samples_per_second if member.active else 0.0
+    _, wait, transfer = member.shares
+    busy = bool(member.active and member.window)
+    quiet = age_of(member, picture)
+    silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
+    behind = lag(picture.state, member)
+    since = None if member.since is None else max(0.0, picture.now - member.since)
+    cells = (
+        literal(picture.name(member.rank), "bold"),
+        state_of(member, picture, plain),
+        literal(seconds_text(since)),
+        literal(member.step or "-"),
+        literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
+        literal(f"{rate:.1f}" if busy else "-"),
+        literal(f"{rate / total:.0%}" if busy and total else "-"),
+        shares_bar(member, _BAR, plain) if busy else Content(""),
+        literal(f"{wait:.0%}" if busy and wait == wait else "-"),
+        literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
+        _memory(member),
+        literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
+        literal("-" if member.cpu_percent is None else f"{member.cpu_percent:.0f} %"),
+        literal(seconds_text(quiet), "$text-warning" if silent else "$text-muted"),
+    )
+    return Row(str(member.rank), cells, _details(member))
+
+
+def _memory(member: MemberState) -> Content:
+    if not member.memory_used:
+        return literal("-")
+    full = member.memory_total and member.memory_used > 0.9 * member.memory_total
+    return literal(bytes_text(member.memory_used), "$text-warning" if full else "")
+
+
+def _details(member: MemberState) -> tuple[Content, ...]:
+    lines = []
+    if member.status in ("lost", "failed", "left") and member.message:
+        lines.append(literal(member.message, "$text-error" if member.status != "left" else "$text-muted"))
+    if member.phase:
+        total = f"/{member.phase_total}" if member.phase_total else ""
+        lines.append(literal(f"{member.phase} {member.phase_done}{total}", "$text-muted"))
+    if member.times_lost and member.active:
+        times = "once" if member.times_lost == 1 else f"{member.times_lost} times"
+        lines.append(literal(f"was lost {times}, and came back", "$text-muted"))
+    return tuple(lines)

@@ -1,0 +1,156 @@
+"""The fourth tab: what the exchanges cost, beside what was planned."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from textual.app import ComposeResult
+from textual.content import Content
+from app.dashboard.words import Words
+
+from app.console import bytes_text
+from app.dashboard.chart import value_text
+from app.dashboard.pane import Pane
+from app.dashboard.picture import Picture
+from app.member_state import Sync
+from app.run_curves import of_run
+from app.shell.row_layout import Column, Row
+from app.shell.row_table import RowTable
+from app.shell.text import literal
+from distributed.planning import Candidate
+
+COLUMNS = (
+    Column("round", "round", right=True, least=5),
+    Column("step", "step", right=True, least=4),
+    Column("members", "machines", right=True, least=4, rank=4),
+    Column("sent", "sent", right=True, least=7),
+    Column("received", "received", right=True, least=7, rank=3),
+    Column("time", "time", right=True, least=6),
+    Column("wait", "stood still", right=True, least=6),
+    Column("rate", "Mbit/s", right=True, least=6),
+    Column("slowest", "slowest", least=7, rank=2),
+    Column("planned", "of the planned time", right=True, least=6, rank=1),
+)
+_WORTH = 1.05
+"""Predicted gain from which on another way is worth a line."""
+_SHOWN = 64
+
+
+class Network(Pane):
+    """Totals, advice, and the newest synchronisations."""
+
+    ABOUT = (
+        "Every synchronisation: bytes of the machine that sends most, the time from its start to its result, how long "
+        "training stood still for it, and what that makes in Mbit/s. Where a plan is in the run folder the measured "
+        "time stands beside the planned one, and a faster way is named with its predicted gain."
+    )
+    DEFAULT_CSS = """
+    Network #sums { height: auto; padding-bottom: 1; }
+    Network RowTable { height: 1fr; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Words(id="sums")
+        yield RowTable(COLUMNS, id="syncs")
+
+    def show(self, picture: Picture) -> None:
+        self.query_one("#sums", Words).show(Content("\n").join([*_sums(picture), *advice(picture)]))
+        table = self.query_one(RowTable)
+        table.say_when_empty(literal(_nothing(picture), "$text-muted"))
+        planned = picture.planned.exchange if picture.planned else 0.0
+        table.show([_row(rank, syncs, picture, planned) for rank, syncs in _rounds(picture)])
+
+    def copied(self) -> str:
+        row = self.query_one(RowTable).row
+        return row.plain if row else ""
+
+
+def _nothing(picture: Picture) -> str:
+    if picture.expected == 1:
+        return "One machine alone exchanges nothing."
+    return "Synchronisations show here as they happen."
+
+
+def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, Sync]]]]:
+    """Return the newest rounds with what each member said of them, the newest first."""
+    found: dict[tuple[int, int], list[tuple[int, Sync]]] = {}
+    for member in picture.state.members.values():
+        for sync in member.recent_syncs:
+            found.setdefault((sync.step, sync.round), []).append((member.rank, sync))
+    return sorted(found.items(), reverse=True)[:_SHOWN]
+
+
+def mbit(sync: Sync) -> float:
+    """Return the payload in the direction that carried more, over the time of the exchange, in Mbit/s."""
+    most = max(sync.bytes_sent, sync.bytes_received)
+    return most * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
+
+
+def _row(key: tuple[int, int], said: list[tuple[int, Sync]], picture: Picture, planned: float) -> Row:
+    _, largest = max(said, key=lambda pair: pair[1].bytes_sent)
+    slow, longest = max(said, key=lambda pair: pair[1].seconds)
+    wait = max(sync.wait for _, sync in said)
+    step, number = key
+    ratio = longest.seconds / planned if planned > 0 else None
+    cells = (
+        literal(number),
+        literal(step),
+        literal(longest.members or len(said)),
+        literal(bytes_text(largest.bytes_sent)),
+        literal(bytes_text(largest.bytes_received)),
+        literal(value_text(longest.seconds, "s")),
+        literal(value_text(wait, "s"), "$text-warning" if wait > 0.5 * longest.seconds > 0 else ""),
+        literal(f"{mbit(longest):.1f}"),
+        literal(picture.name(slow) if len(said) > 1 else "-"),
+        literal("-" if ratio is None else f"{ratio:.0%}", "$text-warning" if ratio and ratio > 1.15 else ""),
+    )
+    return Row(f"{step}/{number}", cells)
+
+
+def _sums(picture: Picture) -> Iterator[Content]:
+    members = list(picture.state.members.values())
+    sent, received = sum(m.bytes_sent for m in members), sum(m.bytes_received for m in members)
+    count = max((m.syncs for m in members), default=0)
+    syncs = [sync for m in members for sync in m.recent_syncs]
+    words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {count} synchronisations"]
+    if syncs:
+        middle = statistics.median(sync.seconds for sync in syncs)
+        words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")
+    share = of_run(picture.state.curves, "wait share").newest
+    if share is not None:
+        words.append(f"{share:.0%} of the time is wait")
+    yield literal("; ".join(words))
+    if picture.planned is not None and syncs:
+        yield _against_plan(picture.planned, statistics.median(sync.seconds for sync in syncs), picture)
+
+
+def _against_plan(planned: Candidate, seconds: float, picture: Picture) -> Content:
+    words = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"
+    paces = [m.seconds_per_step for m in picture.state.members.values() if m.active and m.seconds_per_step]
+    if paces:
+        words += f"; measured {value_text(seconds, 's')} and {value_text(max(paces), 's')}"
+    return literal(words, "$text-muted")
+
+
+def advice(picture: Picture) -> list[Content]:
+    """Return which other way was predicted to be faster, and by how much; nothing where nothing was predicted."""
+    planning, chosen = picture.planning, picture.planned
+    if planning is None or chosen is None:
+        return [literal("no plan in the run folder: nothing was predicted, so there is no advice", "$text-muted")]
+    better = [c for c in planning.ranking if c.fits and c.useful_speed_up > chosen.useful_speed_up * _WORTH]
+    if not better:
+        return [literal("no way that was planned with is predicted to be faster than this one", "$text-muted")]
+    best = max(better, key=lambda candidate: candidate.useful_speed_up)
+    gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
+    words = f"advice: {_way(best)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"
+    loss = f"; it may cost {best.loss_increase:.1%} of loss" if best.loss_increase else ""
+    return [literal(words + loss, "$text-warning")]
+
+
+def _way(candidate: Candidate) -> str:
+    choice = candidate.choice
+    if choice.alone:
+        return f"{choice.members[0]} alone"
+    every = f" every {choice.interval} steps" if choice.interval > 1 else ""
+    return f"{choice.strategy}{every}, {choice.codec}, over {len(choice.members)} machines"

@@ -1,0 +1,199 @@
+"""The first tab: how the run goes, at a glance."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from app.dashboard.words import Words
+
+from app.console import duration_text
+from app.dashboard.braille import Curve
+from app.dashboard.chart import Chart, ChartData, Mark, value_text
+from app.dashboard.event_words import happening_line
+from app.dashboard.pane import Pane, shares_bar, sparks, state_of
+from app.dashboard.picture import Picture
+from app.figures import headline
+from app.happenings import in_order
+from app.member_state import MemberState
+from app.run_curves import names, of_run
+from app.run_series import smoothed
+from app.run_state import RunState
+from app.shell.frame import muster
+from app.shell.symbols import bar
+from app.shell.text import literal
+
+SMOOTHING = 0.9
+_MOST_MARKS = 24
+"""Synchronisations beyond which their marks would only be a line."""
+
+
+class Overview(Pane):
+    """Progress, loss, machines, latest events."""
+
+    ABOUT = (
+        "Loss of all machines (line: smoothed, dots: least to greatest), below it synchronisations (┴), evaluations "
+        "(◆), machines lost (✗) and back (+). A strip a machine: state, step, samples/s, its course, and how its time "
+        "divides into computing and waiting."
+    )
+    DEFAULT_CSS = """
+    Overview #progress { height: 1; }
+    Overview #charts { height: 1fr; margin-top: 1; }
+    Overview #others { width: 40%; display: none; }
+    .-wide Overview #others { display: block; margin-left: 2; }
+    Overview #strips { height: auto; margin-top: 1; text-wrap: nowrap; }
+    Overview #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Words(id="progress")
+        with Horizontal(id="charts"):
+            yield Chart(id="loss")
+            with Vertical(id="others"):
+                yield Chart(id="error-rate")
+                yield Chart(id="rate")
+        yield Words(id="strips")
+        yield Words(id="latest")
+
+    def show(self, picture: Picture) -> None:
+        state, plain = picture.state, muster(self).ascii_only
+        width, height = self.size
+        self.query_one("#progress", Words).show(_progress(state, picture.now, width, plain))
+        self.query_one("#loss", Chart).show(loss_chart(picture))
+        if self.screen.has_class("-wide"):
+            self.query_one("#error-rate", Chart).show(_error_chart(state))
+            self.query_one("#rate", Chart).show(_rate_chart(state))
+        tall = height >= 26
+        self.query_one("#strips", Words).show(_strips(picture, width, 8 if tall else 4, plain))
+        self.query_one("#latest", Words).show(_latest(picture, 5 if tall else 2, plain))
+
+
+def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
+    """Return the chart of the loss of all members, with what happened along it."""
+    state = picture.state
+    series = of_run(state.curves, "loss")
+    points = series.points()
+    newest = f"{points[-1].mean:.4g}" if points else ""
+    invalid = (("not a number at times", "$text-error"),) if series.invalid else ()
+    rough = Curve(points, "$text-muted", "$primary 45%", gap=8.0 * series.width)
+    fine = Curve(smoothed(points, smoothing), "bold $text-primary", gap=8.0 * series.width)
+    return ChartData(
+        title=f"loss {newest}".strip(),
+        curves=(Curve(rough.points, "$primary 45%", "$primary 45%", rough.gap), fine) if points else (),
+        marks=marks(state),
+        legend=invalid,
+        empty="the loss shows here with the first step",
+    )
+
+
+def marks(state: RunState) -> tuple[Mark, ...]:
+    """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
+    syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
+    found = [Mark(step, "┴", "'", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
+    for one in in_order(state.chronicles):
+        if one.kind == "evaluation" and one.step >= 0:
+            found.append(Mark(one.step, "◆", "e", "$text-accent"))
+        elif one.kind in ("lost", "back"):
+            step = _step_at(state, one.time)
+            sign = ("✗", "x", "bold $text-error") if one.kind == "lost" else ("+", "+", "bold $text-success")
+            if step is not None:
+                found.append(Mark(step, *sign))
+    return tuple(found)
+
+
+def _step_at(state: RunState, moment: float) -> float | None:
+    """Return about which step was done at a time, between the evaluations, synchronisations and steps that are known."""
+    known = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
+    known += [(one.time, one.step) for one in in_order(state.chronicles) if one.step >= 0]
+    known += [member.began for member in state.members.values() if member.began]
+    known += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
+    before = max((pair for pair in known if pair[0] <= moment), default=None)
+    after = min((pair for pair in known if pair[0] > moment), default=None)
+    if before is None or after is None:
+        return None
+    share = (moment - before[0]) / max(1e-9, after[0] - before[0])
+    return before[1] + share * max(0, after[1] - before[1])
+
+
+def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
+    if state.total_steps is None:
+        busy = [member for member in state.members.values() if member.phase]
+        words = f"{busy[0].phase} {busy[0].phase_done}/{busy[0].phase_total or '?'}" if busy else state.status
+        return literal(words, "$text-muted")
+    share = state.step / max(1, state.total_steps)
+    ended = state.status in ("completed", "failed", "cancelled")
+    elapsed = (state.updated if ended else now) or now
+    rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second and not ended else ""
+    took = duration_text(elapsed - state.started) if state.started else ""
+    best = [headline(results, split) for split, results in state.evaluations.items()]
+    words = [f"step {state.step}/{state.total_steps}", f"{share:.0%}", rate, took]
+    left = Content.assemble((words[0], "bold"), "  ", (bar(share, 18, plain), "$text-primary"), f"  {words[1]}")
+    rest = "  ".join(word for word in (*words[2:], *best[:1]) if word)
+    return Content.assemble(left, "  ", literal(rest, "$text-muted")).truncate(max(1, width), ellipsis=True)
+
+
+def _error_chart(state: RunState) -> ChartData:
+    every = names(state.curves)
+    rates = [name for name in every if name.rpartition(" ")[2] in ("wer", "cer")]
+    shown = rates[:2] or [name for name in every if name.endswith(" loss")][:2]
+    styles = ("$text-accent", "$text-secondary")
+    curves, legend = [], []
+    for name, style in zip(shown, styles):
+        points = of_run(state.curves, name).points()
+        curves.append(Curve(points, style))
+        value = value_text(points[-1].mean, "%" if rates else "") if points else ""
+        legend.append((f"{name} {value}".strip(), style))
+    empty = "evaluations show here"
+    return ChartData(
+        curves=tuple(curves), legend=tuple(legend), unit="%" if rates else "", zero=bool(rates), empty=empty
+    )
+
+
+def _rate_chart(state: RunState) -> ChartData:
+    series = of_run(state.curves, "samples/s")
+    points = smoothed(series.points(), 0.6)
+    title = f"samples/s {state.samples_per_second:.4g}" if state.samples_per_second else "samples/s"
+    return ChartData(title, (Curve(points, "$text-success", gap=8.0 * series.width),) if points else (), zero=True)
+
+
+def _strips(picture: Picture, width: int, most: int, plain: bool) -> Content:
+    members = list(picture.state.members.values())
+    if not members:
+        return literal("no machine has said anything yet", "$text-muted")
+    if len(members) > most:
+        members.sort(key=lambda member: (member.active, member.rank))
+    shown = [_strip(member, picture, width, plain) for member in members[:most]]
+    if len(members) > most:
+        shown.append(literal(f"... and {len(members) - most} more on tab 2", "$text-muted"))
+    return Content("\n").join(shown)
+
+
+def _strip(member: MemberState, picture: Picture, width: int, plain: bool) -> Content:
+    name = literal(picture.name(member.rank), "bold").truncate(14, ellipsis=True).pad_right(0)
+    name = name.pad_right(max(0, 14 - name.cell_length))
+    state = state_of(member, picture, plain)
+    state = state.pad_right(max(0, 12 - state.cell_length)).truncate(12)
+    if not member.active and member.message:
+        return Content.assemble(name, " ", state, " ", literal(member.message, "$text-error")).truncate(width)
+    if not member.window:
+        total = f"/{member.phase_total}" if member.phase_total else ""
+        words = f"{member.phase} {member.phase_done}{total}" if member.phase else member.device
+        return Content.assemble(name, " ", state, " ", literal(words, "$text-muted")).truncate(width)
+    rate = f"{member.samples_per_second:7.1f}/s" if math.isfinite(member.samples_per_second) else " " * 9
+    wait = member.shares[1]
+    room = max(8, min(60, width - 14 - 12 - 9 - 12 - 10 - 8))
+    return Content.assemble(
+        name, " ", state, f"{rate} ", (sparks(picture, member.rank, "samples/s", room, plain), "$text-success 80%"), "  ",
+        shares_bar(member, 12, plain), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
+    ).truncate(max(1, width))  # fmt: skip
+
+
+def _latest(picture: Picture, most: int, plain: bool) -> Content:
+    happened: Sequence[Content] = [
+        happening_line(one, picture, plain) for one in in_order(picture.state.chronicles)[-most:]
+    ]
+    return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -1,0 +1,114 @@
+"""What the tabs have in common, and how members look on several of them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.containers import Vertical
+from textual.content import Content
+
+from app.dashboard.braille import sparkline
+from app.dashboard.picture import Picture
+from app.member_state import MemberState
+from app.run_curves import of_member
+from app.run_series import Series
+from app.shell.keys import Key
+from app.shell.symbols import Mark
+from app.verdict import Level, age
+
+LEVELS: dict[Level, Mark] = {
+    "starting": Mark.WORKING,
+    "good": Mark.OK,
+    "warning": Mark.WARNING,
+    "bad": Mark.PROBLEM,
+    "paused": Mark.PAUSED,
+    "done": Mark.DONE,
+    "stopped": Mark.STOPPED,
+}
+_STATES = {
+    "training": Mark.ONLINE,
+    "done": Mark.DONE,
+    "lost": Mark.LOST,
+    "failed": Mark.PROBLEM,
+    "left": Mark.STOPPED,
+}
+
+
+class Pane(Vertical):
+    """One tab."""
+
+    KEYS: ClassVar[tuple[Key, ...]] = ()
+    """Keys that mean something on this tab alone; :meth:`press` is told their names."""
+    ABOUT: ClassVar[str] = ""
+    """What this tab shows, for the help."""
+
+    def show(self, picture: Picture) -> None:
+        """Draw a picture."""
+
+    def press(self, key: str) -> None:
+        """Do what a key of :attr:`KEYS` means."""
+
+    def copied(self) -> str:
+        """Return what ``y`` copies from here; empty: nothing of its own."""
+        return ""
+
+
+def state_of(member: MemberState, picture: Picture, ascii_only: bool) -> Content:
+    """Return symbol and word of a member's state."""
+    if picture.state.status == "paused" and member.active:
+        return Mark.PAUSED.show("paused", ascii_only=ascii_only)
+    return _STATES.get(member.status, Mark.WORKING).show(member.status, ascii_only=ascii_only)
+
+
+def age_of(member: MemberState, picture: Picture) -> float | None:
+    """Return the seconds since a member was last heard of."""
+    heard = picture.heard.get(member.rank)
+    return age(member, picture.now) if heard is None else heard
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``4 s``, ``3 min``, ``2.1 h``: how long something is ago."""
+    if seconds is None:
+        return "-"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def sparks(picture: Picture, rank: int, name: str, width: int, ascii_only: bool) -> str:
+    """Return a member's series over the whole run in one line, blanks where it has no values."""
+    series = of_member(picture.state.curves, rank, name)
+    last = max((m.step for m in picture.state.members.values()), default=0)
+    return sparkline(resampled(series, last, width), width, ascii_only)
+
+
+def resampled(series: Series, last: int, width: int) -> list[float | None]:
+    """Return ``width`` means of a series from step 0 to ``last``."""
+    sums, counts = [0.0] * width, [0] * width
+    scale = width / (last + 1)
+    for bucket in series.buckets:
+        first = min(width - 1, int(bucket.place * series.width * scale))
+        final = min(width - 1, max(first, int(((bucket.place + 1) * series.width - 1) * scale)))
+        for place in range(first, final + 1):
+            sums[place] += bucket.mean
+            counts[place] += 1
+    found: list[float | None] = [sums[n] / counts[n] if counts[n] else None for n in range(width)]
+    stretch = last + 1 < width  # fewer steps than cells: what lies between two steps is no gap
+    return _filled(found) if stretch else found
+
+
+def _filled(values: list[float | None]) -> list[float | None]:
+    filled: list[float | None] = []
+    for value in values:
+        filled.append(value if value is not None else (filled[-1] if filled else None))
+    return filled
+
+
+def shares_bar(member: MemberState, cells: int, ascii_only: bool) -> Content:
+    """Return a bar of compute and exposed wait."""
+    compute, wait, _ = member.shares
+    if not member.window or compute + wait <= 0 or compute != compute:
+        return Content(" " * cells)
+    full = min(cells, max(0, round(compute * cells)))
+    done, waits = ("#", ".") if ascii_only else ("━", "╌")
+    return Content.assemble((done * full, "$text-success"), (waits * (cells - full), "$text-warning"))

@@ -1,0 +1,372 @@
+"""The live dashboard of one run: six tabs over one picture, painted twice a second."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.style import Style
+from textual.widgets import ContentSwitcher
+
+from app.console import command_line
+from app.dashboard.charts import Charts
+from app.dashboard.commands import Commands, Proof
+from app.dashboard.events import Events
+from app.dashboard.logs import Logs
+from app.dashboard.machines import Machines
+from app.dashboard.network import Network
+from app.dashboard.overview import Overview
+from app.dashboard.pane import LEVELS, Pane
+from app.dashboard.picture import Picture
+from app.dashboard.reader import RunReader
+from app.dashboard.words import Words
+from app.event_source import EventSource
+from app.shell.base_screen import BaseScreen
+from app.shell.frame import muster
+from app.shell.keys import Key
+from app.shell.row_table import RowTable
+from app.shell.symbols import Mark
+from app.shell.text import literal
+from app.verdict import Verdict, verdict
+from distributed.hosts_schema import Machine
+from distributed.requests import Action
+
+PAINT = 0.5
+FIRST = 0.05
+"""Seconds to the first paints, until something was read."""
+TABS: tuple[tuple[str, str, type[Pane]], ...] = (
+    ("1", "Overview", Overview),
+    ("2", "Machines", Machines),
+    ("3", "Charts", Charts),
+    ("4", "Network", Network),
+    ("5", "Logs", Logs),
+    ("6", "Events", Events),
+)
+_NAMES = {"overview": "Overview", "machines": "Machines"}
+
+
+class DashboardScreen(BaseScreen):
+    """One run.
+
+    Args:
+        run_dir: its folder.
+        source: where its events come from, where that is not the folder (a replay).
+    """
+
+    HEADING = "Dashboard"
+    KEYS: ClassVar[tuple[Key, ...]] = (
+        Key("d", "detach", "Detach", "Leave; the run goes on in the background.", main=True),
+        Key("p", "pause", "Pause", "Pause training after the same step everywhere, or let it go on."),
+        Key("s", "snapshot", "Snapshot", "Write a snapshot now."),
+        Key("x", "stop", "Stop", "Stop training with a snapshot, and see that nothing is left anywhere."),
+        Key("space", "freeze", "Freeze", "Hold the picture still; data flows on."),
+        Key("plus", "add", "Add", "Let a machine take part."),
+        Key("minus", "drop", "Drop", "Let one machine go; the others go on."),
+        Key("o", "report", "Report", "Write the report of this run and open it."),
+        *[Key(key, f"tab('{name.lower()}')", name, f"Tab: {name}.", shown=False) for key, name, _ in TABS],
+    )
+    DEFAULT_CSS = """
+    DashboardScreen > #body { padding: 0 1; }
+    DashboardScreen #tabs { height: 1; text-wrap: nowrap; }
+    DashboardScreen #verdict { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    DashboardScreen ContentSwitcher { height: 1fr; }
+    DashboardScreen Pane { height: 100%; padding-top: 1; }
+    """
+
+    def __init__(self, run_dir: Path, source: EventSource | None = None) -> None:
+        super().__init__()
+        self._reader = RunReader(run_dir, source)
+        self._commands = Commands(run_dir)
+        self._picture = Picture(run_dir)
+        self._frozen = False
+        self._replay = source is not None
+        self._tab = "overview"
+
+    # ------------------------------------------------------------------------------------------------- the frame
+
+    @property
+    def picture(self) -> Picture:
+        """What is painted at the moment."""
+        return self._picture
+
+    @property
+    def commands(self) -> Commands:
+        """What was asked of the run from here."""
+        return self._commands
+
+    def body(self) -> ComposeResult:
+        yield Words(id="tabs")
+        yield Words(id="verdict")
+        with ContentSwitcher(initial=self._tab):
+            for _, name, kind in TABS:
+                yield kind(id=name.lower())
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._reader.start()
+        self.query_one("#tabs", Words).show(_tabs(self._tab))
+        self.set_interval(PAINT, self._paint)
+        self.set_timer(FIRST, self._paint_first)
+
+    def on_unmount(self) -> None:
+        self._reader.close()
+
+    def _paint_first(self) -> None:
+        self._paint()
+        if not self._picture.read and self._picture.events < 2000:
+            self.set_timer(FIRST, self._paint_first)
+
+    def on_resize(self) -> None:
+        if self.ready:
+            self._draw()
+
+    def title_line(self) -> Content:
+        picture = self._picture
+        plan = picture.plan
+        name = plan.profile.name if plan else picture.path.name
+        how = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
+        run_id = plan.run_id if plan else ""
+        parts: list[Content | str] = [
+            Content.styled("Muster", "bold $primary"), literal(name, "bold"), literal(run_id, "$text-muted"),
+            literal(how, "$text-muted"),
+        ]  # fmt: skip
+        if self._replay:
+            parts.append(Content.styled("replay", "$text-accent"))
+        if self._frozen:
+            parts.append(Content.styled("frozen, space goes on", "bold $text-warning"))
+        return Content("  ").join(part for part in parts if part)
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        if not self.ready:
+            return self.KEYS
+        own = self._pane.KEYS
+        rest = self.KEYS
+        if not self._alive:
+            gone = ("pause", "snapshot", "stop", "add", "drop")
+            report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
+            leave = Key("d", "detach", "Leave", "Leave.")
+            rest = (report, leave, *[key for key in self.KEYS if key.action not in (*gone, "report", "detach")])
+        elif self._picture.state.status == "paused":
+            rest = tuple(Key("p", "pause", "Go on", "Go on.") if key.key == "p" else key for key in rest)
+        return (rest[0], *own, *rest[1:])
+
+    def help_text(self) -> str:
+        return f"{self._pane.ABOUT}\n" if self.ready else ""
+
+    def headless(self) -> str:
+        folder = self._picture.path.parent
+        where = [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
+        run_id = self._picture.plan.run_id if self._picture.plan else str(self._picture.path)
+        if self._tab == "logs":
+            return command_line("logs", "-f", run_id, *where)
+        return command_line("attach", "--plain", run_id, *where)
+
+    def copied(self) -> str:
+        return self._pane.copied() or (self._picture.plan.run_id if self._picture.plan else str(self._picture.path))
+
+    def leave_question(self) -> str:
+        return "The run goes on without this screen. Leave it?" if self._alive else ""
+
+    # ------------------------------------------------------------------------------------------------- painting
+
+    @property
+    def _alive(self) -> bool:
+        return self._picture.live and not self._replay and self._picture.state.status not in _FINAL
+
+    @property
+    def _pane(self) -> Pane:
+        return self.query_one(f"#{self._tab}", Pane)
+
+    def _paint(self) -> None:
+        newest = self._reader.picture
+        self._tell(newest)
+        if not self._frozen:
+            self._picture = newest
+            self._draw()
+
+    def _draw(self) -> None:
+        picture = self._picture
+        self.refresh_frame()
+        self.query_one("#verdict", Words).show(self._verdict_line(picture))
+        self._pane.show(picture)
+
+    def _verdict_line(self, picture: Picture) -> Content:
+        if not picture.read and picture.events:
+            return literal(f"reading what has happened so far: {picture.events} events", "$text-muted")
+        said = verdict(picture.state, picture.now, live=picture.live, members=picture.expected, alone=picture.alone)
+        if picture.damage and not picture.state.members:
+            said = Verdict("bad", "Damaged", (picture.damage,))
+        mark = LEVELS[said.level]
+        parts = [mark.show(said.word, ascii_only=muster(self).ascii_only).stylize("bold")]
+        parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")
+                  for place, part in enumerate(said.parts)]  # fmt: skip
+        return Content(" · ").join(parts)
+
+    def _tell(self, picture: Picture) -> None:
+        for asked in self._commands.news(picture):
+            words = f"{asked.text} {asked.outcome}" + (f": {asked.message}" if asked.message else "")
+            level = "warning" if asked.outcome == "refused" else "information"
+            self.notify(literal(words).plain, severity=level, timeout=4, markup=False)  # type: ignore[arg-type]
+
+    # -------------------------------------------------------------------------------------------------- actions
+
+    def action_tab(self, name: str) -> None:
+        """Go to a tab."""
+        self._tab = name
+        self.query_one(ContentSwitcher).current = name
+        self.query_one("#tabs", Words).show(_tabs(name))
+        pane = self._pane
+        self.set_focus(next((widget for widget in pane.query("RowTable, LogView") if widget.focusable), None))
+        self._draw()
+
+    def action_pane(self, key: str) -> None:
+        """Hand a key to the tab that it belongs to."""
+        pane = self._pane
+        if any(own.action == f"pane('{key}')" for own in pane.KEYS):
+            if key == "u":
+                self._reader.next_former()
+            pane.press(key)
+
+    def action_filter(self) -> None:
+        pane = self._pane
+        if isinstance(pane, Logs):
+            pane.search()
+        else:
+            super().action_filter()
+
+    def on_row_table_ticked(self) -> None:
+        self.action_freeze()
+
+    def action_freeze(self) -> None:
+        """Hold the picture, or let it go on."""
+        self._frozen = not self._frozen
+        self._paint()
+        self.refresh_frame()
+
+    def action_retry(self) -> None:
+        self._paint()
+
+    def action_detach(self) -> None:
+        """Leave at once; the run goes on."""
+        if len(self.app.screen_stack) > 2:
+            self.app.pop_screen()
+        else:
+            self.app.exit()
+
+    def action_pause(self) -> None:
+        self._ask("resume" if self._reader.picture.state.status == "paused" else "pause")
+
+    def action_snapshot(self) -> None:
+        self._ask("snapshot")
+
+    def action_stop(self) -> None:
+        self._confirm("Stop training on all machines, with a snapshot?", "Stop", self._stop)
+
+    def _stop(self) -> None:
+        from app.dashboard.stop_dialog import StopDialog  # only when asked for
+
+        if self._ask("stop"):
+            plan = self._picture.plan
+            proof = Proof(self._picture.path, plan.run_id if plan else "")
+            self.app.push_screen(StopDialog(proof, lambda: self._reader.picture))
+
+    def action_drop(self) -> None:
+        """Let the machine under the cursor go."""
+        if self._tab != "machines":
+            self.action_tab("machines")
+            self.notify("pick a machine with the arrows, then press - again", timeout=4)
+            return
+        rank = self.query_one(Machines).selected
+        if rank is not None:
+            name = self._picture.name(rank)
+            self._confirm(f"Let {literal(name).plain} go? The others go on.", "Let it go",
+                          lambda: self._ask("drop", name))  # fmt: skip
+
+    def action_add(self) -> None:
+        """Ask which machine is to take part."""
+        from app.screens.entry import TextDialog  # only when asked for
+
+        away = [(m.name, f"{m.status} {m.message}".strip()) for m in self._picture.state.members.values()
+                if m.name and not m.active]  # fmt: skip
+        about = (literal("A machine of this run that is away, or user@host of another one."),)
+        self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away), self._add)
+
+    def _add(self, text: str | None) -> None:
+        text = (text or "").strip()
+        if not text:
+            return
+        if any(member.name == text for member in self._picture.state.members.values()):
+            self._ask("add", text)
+            return
+        user, _, host = text.rpartition("@")
+        try:
+            self._ask("add", entry=Machine(name=host, address=host, user=user))
+        except ValueError:
+            self.notify(f"{literal(text).plain} is no address of a machine", severity="warning", markup=False)
+
+    def action_report(self) -> None:
+        """Write the report and open it."""
+        self.run_worker(self._report, thread=True, exclusive=True, group="report")
+
+    def _report(self) -> None:
+        import webbrowser  # only when asked for
+
+        from app.html_report import write_report
+        from profiles.errors import MusterError
+
+        try:
+            path = write_report(self._picture.path)
+        except MusterError as error:
+            words, severity = error.message, "error"
+        else:
+            opened = _has_desktop() and webbrowser.open(path.resolve().as_uri())
+            words, severity = (f"opened {path}" if opened else f"written: {path}"), "information"
+        self.app.call_from_thread(self.notify, literal(words).plain, severity=severity, timeout=8, markup=False)
+
+    def _confirm(self, question: str, yes: str, then: Any) -> None:
+        from app.shell.dialogs import QuestionDialog  # only when asked for
+
+        if not self._alive:
+            self.notify("this run has ended", severity="warning")
+            return
+
+        def answered(sure: bool | None) -> None:
+            if sure:
+                then()
+
+        self.app.push_screen(QuestionDialog(question, yes, "No"), answered)
+
+    def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
+        if self._replay:
+            self.notify("this is a replay", severity="warning")
+            return False
+        wrong = self._commands.ask(action, time.time(), machine, entry)
+        if wrong:
+            self.notify(wrong, severity="warning", markup=False)
+        else:
+            self.notify(f"{action}: asked for", timeout=2)
+        return not wrong
+
+
+_FINAL = ("completed", "failed", "cancelled")
+
+
+def _has_desktop() -> bool:
+    import os
+    import sys
+
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _tabs(current: str) -> Content:
+    parts = []
+    for key, name, _ in TABS:
+        here = name.lower() == current
+        press = Style.from_meta({"@click": f"screen.tab('{name.lower()}')"})
+        styles = ("bold $text-primary", "bold underline") if here else ("$text-primary", "$text-muted")
+        parts.append(Content.assemble((key, styles[0]), " ", (name, styles[1])).stylize(press))
+    return Content("   ").join(parts)

@@ -1,0 +1,213 @@
+"""How a run is doing, in one line. Pure; the dashboard, the report and whoever else shows a run say the same."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.console import duration_text
+from app.happenings import Happening, in_order
+from app.member_state import MemberState
+from app.run_state import RunState
+
+STALLED_AFTER = 30.0
+"""Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
+Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
+_TROUBLE = ("lost", "failed")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one machine alone would do, as the planner predicted it."""
+
+    name: str
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The line in parts."""
+
+    level: Level
+    word: str
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When a run should be done."""
+
+    left: float
+    """Seconds."""
+    give_or_take: float
+
+
+def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0, alone: Alone | None = None) -> Verdict:
+    """Return how a run is doing.
+
+    Args:
+        now: the present by the clock of the events.
+        live: whether a process works on the run.
+        members: how many there should be.
+        alone: what is compared with; ``None`` where nothing was predicted.
+    """
+    if state.status in ("completed", "failed", "cancelled"):
+        return _ended(state)
+    if not live:
+        return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state)))
+    lost = [member for member in state.members.values() if member.status in _TROUBLE]
+    present = f"{_present(state)}/{max(members, len(state.members))} machines"
+    if state.status == "paused":
+        return Verdict("paused", "Paused", (present, *_progress(state)))
+    if state.status == "starting" or not any(member.step for member in state.members.values()):
+        return Verdict("starting", "Starting", (present, *_phases(state)))
+    figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now)) if part)
+    silent = _silence(state, now)
+    if lost:
+        word = "Degraded" if any(member.active for member in state.members.values()) else "Lost"
+        return Verdict("bad", word, (present, *(_why(member) for member in lost[:2]), *_more(lost[2:]), *figures))
+    if silent:
+        return Verdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
+    remarks = _remarks(state)
+    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", (present, *remarks, *figures))
+
+
+def ending(state: RunState, now: float) -> Ending | None:
+    """Return when the run should be done, or ``None`` where nothing can be said.
+
+    The pace is that of the slowest member in its window; the doubt is what its pace since its start, and the spread
+    of its steps, would make of it.
+    """
+    working = [member for member in state.members.values() if member.active and len(member.window) >= 3]
+    if state.total_steps is None or not working:
+        return None
+    slowest = max(working, key=_pace)
+    steps = max(0, state.total_steps - state.step)
+    times = [sample.compute + sample.wait for sample in slowest.window]
+    doubt = steps * statistics.stdev(times) / math.sqrt(len(times))
+    if slowest.began and slowest.step > slowest.began[1] and slowest.updated:
+        overall = (slowest.window[-1].time - slowest.began[0]) / (slowest.step - slowest.began[1])
+        doubt = max(doubt, abs(overall - _pace(slowest)) * steps)
+    since = max(0.0, now - slowest.window[-1].time)
+    return Ending(max(0.0, steps * _pace(slowest) - min(since, _pace(slowest))), doubt)
+
+
+def problems(state: RunState) -> list[Happening]:
+    """Return what is wrong at the moment, or what a failed run died of: the root cause first, then what followed.
+
+    A problem of a machine that is back is over.
+    """
+    found = [one for one in in_order(state.chronicles) if one.kind in ("error", "lost")]
+    back = {one.member: one.time for one in in_order(state.chronicles) if one.kind == "back"}
+    if state.started is not None:
+        found = [one for one in found if one.time >= state.started - 1.0]
+    return [one for one in found if one.time > back.get(one.member, -math.inf)]
+
+
+def age(member: MemberState, now: float) -> float | None:
+    """Return the seconds since a member's newest event; clocks that differ make it no less than nothing."""
+    return None if member.updated is None else max(0.0, now - member.updated)
+
+
+def lag(state: RunState, member: MemberState) -> int:
+    """Return by how many steps a member is behind the foremost one."""
+    return max((other.step for other in state.members.values()), default=0) - member.step
+
+
+def slowest(state: RunState) -> MemberState | None:
+    """Return the member that the others wait for: it computes longest and waits least. ``None`` where none stands out.
+
+    It stands out with a tenth more compute time a step than the median.
+    """
+    times = {member.rank: _compute(member) for member in state.members.values() if member.active and member.window}
+    if len(times) < 2:
+        return None
+    rank = max(times, key=lambda one: times[one])
+    return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
+
+
+def _ended(state: RunState) -> Verdict:
+    if state.status == "completed":
+        return Verdict("done", "Completed", _progress(state))
+    if state.status == "cancelled":
+        return Verdict("stopped", "Stopped", (*_progress(state), *((state.message,) if state.message else ())))
+    causes = problems(state)
+    message = state.message or (causes[0].text if causes else "")
+    return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())))
+
+
+def _present(state: RunState) -> int:
+    return sum(member.active or member.status == "done" for member in state.members.values())
+
+
+def _progress(state: RunState) -> tuple[str, ...]:
+    total = f"/{state.total_steps}" if state.total_steps else ""
+    return (f"step {state.step}{total}",) if state.step else ()
+
+
+def _phases(state: RunState) -> Sequence[str]:
+    busy = [member for member in state.members.values() if member.phase]
+    if not busy:
+        return ()
+    furthest = min(busy, key=lambda member: member.phase_done / (member.phase_total or 1))
+    total = f"/{furthest.phase_total}" if furthest.phase_total else ""
+    return (f"{furthest.phase} {furthest.phase_done}{total}",)
+
+
+def _why(member: MemberState) -> str:
+    cause = f" ({member.message})" if member.message else ""
+    return f"{member.name or f'member {member.rank}'} {member.status}{cause}"
+
+
+def _more(others: Sequence[MemberState]) -> tuple[str, ...]:
+    return (f"and {len(others)} more",) if others else ()
+
+
+def _speed_up(state: RunState, alone: Alone | None) -> str:
+    if alone is None or not state.samples_per_second or alone.samples_per_second <= 0:
+        return ""
+    return f"{state.samples_per_second / alone.samples_per_second:.2f}x of {alone.name} alone"
+
+
+def _done_at(state: RunState, now: float) -> str:
+    end = ending(state, now)
+    if end is None or not math.isfinite(end.left + end.give_or_take) or end.left > 30 * 86_400:
+        return ""
+    at = time.localtime(now + end.left)
+    day = "" if time.localtime(now)[:3] == at[:3] else time.strftime("%a ", at)
+    if end.left < 120:
+        return f"done in {duration_text(end.left)}"
+    minutes = max(1, round(end.give_or_take / 60))
+    return f"done {day}{time.strftime('%H:%M', at)} ±{minutes} min"
+
+
+def _silence(state: RunState, now: float) -> float:
+    """Return for how long no member has done a step, if that is too long."""
+    working = [member for member in state.members.values() if member.active and member.window]
+    if not working or state.updated is None:
+        return 0.0
+    newest = max(member.window[-1].time for member in working)
+    pace = max(_pace(member) for member in working)
+    silence = now - max(newest, state.updated)
+    return silence if silence > max(STALLED_AFTER, 10 * pace) else 0.0
+
+
+def _remarks(state: RunState) -> tuple[str, ...]:
+    found = []
+    if state.weights_differ:
+        found.append("weights differ between machines")
+    if any(member.loss is not None and not math.isfinite(member.loss) for member in state.members.values()):
+        found.append("the loss is not a number")
+    return tuple(found)
+
+
+def _pace(member: MemberState) -> float:
+    return member.seconds_per_step or 0.0
+
+
+def _compute(member: MemberState) -> float:
+    return statistics.fmean(sample.compute for sample in member.window) if member.window else 0.0
