@@ -4,7 +4,7 @@ Standard library only, Python >= 3.9: this file is copied to the machine and run
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
-    python agent_files.py ROOT sync              < {"trees": {hash: {path: blob}}}, then a gzipped tar of blobs
+    python agent_files.py ROOT sync   < {"trees": {hash: {path: blob}}, "begun": {blob: bytes}}, gzipped tar of blobs
     python agent_files.py ROOT fetch RUN RANK NAME...   > gzipped tar of files of a worker's folder
     python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...]}
 
@@ -31,6 +31,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+_PIECE = 1 << 16
+"""Bytes of a file that are lost at most when its stream breaks."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -94,48 +96,81 @@ def blob_path(root: Path, name: str) -> Path:
     return root / "blobs" / name[:2] / name
 
 
-def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the trees and blobs that are not here."""
+def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, Any]:
+    """Return the trees and blobs that are not here, and how much of them is."""
+    blobs = [name for name in wanted["blobs"] if not blob_path(root, name).is_file()]
+    begun = {name: max((part.stat().st_size for part in parts(root, name)), default=0) for name in blobs}
     return {
         "trees": [name for name in wanted["trees"] if not (root / "trees" / name).is_dir()],
-        "blobs": [name for name in wanted["blobs"] if not blob_path(root, name).is_file()],
+        "blobs": blobs,
+        "begun": {name: size for name, size in begun.items() if size},
     }
+
+
+def parts(root: Path, name: str) -> list[Path]:
+    """Return what transfers that broke have left of a blob."""
+    return list(blob_path(root, name).parent.glob(f"{name}.*.part"))
 
 
 def sync(root: Path, stream: Any) -> None:
     """Take in blobs and build trees of them."""
-    trees = json.loads(stream.readline())["trees"]
+    header = json.loads(stream.readline())
+    trees, begun = header["trees"], header.get("begun", {})
     with tarfile.open(fileobj=stream, mode="r|gz") as archive:
         for member in archive:
             content = archive.extractfile(member)
             if content is not None:
-                store(root, member.name, content)
+                store(root, member.name, content, begun.get(member.name, 0))
     for name, files in trees.items():
         build_tree(root, name, files)
 
 
-def store(root: Path, name: str, content: Any) -> None:
+def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
     """Write one blob; it appears whole, and only if its content has the hash that it claims.
 
+    What has come of it stays when the stream breaks; the next one goes on after its first ``begun`` bytes.
+
     Raises:
-        ValueError: it has not.
+        ValueError: it has another hash, or its beginning is gone.
     """
     path = blob_path(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{name}.{os.getpid()}.part")
-    digest = hashlib.sha256()
+    digest = take_over(root, name, part, begun)
     try:
-        with open(part, "wb") as out:
-            while chunk := content.read(1 << 20):
+        with open(part, "ab") as out:
+            while chunk := content.read(_PIECE):
                 digest.update(chunk)
                 out.write(chunk)
         if digest.hexdigest() != name:
             raise ValueError(f"{name}: damaged on the way")
         os.chmod(part, 0o444)
         os.replace(part, path)
-    finally:
+    except (OSError, ValueError):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
+        raise
+    for left in parts(root, name):
+        left.unlink()
+
+
+def take_over(root: Path, name: str, part: Path, size: int) -> Any:
+    """Make what has come of a blob the beginning of ``part``; return its hash so far.
+
+    A transfer that still waits for a dead connection keeps the file open under its old name and writes no more.
+    """
+    digest = hashlib.sha256()
+    if not size:
+        return digest
+    found = next((path for path in parts(root, name) if path.stat().st_size >= size), None)
+    if found is None:
+        raise ValueError(f"{name}: its beginning is gone")
+    os.rename(found, part)
+    os.truncate(part, size)
+    with open(part, "rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest
 
 
 def build_tree(root: Path, name: str, files: dict[str, str]) -> None:

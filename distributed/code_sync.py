@@ -6,11 +6,9 @@ The worker of a run finds everything under ``inputs/`` of its folder, so that th
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import importlib.machinery
 import io
-import json
 import os
 import shutil
 import sys
@@ -18,15 +16,16 @@ import sysconfig
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from distributed.here import Process
 from distributed.link import FILES, Link
 from distributed.ssh_errors import SshError
+from distributed.transfer import Progress, Tree, send_trees
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -48,21 +47,6 @@ _FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})
 _SILENCE = 30.0
 """Seconds without a byte after which a transfer counts as broken."""
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A folder to be, as content hashes."""
-
-    files: Mapping[str, str]
-    """SHA-256 of the content by relative path."""
-    sources: Mapping[str, Path]
-    """Local file by SHA-256."""
-
-    @property
-    def name(self) -> str:
-        """Hash of the whole tree."""
-        return hashlib.sha256(json.dumps(dict(self.files), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -213,52 +197,13 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def synchronise(link: Link, inputs: Inputs) -> int:
+def synchronise(link: Link, inputs: Inputs, progress: Progress = lambda done, total: None) -> int:
     """Bring what is missing to a machine; return how many files that were.
 
     Raises:
         SshError: the machine cannot take it.
     """
-    return send_trees(link, list(inputs.trees.values()))
-
-
-def send_trees(link: Link, trees: Sequence[Tree]) -> int:
-    """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
-
-    Raises:
-        SshError: the machine cannot take them.
-    """
-    answer = _missing(link, [tree.name for tree in trees], [])
-    link.root = answer["root"]
-    lacking = [tree for tree in trees if tree.name in answer["trees"]]
-    if not lacking:
-        return 0
-    sources = {blob: path for tree in lacking for blob, path in tree.sources.items()}
-    wanted = _missing(link, [], sorted(sources))["blobs"]
-    header = json.dumps({"trees": {tree.name: dict(tree.files) for tree in lacking}}).encode() + b"\n"
-    with tempfile.TemporaryFile() as stream:
-        stream.write(header)
-        _pack(stream, {blob: sources[blob] for blob in wanted})
-        stream.seek(0)
-        link.ask("sync", input=stream, timeout=None)
-    return len(wanted)
-
-
-def _missing(link: Link, trees: list[str], blobs: list[str]) -> dict[str, Any]:
-    done = link.ask("missing", input=json.dumps({"trees": trees, "blobs": blobs}).encode())
-    return dict(json.loads(done.stdout))
-
-
-def _pack(stream: IO[bytes], blobs: Mapping[str, Path]) -> None:
-    with (
-        gzip.GzipFile(fileobj=stream, mode="wb", compresslevel=1) as zipped,
-        tarfile.open(fileobj=zipped, mode="w|") as archive,
-    ):
-        for blob, path in blobs.items():
-            with open(path, "rb") as content:
-                entry = tarfile.TarInfo(blob)
-                entry.size = os.fstat(content.fileno()).st_size
-                archive.addfile(entry, content)
+    return send_trees(link, list(inputs.trees.values()), progress)
 
 
 def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) -> bool:

@@ -17,10 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.code_sync import REPOSITORY, folder_tree, send_trees
+from distributed.code_sync import REPOSITORY, folder_tree
 from distributed.link import Link
 from distributed.offline_wheels import collect_wheels
 from distributed.ssh_errors import SshError
+from distributed.transfer import send_trees
 from profiles.errors import BadInput
 
 Say = Callable[[str], None]

@@ -120,7 +120,7 @@ class Supervisor:
         laps = Laps(self._note, whole_process=False)
         link.put_agent()
         laps.end("machine: connected")
-        synchronise(link, self._inputs.result())
+        self._send(link)
         laps.end("machine: code and data")
         with self._lock:
             self._arrived += 1
@@ -152,7 +152,16 @@ class Supervisor:
 
     def _equip(self, link: Link) -> None:
         link.put_agent()
-        synchronise(link, self._inputs.result())
+        self._send(link)
+
+    def _send(self, link: Link) -> None:
+        """Bring what is missing; say how far it is."""
+        rank, phase = self._seats.index(link) if link in self._seats else None, f"bytes to {link.name}"
+
+        def tell(done: int, total: int) -> None:
+            self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
+
+        synchronise(link, self._inputs.result(), tell)
 
     def _bring_new(self, entry: Machine) -> tuple[int, ...]:
         """Take in a machine that nobody has planned with."""

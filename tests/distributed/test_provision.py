@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from distributed import environment_builder as builder
-from distributed.code_sync import folder_tree, send_trees
+from distributed.code_sync import folder_tree
 from distributed.here import HereConnection
 from distributed.hosts_schema import Machine
 from distributed.link import Link, link_to
 from distributed.provision import Recipe, find_environment, look, provision, usual_recipe
 from distributed.ssh_errors import SshError
 from distributed.ssh_process import Completed
+from distributed.transfer import send_trees
 from tests.lab.light import LightHost, LightLab
 from tests.lab.spec import LabUnavailable
 

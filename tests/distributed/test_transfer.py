@@ -1,0 +1,187 @@
+"""Files on their way to a machine: what a broken connection costs, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed import agent_files, transfer
+from distributed.code_sync import folder_tree
+from distributed.here import HereConnection
+from distributed.hosts_schema import Machine
+from distributed.link import Link, link_to
+from distributed.ssh_errors import Dropped
+from distributed.ssh_process import Completed
+from distributed.transfer import Tree, packed, send_trees
+from profiles.errors import BadInput
+from tests.lab.fixtures import MakeLightLab
+
+SIZES = (1_000_000, 3_000_000, 2_000_000)
+
+
+class Breaking(HereConnection):
+    """A connection that ends after some bytes, as often as ``cuts`` says; it counts what goes over it."""
+
+    def __init__(self, cuts: list[int]) -> None:
+        super().__init__("far")
+        self.cuts = cuts
+        self.sent: list[int] = []
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
+    ) -> Completed:
+        if input is None or isinstance(input, bytes):
+            return super().run(argv, input=input, timeout=timeout)
+        limit = self.cuts.pop(0) if self.cuts else None
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.home()) as process:
+            assert process.stdin is not None
+            sent = 0
+            while (limit is None or sent < limit) and (data := input.read(1 << 15)):
+                process.stdin.write(data)
+                sent += len(data)
+            process.stdin.close()
+            process.stdin = None
+            _, errors = process.communicate(timeout=30)
+        self.sent.append(sent)
+        if limit is not None:
+            raise Dropped(self.machine, "the connection was lost while a command ran")
+        return Completed(process.returncode, b"", errors)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    dice = random.Random(5)
+    (tmp_path / "data").mkdir()
+    for number, size in enumerate(SIZES):
+        (tmp_path / "data" / f"{number}.bin").write_bytes(dice.randbytes(size))
+    return folder_tree(tmp_path / "data")
+
+
+def far(tmp_path: Path, connection: HereConnection) -> Link:
+    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
+    link = Link(machine, lambda: connection)
+    link.put_agent()
+    return link
+
+
+def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None:
+    connection = Breaking([2_500_000, 1_500_000])
+    said: list[tuple[int, int]] = []
+    assert send_trees(far(tmp_path, connection), [tree], lambda done, total: said.append((done, total))) == 3
+    assert len(connection.sent) == 3
+    assert sum(SIZES) < sum(connection.sent) < sum(SIZES) + 600_000
+    assert said[-1] == (sum(SIZES), sum(SIZES))
+    assert [done for done, _ in said] == sorted(done for done, _ in said)
+    for name in tree.files:
+        whole = (tmp_path / "far" / "trees" / tree.name / name).read_bytes()
+        assert whole == (tmp_path / "data" / name).read_bytes()
+    assert not list((tmp_path / "far" / "blobs").rglob("*.part"))
+
+
+def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PATIENCE", 0.0)
+    link = far(tmp_path, connection := Breaking([0] * 100))
+    monkeypatch.setattr(link, "connection", unreachable_after(link, connection, 3))
+    with pytest.raises(Dropped):
+        send_trees(link, [tree])
+
+
+def unreachable_after(link: Link, connection: HereConnection, times: int) -> object:
+    left = iter(range(times))
+
+    def connect() -> HereConnection:
+        if next(left, None) is None:
+            raise Dropped(link.name, "nobody there")
+        return connection
+
+    return connect
+
+
+def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> None:
+    link = far(tmp_path, HereConnection("far"))
+    sizes = {path: path.stat().st_size for path in tree.sources.values()}
+
+    def shrink(done: int, total: int) -> None:
+        for path in sizes:
+            os.truncate(path, 10)
+
+    transfer_tell, transfer._TELL = transfer._TELL, 0.0
+    try:
+        with pytest.raises(BadInput, match="became shorter"):
+            send_trees(link, [tree], shrink)
+    finally:
+        transfer._TELL = transfer_tell
+
+
+def test_a_damaged_beginning_is_not_kept(tmp_path: Path, tree: Tree) -> None:
+    root = tmp_path / "far"
+    blob, path = next(iter(tree.sources.items()))
+    part = agent_files.blob_path(root, blob).with_name(f"{blob}.1.part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"?" * 1000)
+    assert agent_files.missing(root, {"trees": [], "blobs": [blob]})["begun"] == {blob: 1000}
+    with pytest.raises(ValueError, match="damaged"):
+        agent_files.store(root, blob, io.BytesIO(path.read_bytes()[1000:]), 1000)
+    assert agent_files.missing(root, {"trees": [], "blobs": [blob]})["begun"] == {}
+    with pytest.raises(ValueError, match="beginning is gone"):
+        agent_files.store(root, blob, io.BytesIO(b""), 1000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=2000), st.floats(0, 1)), max_size=5, unique_by=lambda item: item[0]))
+def test_the_stream_is_a_tar_of_what_is_missing(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[bytes, float]]
+) -> None:
+    folder = tmp_path_factory.mktemp("packed")
+    blobs, begun, wanted = {}, {}, {}
+    for number, (content, share) in enumerate(contents):
+        name = f"{number:064x}"
+        (folder / name).write_bytes(content)
+        blobs[name], begun[name] = folder / name, int(share * len(content))
+        wanted[name] = content[begun[name] :]
+    said: list[int] = []
+    stream = io.BytesIO(b"".join(packed({"trees": {}}, blobs, begun, said.append)))
+    assert stream.readline() == b'{"trees": {}}\n'
+    with tarfile.open(fileobj=stream, mode="r|gz") as archive:
+        assert {entry.name: (archive.extractfile(entry) or stream).read() for entry in archive} == wanted
+    assert said[-1] == sum(map(len, wanted.values()))
+
+
+@pytest.mark.slow
+def test_a_session_that_is_killed_is_made_again(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "big.bin").write_bytes(random.Random(1).randbytes(30_000_000))
+    tree = folder_tree(tmp_path / "data")
+    link = link_to(lab.hosts().machines[0], lab.hosts())
+    link.put_agent()
+    blobs = lab["a"].files / ".cache" / "muster" / "blobs"
+
+    def kill() -> None:
+        end = time.monotonic() + 30
+        while not any(path.stat().st_size > 4_000_000 for path in blobs.rglob("*.part")) and time.monotonic() < end:
+            time.sleep(0.005)
+        link.connection().close()
+
+    cutter = threading.Thread(target=kill)
+    cutter.start()
+    said: list[tuple[int, int]] = []
+    assert send_trees(link, [tree], lambda done, total: said.append((done, total))) == 1
+    cutter.join()
+    link.close()
+    assert said[-1] == (30_000_000, 30_000_000)
+    whole = lab["a"].files / ".cache" / "muster" / "trees" / tree.name / "big.bin"
+    assert whole.read_bytes() == (tmp_path / "data" / "big.bin").read_bytes()
