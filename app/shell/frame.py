@@ -50,7 +50,6 @@ class TooSmall(Static):
 
 def fit(screen: Screen[Any], size: Size) -> None:
     """Give a screen the classes that belong to a size: ``-too-small``, ``-narrow``, ``-wide``, ``-widest``."""
-    screen.set_class(too_small(size), "-too-small")
-    screen.set_class(size.width < WIDE, "-narrow")
-    screen.set_class(size.width >= WIDE, "-wide")
-    screen.set_class(size.width >= WIDEST, "-widest")
+    wide, widest = size.width >= WIDE, size.width >= WIDEST
+    classes = {"-too-small": too_small(size), "-narrow": not wide, "-wide": wide, "-widest": widest}
+    screen.update_classes(classes, animate=False)

@@ -77,7 +77,9 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
         app.screen.query_one("#rows").select("new")  # type: ignore[attr-defined]
         await pilot.press("enter")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
-        await go_to(pilot, app, Step.LAUNCH, "enter")
+        await go_to(pilot, app, Step.PLAN, "enter")
+        await until(pilot, lambda: not app.wizard.state.blockers)
+        await pilot.press("enter")
         await until(pilot, lambda: opened)
 
     drive_set_up(FakeServices(), drive, opened)
@@ -107,8 +109,8 @@ def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() 
 
 def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
     services = FakeServices()
-    services.access[BERT.key] = refused(BERT, "no_key", need=Need.PASSWORD)
-    services.passwords[BERT.key] = SECRET
+    services.access["bert"] = refused(BERT, "no_key", need=Need.PASSWORD)
+    services.passwords["bert"] = SECRET
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
@@ -151,7 +153,7 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
 def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_compare_it() -> None:
     services = FakeServices()
     print_, command = "SHA256:abc", "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    services.access[ANNA.key] = refused(ANNA, "unknown_host_key", need=Need.TRUST, fingerprint=print_, compare=command)
+    services.access["anna"] = refused(ANNA, "unknown_host_key", need=Need.TRUST, fingerprint=print_, compare=command)
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")

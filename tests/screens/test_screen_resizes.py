@@ -1,0 +1,59 @@
+"""The terminal changes its size: nothing breaks, focus and selection stay; too small is said, and no key acts unseen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from app.screens.app import WizardApp
+from app.shell.row_table import RowTable
+from app.wizard.steps import Step
+from tests.screens.pilot import fixed_clock, lines, resize, run, text
+from tests.screens.states import at
+
+ROUND = ((160, 45), (80, 24), (60, 16), (160, 45))
+
+
+@pytest.mark.parametrize("step", [Step.CHECKS, Step.PLAN])
+def test_twenty_resizes_keep_focus_and_selection(step: Step) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one("#rows", RowTable)
+        await pilot.press("down", "down")
+        selected = table.cursor
+        for width, height in ROUND * 5:
+            await resize(pilot, width, height)
+        assert table.cursor == selected and pilot.app.focused is table
+        assert any("▌" in line for line in lines(pilot.app))
+
+    run(WizardApp(at(step), clock=fixed_clock), drive)
+
+
+def test_too_small_is_one_line_and_no_key_acts_unseen() -> None:
+    steering = at(Step.PLAN)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await resize(pilot, 60, 16)
+        said = [line.strip() for line in lines(pilot.app) if line.strip()]
+        assert said == ["Too small: 60x16, needs 72x20. Or: python3 wizard.py --plain"]
+        await pilot.press("enter", "escape")
+        assert steering.done == []
+        await resize(pilot, 80, 24)
+        assert "Shall this be done?" in text(pilot.app)
+        await pilot.press("enter")
+        assert len(steering.done) == 1
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_a_dialog_follows_too() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("question_mark")
+        for width, height in ROUND:
+            await resize(pilot, width, height)
+        assert "On every screen" in text(pilot.app)
+        await pilot.press("escape")
+        assert "Which machines shall train?" in text(pilot.app)
+
+    run(WizardApp(at(Step.MACHINES), clock=fixed_clock), drive)

@@ -1,0 +1,169 @@
+"""The table of all screens: what is where, and what stays where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.pilot import Pilot
+
+from app.shell.base_app import MusterApp
+from app.shell.base_screen import BaseScreen
+from app.shell.filters import ascii_text
+from app.shell.key_bar import key_line
+from app.shell.keys import EVERYWHERE, Key
+from app.shell.row_layout import GAP, Column, Row, draw, header, widths
+from app.shell.row_table import RowTable
+from app.shell.scrollbars import thumb
+from tests.screens.pilot import run, text
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "M", "Z")), min_size=1, max_size=60)
+COLUMNS = (
+    Column("name", "machine", most=30, least=12), Column("state", "state", least=8),
+    Column("chip", "chip", rank=1), Column("about", "about", rank=2, most=60),
+)  # fmt: skip
+
+
+def rows_of(names: Iterable[str]) -> list[Row]:
+    return [
+        Row(f"k{place}", (Content(name), Content("ok"), Content(name[::-1]), Content("about " + name)))
+        for place, name in enumerate(names)
+    ]
+
+
+@given(st.lists(NAMES, max_size=6), st.integers(40, 160))
+def test_a_table_is_as_wide_as_its_room_and_its_first_column_is_whole(names: list[str], room: int) -> None:
+    rows = rows_of(names)
+    cells = widths(COLUMNS, rows, room)
+    assert sum(cells.values()) + GAP * (len(cells) - 1) <= room
+    assert all(line.cell_length <= room for line in header(COLUMNS, cells))
+    for row, name in zip(rows, names):
+        lines = draw(COLUMNS, row, cells, room)
+        assert all(line.content.cell_length <= room for line in lines)
+        first, *more = [line.content for line in lines]
+        whole = _left(first.plain, cells["name"]) + "".join(line.plain for line in more)
+        assert whole == name
+
+
+def _left(text: str, cells: int) -> str:
+    """The part of a line that stands in its first cells."""
+    taken = ""
+    for character in text:
+        if cell_len(taken + character) > cells:
+            break
+        taken += character
+    return taken.rstrip()
+
+
+@given(st.text(max_size=60))
+def test_ascii_takes_as_many_cells(text_: str) -> None:
+    plain = ascii_text(text_)
+    assert plain.isascii() and cell_len(plain) == cell_len(text_)
+
+
+@given(st.integers(0, 80), st.integers(0, 500), st.integers(0, 80), st.floats(0, 500))
+def test_the_thumb_stays_in_its_bar(size: int, virtual: int, window: int, position: float) -> None:
+    first, last = thumb(size, virtual, window, position)
+    assert 0 <= first <= last <= size
+    assert (last > first) is bool(size and window and virtual > window)
+
+
+def test_the_key_bar_keeps_the_main_key_and_those_of_every_screen() -> None:
+    keys = (
+        Key("a", "a", "Another rather long label"),
+        Key("enter", "go", "Continue", main=True),
+        Key("b", "b", "Short"),
+    )
+    line = key_line(keys, 70, EVERYWHERE).plain
+    assert line.startswith("enter Continue") and line.endswith("esc Back   ? Help   ^p Palette")
+    assert "b Short" in line and "Another" not in line and len(line) == 70
+
+
+class Table(BaseScreen):
+    HEADING = "Table"
+
+    def body(self) -> ComposeResult:
+        yield RowTable(COLUMNS, empty="none", id="rows")
+
+
+class TableApp(MusterApp):
+    def on_mount(self) -> None:
+        self.push_screen(Table())
+
+
+def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one(RowTable)
+        assert "none" in text(pilot.app)
+        many = rows_of(f"machine{number:02}" for number in range(60))
+        table.show(many)
+        table.focus()
+        await pilot.press(*["down"] * 40)
+        assert table.cursor == "k40"
+        table.show([*many[30:], *many[:30]])
+        await pilot.pause()
+        assert table.cursor == "k40" and "machine40" in text(pilot.app)
+        table.show([*many[30:40], *many[41:], *many[:30]])
+        await pilot.pause()
+        assert table.cursor == "k41"  # what stands where it stood
+        table.show([])
+        assert table.cursor == ""
+
+    run(TableApp(), drive)
+
+
+def test_a_filter_shows_what_contains_it_and_ends_with_escape() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one(RowTable)
+        table.show(rows_of(["alpha", "beta", "gamma"]))
+        table.focus()
+        table.select("k2")
+        await pilot.press("slash", "M", "m")
+        await pilot.pause()
+        assert "gamma" in text(pilot.app) and "beta" not in text(pilot.app)
+        await pilot.press("q")  # typed, not obeyed
+        assert "nothing here contains 'Mmq'" in text(pilot.app)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "alpha" in text(pilot.app) and pilot.app.focused is table
+
+    run(TableApp(), drive)
+
+
+def test_q_asks_where_the_screen_has_a_question() -> None:
+    class Asking(Table):
+        def leave_question(self) -> str:
+            return "Sure?"
+
+    class AskingApp(MusterApp):
+        def on_mount(self) -> None:
+            self.push_screen(Asking())
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("q")
+        await pilot.pause()
+        assert "Sure?" in text(pilot.app)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not pilot.app._exit
+        await pilot.press("q", "enter")
+        await pilot.pause()
+        assert pilot.app._exit
+
+    run(AskingApp(), drive)
+
+
+def test_t_goes_round_all_themes() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        seen = []
+        for _ in range(5):
+            await pilot.press("t")
+            seen.append(pilot.app.theme)
+        assert len(set(seen)) == 5 and seen[-1] == "muster-dark"
+
+    run(TableApp(), drive)
