@@ -62,8 +62,9 @@ def machine(lab: Lab, name: str, **fields: object) -> Machine:
 def test_one_line_and_what_to_do(lab: Lab, tmp_path: Path, name: str, fields: dict[str, object], said: str) -> None:
     code, stderr = train(lab, tmp_path, machine(lab, name, **fields))
     assert code == 3
-    error, hint = stderr.strip().splitlines()
+    *before, error, hint = stderr.strip().splitlines()
     assert error.startswith(said) and hint.startswith("hint: ")
+    assert all(line.startswith("looking for ") for line in before)
 
 
 def test_two_entries_of_one_machine(lab: Lab, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.library import CONFIG, Library
+from profiles.library import CONFIG
 from profiles.resolve import list_profiles, load_profile, validate_config
 from training.strategies.registry import check_strategy
 
@@ -35,9 +35,9 @@ def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", *WHISPER, "nanogpt"])
-def test_every_profile_has_a_companion_with_a_known_strategy(name: str) -> None:
-    assert Library.open().find("distributed", name) is not None
-    check_strategy(load_profile(name, complete=False).profile.strategy.strategy)
+def test_every_profile_leaves_the_strategy_to_the_planner_or_names_a_known_one(name: str) -> None:
+    strategy = load_profile(name, complete=False).profile.strategy.strategy
+    assert strategy == "auto" or check_strategy(strategy)
 
 
 def test_the_hosts_example_is_json() -> None:
