@@ -31,7 +31,9 @@ class Measurement(Document):
 
     batch: Annotated[int, Field(ge=1, le=1_000_000)]
     seconds: Annotated[float, Field(gt=0, le=1e6)]
-    """One optimizer step of one micro-batch."""
+    """One optimizer step of one micro-batch, on average."""
+    spread: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Standard deviation of single steps, in seconds; 0: unknown."""
     peak: Bytes = 0
     """Memory at its highest, of the device that trains; 0: unknown."""
 
@@ -91,6 +93,12 @@ class Machine(Document):
     def speed(self) -> float:
         """Samples/s beyond the overhead."""
         return self.step_time[1]
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of a step over its time; 0: unknown."""
+        known = [m.spread / m.seconds for m in self.measurements if m.spread]
+        return sum(known) / len(known) if known else 0.0
 
     @cached_property
     def memory_fit(self) -> tuple[float, float] | None:

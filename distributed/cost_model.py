@@ -231,6 +231,37 @@ def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0
     return compute + max(0.0, exchange - delay * compute) / interval
 
 
+def expected_last(means: Sequence[float], deviations: Sequence[float], steps: int = 1) -> float:
+    """Return the mean time of a step where members wait for the last of them after so many steps.
+
+    Args:
+        means: seconds of a step, by member.
+        deviations: standard deviations of single steps.
+    """
+    grown = [steps * mean for mean in means], [math.sqrt(steps) * deviation for deviation in deviations]
+    return expected_max(*grown) / steps
+
+
+def expected_max(means: Sequence[float], deviations: Sequence[float]) -> float:
+    """Return the mean of the largest of independent normal times: when the last of a group is ready.
+
+    Clark 1961, "The greatest of a finite set of random variables": exact for two, one after the other for more.
+    """
+    pairs = sorted(zip(means, deviations, strict=True), reverse=True)
+    mean, deviation = pairs[0]
+    for other, spread in pairs[1:]:
+        apart = math.hypot(deviation, spread)
+        if apart == 0:
+            continue
+        x = (mean - other) / apart
+        density, below = math.exp(-x * x / 2) / math.sqrt(2 * math.pi), (1 + math.erf(x / math.sqrt(2))) / 2
+        first = mean * below + other * (1 - below) + apart * density
+        second = (mean**2 + deviation**2) * below + (other**2 + spread**2) * (1 - below)
+        second += (mean + other) * apart * density
+        mean, deviation = first, math.sqrt(max(0.0, second - first**2))
+    return mean
+
+
 # --------------------------------------------------------------------------------------------------------------- shares
 
 

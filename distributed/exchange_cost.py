@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from distributed import cost_model
@@ -21,7 +21,8 @@ class Exchange:
     moved: tuple[tuple[str, float], ...]
     """Bytes sent and received over the network, by machine."""
     work: tuple[float, ...]
-    """Seconds that the exchange takes from each member's compute: where the processor trains, all its cores do."""
+    """Seconds that the exchange takes from each member's compute as far as both go on at the same time: where the
+    processor trains, all its cores do."""
     correction: float = 1.0
     """Factor of earlier runs, which ``seconds`` have in them."""
 
@@ -78,25 +79,46 @@ class ExchangeCosts:
         network = cost_model.slowest_part(self._cluster, flows)
         if choice.engine == "torch":
             network = replace(network, seconds=network.seconds * cost_model.all_to_all_factor(members))
-        slowest = max(network, *self._processes(choice, carried), key=lambda part: part.seconds)
-        # The hub's last chunk comes down when it has gone up.
-        tail = network.seconds * min(1.0, cost_model.CHUNK / self._trainable) if choice.hub else 0.0
-        fixed = tail + cost_model.longest_round_trip(self._cluster, flows) + cost_model.OPERATION[choice.engine]
+        parts = [network, *self._processes(choice, carried)]
+        slowest = max(parts, key=lambda part: part.seconds)
+        fixed = cost_model.longest_round_trip(self._cluster, flows) + self._operation(choice)
+        seconds = slowest.seconds + self._fill(choice, parts, slowest) + fixed
         moved: dict[str, float] = {}
         for ends, size in flows.items():
             for end in ends:
                 moved[end] = moved.get(end, 0.0) + size
         work = tuple(self._taken(choice, name, carried) for name in choice.members)
-        return Exchange(slowest.seconds + fixed, slowest, tuple(sorted(moved.items())), work)
+        return Exchange(seconds, slowest, tuple(sorted(moved.items())), work)
 
     def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
-        """Yield how long the processes at both ends work on an exchange of which each member carries so much."""
+        """Yield how long the processes at both ends work on an exchange of which each member carries so much.
+
+        A process has at most one core, and all of a machine have its cores between them.
+        """
+        own = self._own_work(choice, carried)
+        hub = self._hub_work(choice, carried) if choice.hub else 0.0
         for name in choice.members:
-            seconds = self._own_work(choice, carried) / self._core(name)
+            here = sum(self._cluster.same_host(name, other) for other in choice.members) * own
+            here += hub if choice.hub and self._cluster.same_host(name, choice.hub) else 0.0
+            seconds = max(own / self._core(name), here / (self._cluster.machine(name).cores or here / own))
             yield Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
         if choice.hub:
-            seconds = self._hub_work(choice, carried) / self._core(choice.hub)
+            seconds = hub / self._core(choice.hub)
             yield Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
+
+    def _fill(self, choice: Choice, parts: Sequence[Bottleneck], slowest: Bottleneck) -> float:
+        """Return how long the slowest part has nothing to do: while the first chunk comes to it and the last one goes
+        on through the others. The hub's network is two parts, up and down; a member is one at either end."""
+        share = min(1.0, cost_model.CHUNK / self._trainable)
+        others = {part.kind: max(p.seconds for p in parts if p.kind == part.kind) for part in parts}
+        del others[slowest.kind]
+        both_ways = parts[0].seconds if choice.hub else 0.0
+        return share * (sum(others.values()) + both_ways)
+
+    def _operation(self, choice: Choice) -> float:
+        """Return the fixed time of an exchange, of which processors without a whole core need more."""
+        slowest = min(self._core(name) for name in (*choice.members, *filter(None, [choice.hub])))
+        return cost_model.OPERATION[choice.engine] / slowest
 
     def _own_work(self, choice: Choice, carried: float) -> float:
         """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""

@@ -104,7 +104,7 @@ def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes]) -> SpeedFigur
         said = _document(line)
         kind = str(said.get("kind"))
         if kind == "measurement" and len(measurements) < 16:
-            measurements.append({key: said.get(key) for key in ("batch", "seconds", "peak")})
+            measurements.append({key: said.get(key) for key in ("batch", "seconds", "spread", "peak") if key in said})
         found[kind] = said
         if len(found) > 16 or number > _MOST_LINES:
             break

@@ -142,7 +142,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
         measured_share=wait / wall if wall else 0.0,
         predicted_bytes_per_hour=candidate.bytes_per_hour,
         measured_bytes_per_hour=_bytes_per_hour(choice, window, ranks),
-        exchange_ratio=_exchange_ratio(candidate, predicted_wait, wait),
+        exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
         members=tuple(
             MemberComparison(
                 name=one.name, predicted=_busy(one), measured=seconds, ratio=seconds / _busy(one) * one.correction
@@ -216,7 +216,7 @@ def _exchange_ratio(candidate: Candidate, predicted_wait: float, wait: float) ->
         return None
     interval = candidate.choice.interval
     hidden = max(0.0, candidate.exchange - predicted_wait * interval)
-    ratio = (hidden + wait * interval) / candidate.exchange
+    ratio = (hidden + max(0.0, wait) * interval) / candidate.exchange
     return ratio * candidate.exchange_correction if ratio > 0 else None
 
 

@@ -91,6 +91,8 @@ class Candidate(Document):
     """Factor of earlier runs; it is in ``exchange``."""
     exposed: float = 0.0
     """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
+    skew: float = 0.0
+    """Seconds of a step that the slowest waits for others, because no two steps take the same time; in ``exposed``."""
     step: float = 0.0
     """Seconds of one optimizer step."""
     samples_per_second: float = 0.0

@@ -61,6 +61,7 @@ class Outcome:
     choice: Choice
     fits: bool
     step: float
+    skew: float
     samples_per_second: float
     useful: float
     efficiency: float
@@ -178,23 +179,36 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
-    def _step(self, choice: Choice, split: Split, exchange: Exchange) -> float:
+    def _step(self, choice: Choice, split: Split, exchange: Exchange) -> tuple[float, float]:
+        """Return the time of a step, and how much of it the slowest waits because no two steps take the same time."""
         if choice.alone:
-            return split.compute
-        busy = max(self._busy(choice, split, exchange))
+            return split.compute, 0.0
+        busy = self._busy(choice, split, exchange)
+        spreads = [self.cluster.machine(name).spread for name in choice.members]
+        deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
+        last = cost_model.expected_last(busy, deviations, choice.interval)
+        waited = (exchange.seconds - self._hidden(choice, split, exchange)) / choice.interval
+        return last + waited, last - max(busy)
+
+    def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> float:
+        """Return how many seconds of an exchange the compute hides."""
         if STRATEGIES[choice.strategy].periodic:
-            return cost_model.periodic_step(busy, exchange.seconds, choice.interval, choice.delay)
+            return min(exchange.seconds, choice.delay * split.compute)
         pieces = math.ceil(4e-6 * self.job.trainable / self.job.bucket_mb)
         credit = cost_model.overlap_credit(split.compute / split.accumulation, exchange.seconds, pieces)
-        return cost_model.synchronous_step(busy, exchange.seconds, credit)
+        return min(exchange.seconds, credit)
 
     def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
-        """Return what each member does in a step without waiting, the merge of a periodic strategy included."""
-        merge_ns = 0.0 if choice.alone else STRATEGIES[choice.strategy].merge_ns
+        """Return what each member does in a step without waiting: compute, what it works for exchanges meanwhile, and
+        the merge of a periodic strategy."""
+        if choice.alone:
+            return list(split.seconds)
+        share = self._hidden(choice, split, exchange) / exchange.seconds
+        merge_ns = STRATEGIES[choice.strategy].merge_ns
         found = []
         for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
             merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
-            found.append(compute + (work + merge) / choice.interval)
+            found.append(compute + (work * share + merge) / choice.interval)
         return found
 
     def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
@@ -218,7 +232,7 @@ class Predictor:
     def outcome(self, choice: Choice, split: Split) -> Outcome:
         """Return what ranks a choice; cheap. Members sorted, split theirs."""
         exchange = self._exchanges.of(choice)
-        step = self._step(choice, split, exchange)
+        step, skew = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
         rate = self.job.global_batch_of(len(choice.members)) / step
         hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
@@ -226,6 +240,7 @@ class Predictor:
             choice=choice,
             fits=split.fits,
             step=step,
+            skew=skew,
             samples_per_second=rate,
             useful=rate / self.alone_rate * efficiency,
             efficiency=efficiency,
@@ -253,6 +268,7 @@ class Predictor:
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=outcome.step - split.compute,
+            skew=outcome.skew,
             step=outcome.step,
             samples_per_second=outcome.samples_per_second,
             speed_up=outcome.samples_per_second / self.alone_rate,

@@ -5,7 +5,7 @@ nothing is kept. Standard output: one JSON object a line, in this order unless s
 
     {"kind": "facts", "system": ..., "device": ..., "cores": ..., "memory_total": ..., "memory_free": ..., ...}
     {"kind": "workload", "trainable": ..., "total": ..., "layers": ..., "samples": ...}
-    {"kind": "measurement", "batch": ..., "seconds": ..., "peak": ...}   once a batch size
+    {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "peak": ...}   once a batch size
     {"kind": "failure", "message": ..., "hint": ...}                     as the last line
 
 The exit code is 0 in either case: whoever asked has the line, and the machine keeps no folder of it.
@@ -39,9 +39,13 @@ from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Trainer
 
-WARM_UP, STEPS = 2, 6
-MOST_SECONDS = 20.0
-"""Of the steps at one batch size; a slow machine takes fewer, but one after its warm-up."""
+WARM_UP, STEPS, MOST_STEPS = 2, 6, 200
+"""Steps at one batch size: not counted, counted at least, counted at most."""
+LEAST_SECONDS, MOST_SECONDS = 4.0, 20.0
+"""Of the counted steps at one batch size: a processor that others use is not equally fast in every second. A slow
+machine takes fewer steps, but one after its warm-up."""
+_STALL = 3.0
+"""A step so much longer than the usual one was held up by something that a run is not."""
 _DEFAULT_LAYERS = 12
 
 Tell = Callable[[dict[str, Any]], None]
@@ -67,12 +71,17 @@ class _Steps:
     def __call__(self, event: _Event) -> None:
         if isinstance(event, StepEvent):
             self.seconds.append(event.compute)
-            if len(self.seconds) > 1 and sum(self.seconds) > MOST_SECONDS:
+            counted = self.seconds[WARM_UP:]
+            enough = len(counted) >= STEPS and sum(counted) > LEAST_SECONDS
+            if enough or (len(self.seconds) > 1 and sum(self.seconds) > MOST_SECONDS):
                 raise _EnoughTime
 
     @property
     def warm(self) -> list[float]:
-        return self.seconds[WARM_UP:] or self.seconds[1:] or self.seconds
+        """Seconds of the steps that count."""
+        counted = self.seconds[WARM_UP:] or self.seconds[1:] or self.seconds
+        usual = statistics.median(counted) if counted else 0.0
+        return [seconds for seconds in counted if seconds <= _STALL * usual]
 
 
 def batch_sizes(batch: int) -> tuple[int, int]:
@@ -84,7 +93,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
     """Return the plan of a short run alone: one micro-batch a step, no evaluation, no snapshot."""
     profile = plan.profile
     changes = {
-        "training": {"max_steps": WARM_UP + STEPS, "gradient_accumulation": 1, "batch_size": batch},
+        "training": {"max_steps": WARM_UP + MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
         "strategy": {"strategy": "allreduce"},
@@ -106,8 +115,8 @@ def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: T
         except _EnoughTime:
             pass
     if steps.warm:
-        seconds = statistics.median(steps.warm)
-        tell({"kind": "measurement", "batch": batch, "seconds": seconds, "peak": peak_memory(device)})
+        figures = {"seconds": statistics.fmean(steps.warm), "spread": statistics.pstdev(steps.warm)}
+        tell({"kind": "measurement", "batch": batch, **figures, "peak": peak_memory(device)})
     return trainer.model
 
 

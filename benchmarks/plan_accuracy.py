@@ -1,0 +1,363 @@
+"""How exact the planner's predictions are: a grid of small clusters, each predicted, then run.
+
+    .venv/bin/python benchmarks/plan_accuracy.py --out grid.jsonl [--hosts 2 3 4] [--mbit 20 100 1000] [--resume]
+    .venv/bin/python benchmarks/plan_accuracy.py --out grid.jsonl --report [--of-hosts 3]
+
+Needs root. Each cell is a number of lab hosts, the rate of all links, equal CPU quotas or 3:1, a model, and a strategy.
+The first host is a machine somebody sits at: there the product's own ``measure`` runs (the task once for each quota,
+model and rate, the links once for each quota and rate), its launcher starts the runs, and the hub is there, inside the
+quota. Predicted is exactly the choice that is run, before it runs. Quotas and rates hold while task and links are
+measured, and from the first step of a run to the last. All quotas together are at most one core. Exchanges are
+real; the compute of the small and the large model is emulated, ``--sizes computed`` is real (``plan_job.py``).
+
+Figures and steps go to a file as they come; ``--report`` predicts again from the figures with the model as it is now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from plan_lab import HERE, PlanLab
+
+from distributed.job import Figures, Job, job_of
+from distributed.link_figures import PairFigures
+from distributed.machine_figures import SpeedFigures
+from distributed.measure import Measured
+from distributed.plan_feedback import Comparison, compare
+from distributed.planning import Candidate, Choice
+from distributed.prediction import Predictor
+from profiles.resolve import load_profile
+from training.events import Event, StepEvent
+
+NAMES = ("a", "b", "c", "d")
+QUOTAS = {"equal": (0.24, 0.24, 0.24, 0.24), "3:1": (0.36, 0.12, 0.36, 0.12)}
+"""Cores of each host."""
+BATCHES = {"small": 8, "large": 8, "computed": 32}
+EMULATED = ("small", "large")
+"""Their device is not the processor, which the machines' figures cannot know."""
+CODECS = {"allreduce": "bf16", "diloco": "mxfp4"}
+INTERVAL = 10
+ROUNDS = 3
+"""Of a periodic run; the first is not counted."""
+SECONDS = 20.0
+"""How long the steps of a run with an exchange in every step are to take in all."""
+FEWEST, MOST = 9, 24
+"""Its steps; 3 are not counted."""
+WITHIN = 0.15
+SLOWER = 1.05
+"""How far from the fastest a pick may be."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    hosts: int
+    mbit: float
+    quota: str
+    size: str
+    strategy: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return NAMES[: self.hosts]
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What its strategies are compared in."""
+        return (self.hosts, self.mbit, self.quota, self.size)
+
+    @property
+    def choice(self) -> Choice:
+        if self.hosts == 1:
+            return Choice(strategy="allreduce", codec="fp32", engine="hub", members=self.names)
+        interval = INTERVAL if self.strategy == "diloco" else 1
+        codec = CODECS[self.strategy]
+        return Choice(strategy=self.strategy, codec=codec, engine="hub", hub=NAMES[0], members=self.names,
+                      interval=interval)  # fmt: skip
+
+    def options(self, steps: int) -> dict[str, Any]:
+        """Return the options of the profile."""
+        return options(self.size) | {
+            "strategy": self.strategy,
+            "codec": CODECS[self.strategy] if self.hosts > 1 else "fp32",
+            "engine": "hub",
+            "sync_interval": INTERVAL,
+            "max_steps": steps,
+        }
+
+
+def options(size: str) -> dict[str, Any]:
+    """Return what makes the task."""
+    return {
+        "task": "custom",
+        "model_path": f"{HERE / 'plan_job.py'}:{size}",
+        "batch_size": BATCHES[size],
+        "gradient_accumulation": 1,
+        "threads": 1,
+        "max_steps": 1000,
+        "warmup_steps": 1,
+        "eval_interval": 0,
+        "eval_before": "false",
+        "snapshot_interval": 0,
+        "verify_interval": 0,
+        "output_dir": "/root/runs",
+    }
+
+
+def texts(given: dict[str, Any]) -> dict[str, str]:
+    """Return options as a command line gives them."""
+    return {key: str(value) for key, value in given.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------------ log
+
+
+class Log:
+    """Everything that was measured, a JSON object a line, and what it says of the predictions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        if path.exists():
+            self.lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def add(self, **line: Any) -> None:
+        line |= {"at": time.time(), "load": os.getloadavg()[0]}
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def find(self, **wanted: Any) -> dict[str, Any] | None:
+        """Return the last line with these values."""
+        return next((x for x in reversed(self.lines) if all(x.get(k) == v for k, v in wanted.items())), None)
+
+    def figures(self, cell: Cell) -> Figures:
+        """Return what was measured of a cell's machines and links, as ``measure`` says it."""
+        speeds = self.find(kind="speeds", quota=cell.quota, size=cell.size, mbit=cell.mbit)
+        links = self.find(kind="links", quota=cell.quota, mbit=cell.mbit)
+        assert speeds is not None and links is not None
+        seats = [SpeedFigures.model_validate(one) for one in speeds["measured"]]
+        if cell.size in EMULATED:
+            machines = [one.machine.model_copy(update={"device": "mps"}) for one in seats]
+            seats = [s.model_copy(update={"machine": m}) for s, m in zip(seats, machines, strict=True)]
+        pairs = [PairFigures.model_validate(one) for one in links["measured"]]
+        whole = Measured(list(NAMES), pairs, seats, here=NAMES[0]).figures
+        return whole.model_copy(update={"cluster": whole.cluster.only(cell.names)})
+
+    def job(self, cell: Cell) -> Job:
+        profile = load_profile("nanogpt", texts(cell.options(1000))).profile
+        return job_of(profile, self.figures(cell).workload)
+
+    def predict(self, cell: Cell) -> Candidate:
+        return Predictor(self.figures(cell).cluster, self.job(cell)).predict(cell.choice)
+
+    def results(self) -> Iterator[Result]:
+        """Return every cell's last run."""
+        found = {Cell(**line["cell"]): line for line in self.lines if line["kind"] == "run"}
+        for cell, line in found.items():
+            candidate = self.predict(cell)
+            comparison = compare(candidate, list(events(line["steps"])), self.job(cell).trainable)
+            if comparison is not None:
+                yield Result(cell, candidate, comparison)
+
+
+def events(steps: dict[str, list[list[float]]]) -> Iterator[Event]:
+    """Return the steps that were written down."""
+    for rank, rows in steps.items():
+        for number, compute, wait, transfer, sent, received in rows:
+            yield StepEvent(member=int(rank), step=int(number), epoch=0, loss=0, learning_rate=0, samples=0, weight=0,
+                            compute=compute, wait=wait, transfer=transfer, bytes_sent=int(sent),
+                            bytes_received=int(received))  # fmt: skip
+
+
+def written(found: Iterable[Event]) -> dict[str, list[list[float]]]:
+    """Return the steps of a run as they are written down, by rank."""
+    steps: dict[str, list[list[float]]] = {}
+    for e in found:
+        if isinstance(e, StepEvent):
+            times = [round(x, 5) for x in (e.compute, e.wait, e.transfer)]
+            steps.setdefault(str(e.member), []).append([e.step, *times, e.bytes_sent, e.bytes_received])
+    return steps
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+class Grid:
+    """Fills a log."""
+
+    def __init__(self, lab: PlanLab, log: Log) -> None:
+        self.lab = lab
+        self.log = log
+
+    def run(self, cell: Cell) -> None:
+        """Measure what is missing, predict, run."""
+        self._need("speeds", cell, quota=cell.quota, size=cell.size, mbit=cell.mbit)
+        self._need("links", cell, quota=cell.quota, mbit=cell.mbit)
+        candidate = self.log.predict(cell)
+        steps = INTERVAL * ROUNDS
+        if cell.choice.interval == 1:
+            steps = min(MOST, max(FEWEST, round(SECONDS / candidate.step)))
+        order = {
+            "hosts": self.lab.hosts(cell.names),
+            "options": texts(cell.options(steps)),
+            "batches": {one.name: one.micro_batch for one in candidate.members},
+        }
+        begin = time.monotonic()
+        run = self.lab.run(order, self._cores(cell.quota), cell.mbit, steps)
+        self.log.add(kind="run", cell=asdict(cell), predicted=candidate.step, steps=written(run.events()))
+        self.lab.forget(run)
+        found = compare(candidate, list(events(self.log.lines[-1]["steps"])))
+        said = f"{found.ratio:.2f}" if found else "too short"
+        print(f"{cell}: {candidate.step:.3f} s x {said}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+
+    def _cores(self, quota: str) -> dict[str, float]:
+        return dict(zip(NAMES, QUOTAS[quota], strict=True))
+
+    def _need(self, kind: str, cell: Cell, **key: Any) -> None:
+        """Measure all hosts, unless that was done for this shape."""
+        if self.log.find(kind=kind, **key) is not None:
+            return
+        folder = "/root/figures/" + "-".join([kind, *map(str, key.values())])
+        order = {"hosts": self.lab.hosts(NAMES), "options": texts(options(cell.size)), "cache": folder}
+        self.lab.limit(self._cores(cell.quota), cell.mbit if kind == "links" else None)
+        try:
+            answer = self.lab.order(op=kind, **order)
+        finally:
+            self.lab.limit({}, None)
+        self.log.add(kind=kind, **key, **answer)
+        print(f"{kind} {key}: measured", file=sys.stderr, flush=True)
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell, predicted and measured."""
+
+    cell: Cell
+    candidate: Candidate
+    comparison: Comparison
+
+    @property
+    def ratio(self) -> float:
+        return self.comparison.ratio
+
+    @cached_property
+    def measured_rate(self) -> float:
+        return self.candidate.global_batch / self.comparison.measured_step
+
+    @property
+    def row(self) -> dict[str, str]:
+        found, cell = self.comparison, self.cell
+        slowest = max(found.members, key=lambda one: one.measured)
+        return {
+            "hosts": str(cell.hosts),
+            "Mbit/s": f"{cell.mbit:g}",
+            "cores": cell.quota,
+            "model": cell.size,
+            "strategy": cell.strategy if cell.hosts > 1 else "alone",
+            "predicted, s": f"{found.predicted_step:.3f}",
+            "measured, s": f"{found.measured_step:.3f}",
+            "ratio": f"{self.ratio:.2f}" + ("" if abs(self.ratio - 1) <= WITHIN else " *"),
+            "compute": f"{slowest.predicted:.3f} / {slowest.measured:.3f}",
+            "wait": f"{found.predicted_wait:.3f} / {found.measured_wait:.3f}",
+        }
+
+
+def table(rows: Sequence[dict[str, str]]) -> str:
+    """Return rows as markdown."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
+
+
+def picks(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Return the planner's pick beside the best measured way, for every place."""
+    alone = {(r.cell.quota, r.cell.size): r for r in results if r.cell.hosts == 1}
+    rows = []
+    ways = [r for r in results if r.cell.hosts > 1]
+    for place, group in itertools.groupby(sorted(ways, key=lambda r: r.cell.place), key=lambda r: r.cell.place):
+        found = list(group)
+        if (one := alone.get((place[2], place[3]))) is not None:
+            found.append(one)
+        row = {"hosts": str(place[0]), "Mbit/s": f"{place[1]:g}", "cores": str(place[2]), "model": str(place[3])}
+        for word, share in (("samples/s", False), ("useful", True)):
+            row |= _pick(found, word, share)
+        rows.append(row)
+    return rows
+
+
+def _pick(found: Sequence[Result], word: str, useful: bool) -> dict[str, str]:
+    def worth(result: Result, rate: float) -> float:
+        return rate * (result.candidate.token_efficiency if useful else 1.0)
+
+    pick = max(found, key=lambda r: worth(r, r.candidate.samples_per_second))
+    best = max(found, key=lambda r: worth(r, r.measured_rate))
+    lost = worth(best, best.measured_rate) / worth(pick, pick.measured_rate)
+    names = [r.cell.strategy if r.cell.hosts > 1 else "alone" for r in (pick, best)]
+    return {
+        f"by {word}": f"{names[0]} / {names[1]}",
+        f"behind by {word}": f"{lost:.2f}" + ("" if lost <= SLOWER else " *"),
+    }
+
+
+def report(results: Sequence[Result]) -> None:
+    """Print tables and shares."""
+    ordered = sorted(results, key=lambda r: (r.cell.strategy, r.cell.size, r.cell.quota, r.cell.mbit, r.cell.hosts))
+    print(table([r.row for r in ordered]), end="\n\n")
+    chosen = picks(ordered)
+    if chosen:
+        print(table(chosen), end="\n\n")
+    shared = [r for r in ordered if r.cell.hosts > 1]
+    for name, group in [("all", shared), *((f"{n} hosts", [r for r in shared if r.cell.hosts == n]) for n in (2, 3, 4)),
+                        *((s, [r for r in shared if r.cell.strategy == s]) for s in CODECS)]:  # fmt: skip
+        if group:
+            within = sum(abs(r.ratio - 1) <= WITHIN for r in group)
+            middle = statistics.median(abs(r.ratio - 1) for r in group)
+            print(f"{name}: {within} of {len(group)} within {WITHIN:.0%}, error {middle:.1%} in the median")
+
+
+def main() -> None:
+    """Run what is missing, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--mbit", type=float, nargs="+", default=[20, 100, 1000])
+    parser.add_argument("--quotas", nargs="+", default=list(QUOTAS), choices=list(QUOTAS))
+    parser.add_argument("--sizes", nargs="+", default=list(EMULATED), choices=list(BATCHES))
+    parser.add_argument("--strategies", nargs="+", default=list(CODECS), choices=list(CODECS))
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--resume", action="store_true", help="leave out cells that are in the file")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--of-hosts", type=int, nargs="+", default=[1, 2, 3, 4], help="report on these only")
+    arguments = parser.parse_args()
+    log = Log(arguments.out)
+    if not arguments.report:
+        wanted = itertools.product(arguments.sizes, arguments.quotas, arguments.mbit, arguments.hosts,
+                                   arguments.strategies)  # fmt: skip
+        cells = [Cell(hosts, mbit, quota, size, strategy) for size, quota, mbit, hosts, strategy in wanted]
+        cells = [c for c in cells if c.hosts > 1 or (c.strategy == "allreduce" and c.mbit == max(arguments.mbit))]
+        with PlanLab(NAMES) as lab:
+            grid = Grid(lab, log)
+            for cell in cells:
+                if not (arguments.resume and log.find(kind="run", cell=asdict(cell))):
+                    grid.run(cell)
+    report([r for r in log.results() if r.cell.hosts in arguments.of_hosts])
+
+
+if __name__ == "__main__":
+    main()
