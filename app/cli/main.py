@@ -17,6 +17,7 @@ from app.cli.plan import plan
 from app.cli.replay import replay
 from app.cli.report import report
 from app.cli.track import track
+from app.cli.web import web
 from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -97,6 +98,7 @@ def distributed_train(
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background (with --hosts).")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard (with --hosts).")] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
     ] = False,
@@ -122,10 +124,10 @@ def distributed_train(
     if hosts is not None:
         from app.cli.distributed import MachineRequest, train_on_hosts
 
-        machines = MachineRequest(hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new)
+        machines = MachineRequest(hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new, dashboard)
         return train_on_hosts(request, machines)
-    if detach or plan_file is not None:
-        option = "--detach" if detach else "--plan"
+    if detach or plan_file is not None or dashboard:
+        option = "--detach" if detach else "--plan" if plan_file is not None else "--dashboard"
         raise BadInput(f"{option} needs machines", "give a hosts file with --hosts FILE")
     return run(request)
 
@@ -170,8 +172,21 @@ def clean(
     return clean_command(hosts or [], hosts_file, yes, as_json)
 
 
-def attach(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
-    """Watch a run that goes on in the background; any number of terminals may."""
+def attach(
+    run: RunReference,
+    plain: Annotated[bool, typer.Option("--plain", help="Progress instead of the dashboard.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard."""
+    from app.cli.dashboard import fits_here
+
+    if fits_here() and not plain and not as_json:
+        from app.cli.dashboard import dashboard_command
+        from distributed.runs import find_run
+
+        return dashboard_command(find_run(output, run), ascii_only)
     from app.cli.distributed import attach_command
 
     return attach_command(output, run, as_json)
@@ -344,6 +359,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command()(report)
     app.command()(replay)
     app.command()(track)
+    app.command()(web)
     app.command()(demo_run)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)

@@ -1,0 +1,1 @@
+"""``web``: the dashboard, or the guided set-up, in a browser of this machine."""

@@ -1,0 +1,177 @@
+"""The server: textual-serve's, behind a :class:`app.web.gate.Gate`, with a page that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp_jinja2
+from aiohttp import web
+from textual_serve.app_service import AppService
+from textual_serve.server import Server, to_int
+
+from app.web.gate import Gate, Names, bracketed
+
+MOST_SCREENS = 8
+"""Screens at once: each is a process of its own."""
+_PATIENCE = 5.0
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_NO_TICKET = "This address was used already, or is not one of ours.\nPress Enter where 'web' runs for a new one.\n"
+_FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class WebServer(Server):  # type: ignore[misc]
+    """Serves one screen to whoever has a session.
+
+    Args:
+        arguments: of ``python -m app.web.session``.
+        listener: a listening socket's address and port.
+        title: of the page.
+        own_names: names of this machine.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], listener: tuple[str, int], title: str, own_names: tuple[str, ...] = ()
+    ) -> None:
+        words = [sys.executable, "-m", "app.web.session", *arguments]
+        place = f"cd {shlex.quote(str(_ROOT))} && exec "  # exec: so that ending it ends the screen and not a shell
+        address, port = listener
+        super().__init__(place + shlex.join(words), address, port, title, templates_path=_HERE)
+        self.gate = Gate()
+        self._names = Names(address, port, own_names)
+        self._cookie = f"muster-{port}"  # cookies know no ports: two servers must not overwrite each other's
+        self._policy = _policy((_HERE / "page.html").read_text())
+        self._screens = 0
+
+    def new_address(self) -> str:
+        """Return an address that lets one browser in, once."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{bracketed(host)}:{self.port}/?token={self.gate.new_ticket()}"
+
+    async def application(self) -> web.Application:
+        """Return the application, guarded."""
+        app = await self._make_app()
+        app.middlewares.append(self._guard())
+        return app
+
+    def initialize_logging(self) -> None:
+        """Let its log be: diagnostics are this program's."""
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Say nothing: the command does."""
+        logging.getLogger("textual-serve").setLevel(logging.CRITICAL)
+
+    # -------------------------------------------------------------------------------------------------------- the gate
+
+    def _guard(self) -> Any:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            response = self._refusal(request) or await handler(request)
+            if not response.prepared:
+                self._close_tightly(response)
+            return response
+
+        return guard
+
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        """Return the answer to who may not come in, or who shows a ticket; ``None``: go on."""
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+        if request.method != "GET" or not self._names.is_ours(host):
+            return web.Response(status=403, text="This server is not asked for by that name.\n")
+        if origin is not None and not self._names.is_same_origin(origin, host):
+            return web.Response(status=403, text="Another page may not ask this server.\n")
+        if self.gate.admits(request.cookies.get(self._cookie, "")):
+            if request.path == "/ws" and origin is None:
+                return web.Response(status=403, text="Only a page of this server may do that.\n")
+            return web.HTTPSeeOther("/") if "token" in request.query else None
+        session = self.gate.redeem(request.query.get("token", "")) if request.path == "/" else None
+        if session is None:
+            return web.Response(status=403, text=_NO_TICKET)
+        answer = web.Response(status=303, headers={"Location": "/"})
+        answer.set_cookie(self._cookie, session, httponly=True, samesite="Strict", path="/")
+        return answer
+
+    def _close_tightly(self, response: web.StreamResponse) -> None:
+        response.headers.update(
+            {
+                "Content-Security-Policy": self._policy,
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+                "Cache-Control": "no-store",
+                "Cross-Origin-Resource-Policy": "same-origin",
+                "Cross-Origin-Opener-Policy": "same-origin",
+            }
+        )
+
+    # ---------------------------------------------------------------------------------------------------- the screens
+
+    @aiohttp_jinja2.template("page.html")  # type: ignore[untyped-decorator]
+    async def handle_index(self, request: web.Request) -> dict[str, Any]:
+        """Return what the page needs."""
+        size = min(64, max(6, to_int(request.query.get("fontsize", "16"), 16)))
+        return {"title": self.title, "font_size": size, "socket": f"ws://{request.host}/ws"}
+
+    async def handle_websocket(self, request: web.Request) -> web.StreamResponse:
+        """Run a screen for a browser until one of them leaves."""
+        if self._screens >= MOST_SCREENS:
+            return web.Response(status=503, text=_FULL)
+        self._screens += 1
+        socket = web.WebSocketResponse(heartbeat=15, max_msg_size=1 << 20)
+        screen = AppService(
+            self.command,
+            write_bytes=socket.send_bytes,
+            write_str=socket.send_str,
+            close=socket.close,
+            download_manager=self.download_manager,
+        )
+        try:
+            await socket.prepare(request)
+            await screen.start(*(_size(request, *bounds) for bounds in (("width", 80), ("height", 24))))
+            with contextlib.suppress(ValueError, AssertionError, KeyError, IndexError, TypeError):  # not of our page
+                await self._process_messages(socket, screen)
+        finally:
+            self._screens -= 1
+            await _end(screen)
+        return socket
+
+
+def _size(request: web.Request, name: str, default: int) -> int:
+    return min(1000, max(1, to_int(request.query.get(name, ""), default)))
+
+
+async def _end(screen: AppService) -> None:
+    """Ask a screen to leave, and end it where it does not."""
+    process = screen._process
+    try:
+        await asyncio.wait_for(screen.stop(), _PATIENCE)
+    except (asyncio.TimeoutError, ConnectionError):
+        pass
+    finally:
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _policy(page: str) -> str:
+    """Return a content security policy: the scripts of this server and of its page, and no other."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    )
+    return (
+        f"default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; font-src 'self' data:; "
+        "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,36 @@
+"""One screen of the web server: ``python -m app.web.session [RUN_FOLDER]``, its terminal is the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_LOOK = 1.0
+
+
+def _leave_with_the_server(server: int) -> None:
+    """End when the server is gone, also if it was killed: nobody would ever close this screen."""
+    while os.getppid() == server:
+        time.sleep(_LOOK)
+    os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show the run, or the guided set-up where none was named."""
+    threading.Thread(target=_leave_with_the_server, args=(os.getppid(),), daemon=True).start()
+    if arguments:
+        from app.dashboard import run_dashboard
+
+        return run_dashboard(Path(arguments[0]))
+    from app.screens.app import run_wizard
+    from app.wizard.real_services import RealServices
+
+    return run_wizard(RealServices(), "", False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
