@@ -39,8 +39,8 @@ class Forecast:
     machines: tuple[Ready, ...]
     """As they were asked; their connections are closed."""
     found: Measured
-    planning: Planning
-    preference: Preference
+    planning: Planning | None
+    """``None``: one machine of which no figures are known yet; there is nothing to choose."""
 
     @property
     def figures(self) -> Figures:
@@ -52,18 +52,19 @@ class Forecast:
         Raises:
             BadInput: there is no such candidate, or it cannot be.
         """
-        if not 0 <= index < len(self.planning.ranking):
+        planning = self.planning
+        if planning is None or not 0 <= index < len(planning.ranking):
             raise BadInput("there is no such way", "choose one of the list")
-        candidate = self.planning.ranking[index]
+        candidate = planning.ranking[index]
         if steps == candidate.choice.interval:
             return candidate
-        cluster, job = self.figures.cluster, self.planning.job
+        cluster, job = self.figures.cluster, planning.job
         return planner.predict(cluster, job, _with_interval(candidate.choice, steps), corrections(cluster, job))
 
-    def planning_of(self, row: CandidateRow | None) -> Planning:
+    def planning_of(self, row: CandidateRow | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""
         planning = self.planning
-        if row is None or (row.index == planning.chosen and row.interval == row.best_interval):
+        if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
             return planning
         candidate = self.at(row.index, row.interval)
         ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
@@ -100,6 +101,8 @@ def _with_interval(choice: Choice, steps: int) -> Choice:
 def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
     """Ask the machines, measure what is not known yet, and rank all ways to train.
 
+    This computer alone is not measured: there is nothing to choose, and the run would wait for it.
+
     Raises:
         NotReady: a machine cannot take part, or could not run the task.
         BadInput: the data cannot be used.
@@ -107,14 +110,16 @@ def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
     manner = Manner(tell, trust_in(request.trusted), repair=False)
     machines = prepare(hosts_of(request.machines), profile.model.task, manner)
     wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
+    alone = len(request.machines) == 1 and request.machines[0].here
     try:
-        found = measure_ready(machines, profile, Wish(max_age=wish.max_age), tell)
+        found = measure_ready(machines, profile, Wish(not alone, not alone, wish.max_age), tell)
     finally:
         for link, _ in machines:
             link.close()
     if found.problems:
         raise NotReady(found.problems)
-    return Forecast(profile, tuple(machines), found, choose(found, machines, profile, wish), wish.preference)
+    planning = choose(found, machines, profile, wish) if found.speeds else None
+    return Forecast(profile, tuple(machines), found, planning)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -123,6 +128,8 @@ def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
 def strategy_of(found: Forecast) -> Strategy:
     """Return what the screen shows: the best hub of every way, the best first; one machine alone is a way too."""
     planning = found.planning
+    if planning is None:
+        return _only_way(found)
     rows: dict[object, CandidateRow] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
@@ -137,13 +144,20 @@ def strategy_of(found: Forecast) -> Strategy:
     return Strategy(tuple(rows.values()), reasons, recommended=planning.chosen, status=Status.OK, planning=found)
 
 
+def _only_way(found: Forecast) -> Strategy:
+    name = found.found.names[0]
+    row = CandidateRow("0", "alone", Status.OK, "recommended", over=name, members=(name,), alone=True, recommended=True)
+    return Strategy((row,), (f"{name} is the only machine: it trains alone",), status=Status.OK, planning=found)
+
+
 def moved(found: Forecast, index: int, steps: int) -> CandidateRow:
     """Return a row of the ranking with another H.
 
     Raises:
         BadInput: that H cannot be.
     """
-    row = row_of(found.at(index, steps), index, index == found.planning.chosen)
+    row = row_of(found.at(index, steps), index, found.planning is not None and index == found.planning.chosen)
+    assert found.planning is not None  # at() has refused
     return replace(row, best_interval=found.planning.ranking[index].choice.interval)
 
 

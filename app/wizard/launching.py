@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +134,7 @@ class Grid:
         name, count = self.plan.members[rank].name, self.done[rank]
         problem = self.problems.get(rank)
         status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
-        log = tail(path / "logs", rank) if problem else ()
+        log = tail(path / "logs", name) if problem else ()
         cause, fix = problem or ("", "")
         return LaunchRow(name, name, status, cause=cause, fix=fix, cells=_cells(count, status), log=log)
 
@@ -151,9 +152,9 @@ def _cells(done: int, now: Status) -> tuple[Status, ...]:
     return (*[Status.OK] * done, *under_way, *[Status.WAITING] * (len(STEPS) - done - len(under_way)))
 
 
-def tail(logs: Path, rank: int) -> tuple[str, ...]:
+def tail(logs: Path, member: str) -> tuple[str, ...]:
     """Return the last lines that a member has logged, in its newest attempt."""
-    found = sorted(logs.glob(f"worker-{rank}*.log"), key=lambda path: path.stat().st_mtime)
+    found = sorted(logs.glob(f"{glob.escape(member)}*.log"), key=lambda path: path.stat().st_mtime)
     if not found:
         return ()
     with found[-1].open("rb") as stream:

@@ -50,7 +50,7 @@ class Lookout:
         self._saved = dict(_readable(saved_hosts(config).items()))
         here = [(Origin.HOSTS_FILE, HOSTS_FILE)] if HOSTS_FILE.exists() and _hosts(HOSTS_FILE) else []
         self._files = (*here, *((Origin.PROFILE, path) for path, _ in self._saved.values()))
-        self._entries = {machine.name: machine for _, path in self._files for machine in _machines(path)}
+        self._hosts = [hosts for _, path in self._files if (hosts := _hosts(path)) is not None]
         self._typed: list[str] = []
         self._discoveries: list[Discovery] = []
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Lookout:
     def _sight(self, states: Sequence[State]) -> Sight:
         state = _together(states)
         found = machines(state)
-        rows = Naming(self._typed, self._entries).rows(found)
+        rows = Naming(self._typed, self._hosts).rows(found)
         seconds = time.monotonic() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
@@ -142,11 +142,6 @@ def _hosts(path: Path) -> Hosts | None:
     with contextlib.suppress(MusterError):
         return load_hosts(path)
     return None
-
-
-def _machines(path: Path) -> tuple[Machine, ...]:
-    hosts = _hosts(path)
-    return hosts.machines if hosts is not None else ()
 
 
 def _readable(files: Iterable[tuple[str, Path]]) -> Iterable[tuple[str, tuple[Path, Hosts]]]:

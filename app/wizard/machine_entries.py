@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from app.wizard.state import MachineRow, PathRow, Status
 from distributed.hosts import Hosts, Machine, split_address
@@ -15,8 +15,10 @@ from distributed.sightings import Status as Seen
 
 HERE_KEY = "here"
 _WORDS = {Seen.ONLINE: Status.OK, Seen.CHECKING: Status.WORKING, Seen.OFFLINE: Status.FAILED, Seen.UNCHECKED: Status.OK}
-_KEPT = ("key", "python", "project_path", "devices", "interface")
-"""Fields of a hosts file's entry that discovery knows nothing of."""
+SSH_CONFIG = "ssh_config"
+"""Setting of a row: the OpenSSH configuration that its hosts file names."""
+_KEPT = ("key", "python", "project_path", "devices", "interface", "found_at")
+"""Fields of a hosts file's entry that a row has no place for."""
 _LONGEST_NAME = 64
 
 
@@ -33,9 +35,12 @@ def _plain(name: str) -> str:
 class Naming:
     """How machines that were found are reached: as typed, as their hosts file says, by alias, or by ``.local`` name."""
 
-    def __init__(self, typed: Iterable[str], entries: Mapping[str, Machine]) -> None:
+    def __init__(self, typed: Iterable[str], files: Iterable[Hosts]) -> None:
         self._typed = {str(split_address(text)["name"]).casefold(): text for text in typed}
-        self._entries = {name.casefold(): machine for name, machine in entries.items()}
+        self._entries: dict[str, tuple[Machine, str]] = {}
+        for hosts in files:
+            for machine in hosts.machines:
+                self._entries.setdefault(machine.name.casefold(), (machine, hosts.ssh_config))
 
     def rows(self, found: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
         """Return one row a machine."""
@@ -47,7 +52,7 @@ class Naming:
 
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """``host``: its name in the local network, unless two machines claim it."""
-        entry = self._entry(machine, host)
+        entry, ssh_config = self._entry(machine, host)
         details = machine.details
         problem = machine.problem
         return MachineRow(
@@ -72,7 +77,7 @@ class Naming:
             fingerprint=machine.fingerprint,
             aliases=self._aliases(machine),
             python=entry.python,
-            settings=_settings(entry),
+            settings=_settings(entry, ssh_config),
         )
 
     def _aliases(self, machine: FoundMachine) -> tuple[str, ...]:
@@ -80,48 +85,58 @@ class Naming:
         typed = tuple(f"typed:{text}" for host, text in self._typed.items() if host in names)
         return (*typed, *(() if machine.here else (f"name:{machine.names[0].casefold()}",) if machine.names else ()))
 
-    def _entry(self, machine: FoundMachine, host: str) -> Machine:
-        """Return how to reach it, as a hosts file would say it."""
+    def _entry(self, machine: FoundMachine, host: str) -> tuple[Machine, str]:
+        """Return how to reach it, as a hosts file would say it, and the SSH configuration of that file."""
         names = [name.casefold() for name in machine.names]
-        for name in names:
-            if name in self._typed and Origin.TYPED in machine.found_by:
-                place = split_address(self._typed[name])
-                return Machine(name=_plain(machine.name) or name, address=str(place["name"]), port=place["port"],
-                               user=place["user"] or "")  # fmt: skip
-        for name in names:
-            if name in self._entries and {Origin.HOSTS_FILE, Origin.PROFILE} & set(machine.found_by):
-                return self._entries[name]
-        best = machine.paths[0].endpoint if machine.paths else None
-        if Origin.SSH_CONFIG in machine.found_by or best is None:
-            return Machine(
-                name=_plain(machine.name) or "unnamed", address=machine.name if _is_host(machine.name) else ""
-            )
-        port = best.port if best.port != 22 else None
-        if not host or not _is_host(host):
-            return Machine(name=_plain(machine.name) or best.address, address=best.scoped, port=port)
-        return Machine(name=_plain(machine.name) or host, address=host, port=port, found_at=best.scoped)
+        typed = next((self._typed[name] for name in names if name in self._typed), "")
+        if typed and Origin.TYPED in machine.found_by:
+            return _typed_entry(machine, typed), ""
+        known = next((self._entries[name] for name in names if name in self._entries), None)
+        if known is not None and {Origin.HOSTS_FILE, Origin.PROFILE} & set(machine.found_by):
+            return known
+        return _found_entry(machine, host), ""
 
     @staticmethod
     def _local_name(machine: FoundMachine) -> str:
         return next((name for name in machine.names if name.casefold().endswith(".local")), "").casefold()
 
 
+def _typed_entry(machine: FoundMachine, text: str) -> Machine:
+    place = split_address(text)
+    name = _plain(machine.name) or str(place["name"])
+    return Machine(name=name, address=str(place["name"]), port=place["port"], user=place["user"] or "")
+
+
+def _found_entry(machine: FoundMachine, host: str) -> Machine:
+    """By its alias, by its ``.local`` name at the address where it was found, or by that address."""
+    name = _plain(machine.name)
+    best = machine.paths[0].endpoint if machine.paths else None
+    if Origin.SSH_CONFIG in machine.found_by or best is None:
+        return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else "")
+    port = best.port if best.port != 22 else None
+    if not host or not _is_host(host):
+        return Machine(name=name or best.address, address=best.scoped, port=port)
+    return Machine(name=name or host, address=host, port=port, found_at=best.scoped)
+
+
 def _is_host(text: str) -> bool:
     return re.fullmatch(r"[\w:][\w.:%-]*", text) is not None
 
 
-def _settings(entry: Machine) -> tuple[tuple[str, object], ...]:
-    kept = ((name, getattr(entry, name)) for name in (*_KEPT, "found_at"))
-    return tuple((name, value) for name, value in kept if value)
+def _settings(entry: Machine, ssh_config: str) -> tuple[tuple[str, object], ...]:
+    kept = [(name, getattr(entry, name)) for name in _KEPT]
+    return tuple((name, value) for name, value in (*kept, (SSH_CONFIG, ssh_config)) if value)
 
 
 def machine_of(row: MachineRow, name: str = "") -> Machine:
     """Return the entry of a row in a hosts file."""
     if row.here:
         return Machine(name=name or row.name, address="localhost", python=row.python or sys.executable)
-    settings = dict(row.settings)
-    return Machine(name=name or _plain(row.name) or "unnamed", address=row.address, port=row.port, user=row.user,
-                   **settings)  # fmt: skip
+    settings = {name: value for name, value in row.settings if name != SSH_CONFIG}
+    called = name or _plain(row.name) or "unnamed"
+    return Machine.model_validate(
+        {**settings, "name": called, "address": row.address, "port": row.port, "user": row.user}
+    )
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
@@ -134,10 +149,15 @@ def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
         name = next(name for name in numbered if name.casefold() not in taken)
         taken.add(name.casefold())
         machines.append(machine_of(row, name))
-    return Hosts(machines=tuple(machines))
+    return Hosts(machines=tuple(machines), ssh_config=ssh_config_of(rows))
 
 
-def row_of(machine: Machine) -> MachineRow:
+def ssh_config_of(rows: Iterable[MachineRow]) -> str:
+    """Return the OpenSSH configuration that the first row with one brings along."""
+    return next((str(dict(row.settings)[SSH_CONFIG]) for row in rows if SSH_CONFIG in dict(row.settings)), "")
+
+
+def row_of(machine: Machine, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
         return MachineRow(HERE_KEY, machine.name, Status.OK, "online", here=True, python=machine.python)
@@ -150,6 +170,6 @@ def row_of(machine: Machine) -> MachineRow:
         user=machine.user,
         found_by=(Origin.PROFILE.value,),
         python=machine.python,
-        settings=_settings(machine),
+        settings=_settings(machine, ssh_config),
         aliases=(f"name:{machine.name.casefold()}",),
     )

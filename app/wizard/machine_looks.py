@@ -40,7 +40,7 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
 
 
 def target_of(row: MachineRow) -> SshTarget:
-    return SshTarget.of(machine_of(row))
+    return SshTarget.of(machine_of(row), hosts_of([row]))
 
 
 # -------------------------------------------------------------------------------------------------------------- access

@@ -47,7 +47,7 @@ def plan_of(request: Request, config: Path | None = None) -> Plan:
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
         ports=tuple(_ports(request, profile, engine, together)),
-        seconds=request.chosen.total_seconds if request.chosen is not None else None,
+        seconds=(request.chosen.total_seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
         encrypted=tuple(_encrypted(request, engine, together)),
         in_clear=(CLEAR,) if together and engine == "torch" else (),

@@ -73,7 +73,10 @@ class RealServices:
         from distributed.hosts import load_hosts
 
         path = saved_hosts(self._config).get(profile)
-        return tuple(row_of(machine) for machine in load_hosts(path).machines) if path is not None else ()
+        if path is None:
+            return ()
+        hosts = load_hosts(path)
+        return tuple(row_of(machine, hosts.ssh_config) for machine in hosts.machines)
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 

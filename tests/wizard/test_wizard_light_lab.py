@@ -1,0 +1,107 @@
+"""The set-up with real SSH servers, from the list of machines to a run that trains."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from app.wizard import actions as do
+from app.wizard.engine import Wizard
+from app.wizard.real_services import RealServices
+from app.wizard.state import Status, WizardState
+from app.wizard.steps import Step
+from profiles import library
+from tests.distributed.muster_runs import JOB, ours
+from tests.lab.fixtures import MakeLightLab
+from training.plan import read_plan
+
+PROFILE = """# Mine.
+[profile:tiny]
+description = a small job
+task = custom
+model_path = {job}:build
+batch_size = 8
+threads = 1
+# Enough to be stopped.
+max_steps = 4000
+eval_before = false
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a ``config.ini`` that the set-up and the command line take for the project's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "job.py").write_text(JOB.format(model="nn.Linear(2, 2)", pause=0.01, gate=""))
+    (tmp_path / "config.ini").write_text(PROFILE.format(job=tmp_path / "job.py"))
+    monkeypatch.setattr(library, "CONFIG", tmp_path / "config.ini")
+    return tmp_path
+
+
+@pytest.fixture
+def wizard(project: Path) -> Iterator[Wizard]:
+    made = Wizard(RealServices())
+    yield made
+    made.close()
+
+
+def until(wizard: Wizard, condition: Callable[[WizardState], bool], patience: float = 90.0) -> WizardState:
+    if not wizard.wait(condition, patience):
+        state = wizard.state
+        raise AssertionError((state.step, state.notice, state.machines.rows, state.access, state.checks, state.links,
+                              state.job.cause, state.job.data, state.strategy, state.plan, state.launch))  # fmt: skip
+    return wizard.state
+
+
+def on(wizard: Wizard, step: Step) -> None:
+    while wizard.state.step is not step:
+        until(wizard, lambda state: not state.blockers)
+        wizard.do(do.Next())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_was_chosen_is_what_runs(
+    make_light_lab: MakeLightLab, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = make_light_lab("a", "b")
+    shutil.copy(lab.hosts_file, project / "distributed_hosts.json")
+    config = (project / "config.ini").read_bytes()
+    wizard = Wizard(RealServices())
+    try:
+        wizard.do(do.NewSetup())
+        wizard.do(do.ChooseProfile("tiny"))
+        until(wizard, lambda state: sum(row.status is Status.OK for row in state.machines.rows) == 3)
+        for row in wizard.state.machines.rows:
+            wizard.do(do.Pick(row.key, not row.here))
+        on(wizard, Step.CHECKS)
+        assert [row.status for row in wizard.state.access] == [Status.OK, Status.OK]
+        until(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
+        on(wizard, Step.PLAN)
+        state = until(wizard, lambda state: state.plan.status is Status.OK)
+        assert len(state.links.rows) >= 1
+        assert {row.name for row in state.members} == {"a", "b"}
+        assert not (project / "profiles").exists()
+        assert state.plan.hash
+        wizard.do(do.SaveOnly())
+        until(wizard, lambda state: state.plan.saved)
+        capsys.readouterr()
+        words = state.plan.command.split()
+        assert main([*words[2:], "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.hash
+        wizard.do(do.Confirm())
+        state = until(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
+        assert state.launch.status is Status.OK, state.launch
+        run = Path(state.launch.run)
+        assert read_plan(run / "plan.json").hash() == state.plan.hash
+    finally:
+        wizard.close()
+    assert main(["stop", "--kill", run.name[:20]]) == 0
+    assert [ours(host) for host in lab] == [[], []]
+    assert (project / "config.ini").read_bytes() == config
