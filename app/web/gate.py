@@ -81,8 +81,9 @@ def bracketed(address: str) -> str:
 
 
 def _is_address(name: str) -> bool:
+    """Whether it is a literal address as it stands in a URL."""
+    inner = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     try:
-        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+        return (ipaddress.ip_address(inner).version == 6) == (inner != name)
     except ValueError:
         return False
-    return True
