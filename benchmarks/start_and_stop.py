@@ -34,7 +34,7 @@ from training.run_folder import RunFolder
 
 PATIENCE = 180.0
 STEPS_BEFORE_STOP = 3
-OPTIONS = ("--threads", "1", "--no-eval-before", "--snapshot-interval", "100000")
+OPTIONS = ("--strategy", "allreduce", "--threads", "1", "--no-eval-before", "--snapshot-interval", "100000")
 
 
 @dataclass(frozen=True)
