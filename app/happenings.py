@@ -95,7 +95,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
         case MemberEvent():
             return _of_member(event, rank, member)
         case EvaluationEvent():
-            text = ", ".join(f"{name} {value:.4g}" for name, value in sorted(_all_metrics(event).items()))
+            text = ", ".join(_metric_text(name, value) for name, value in sorted(_all_metrics(event).items()))
             return Happening(event.time, rank, "evaluation", f"{event.split}: {text}", step=event.step)
         case SnapshotEvent():
             return Happening(event.time, rank, "snapshot", f"snapshot of step {event.step} written", step=event.step)
@@ -119,6 +119,8 @@ def _of_member(event: MemberEvent, rank: int, before: MemberState | None) -> Hap
     name = event.name or (before.name if before else "") or f"member {rank}"
     if before is not None and before.status == event.status:
         return None  # the hub and the member both say it
+    if event.status == "left" and before is not None and before.status in ("done", "lost", "failed"):
+        return None
     why = f": {event.message}" if event.message else ""
     if event.status in ("lost", "failed"):
         if before is not None and before.status in ("lost", "failed"):
@@ -132,6 +134,10 @@ def _of_member(event: MemberEvent, rank: int, before: MemberState | None) -> Hap
 
 def _all_metrics(event: EvaluationEvent) -> dict[str, float]:
     return {**event.metrics, **({"loss": event.loss} if event.loss is not None else {})}
+
+
+def _metric_text(name: str, value: float) -> str:
+    return f"{name.upper()} {value * 100:.1f} %" if name in ("wer", "cer") else f"{name} {value:.4g}"
 
 
 def _step(step: int | None) -> int:

@@ -20,7 +20,8 @@ class Bucket(NamedTuple):
 
     place: int
     """Number of the bucket: its first step over the width."""
-    count: int
+    amount: int
+    """Values in it."""
     low: float
     high: float
     total: float
@@ -60,7 +61,7 @@ class Series:
     @property
     def count(self) -> int:
         """Values in all buckets."""
-        return sum(bucket.count for bucket in self.buckets)
+        return sum(bucket.amount for bucket in self.buckets)
 
     @property
     def newest(self) -> float | None:
@@ -87,8 +88,8 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
         series = _before(series, place)
         last = series.last
     if last is not None and place == last.place:
-        grown = _join(last, Bucket(place, 1, value, value, value * weight, weight))
-        return Series(series.width, series.closed, grown, series.invalid)
+        joined = _join(last, Bucket(place, 1, value, value, value * weight, weight))
+        return Series(series.width, series.closed, joined, series.invalid)
     closed = series.closed if last is None else (*series.closed, last)
     grown = Series(series.width, closed, Bucket(place, 1, value, value, value * weight, weight), series.invalid)
     return coarser(grown, grown.width * 2) if len(closed) >= MOST_BUCKETS else grown
@@ -163,7 +164,7 @@ def _before(series: Series, place: int) -> Series:
 def _join(one: Bucket, other: Bucket) -> Bucket:
     return Bucket(
         one.place,
-        one.count + other.count,
+        one.amount + other.amount,
         min(one.low, other.low),
         max(one.high, other.high),
         one.total + other.total,
@@ -174,4 +175,4 @@ def _join(one: Bucket, other: Bucket) -> Bucket:
 def _sum(place: int, buckets: list[Bucket]) -> Bucket:
     total = sum(bucket.mean for bucket in buckets)
     low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
-    return Bucket(place, max(bucket.count for bucket in buckets), low, high, total, 1.0)
+    return Bucket(place, max(bucket.amount for bucket in buckets), low, high, total, 1.0)

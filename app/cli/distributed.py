@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.access import let_in
+from app.cli.dashboard import dashboard_command, fits_here
 from app.cli.train import TrainRequest, resumable, tell, title_of
 from app.console import command_line, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
@@ -52,6 +53,7 @@ class MachineRequest:
     no_input: bool = False
     offline_wheels: bool = False
     trust_new: bool = False
+    dashboard: bool = False
 
     def manner(self) -> Manner:
         """Return how machines are made ready: with the person's help where there is one."""
@@ -90,6 +92,8 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
         start_trackers(path, trackers)
     if machines.detach:
         return _detached(path, request.as_json)
+    if machines.dashboard and fits_here():
+        return dashboard_command(path, False)
     return show_run(path, request.as_json)
 
 

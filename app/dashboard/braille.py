@@ -23,6 +23,7 @@ class Curve:
 
     points: Sequence[Point]
     style: str = "$text-primary"
+    """Style of the line of means; empty: none is drawn."""
     band: str = ""
     """Style of the band between least and greatest; empty: none is drawn."""
     gap: float = math.inf
@@ -105,7 +106,8 @@ class Raster:
         columns = self._columns(curve, window)
         if curve.band:
             self._draw_band(columns, curve, window)
-        self._draw_line(columns, curve, window)
+        if curve.style:
+            self._draw_line(columns, curve, window)
 
     def lines(self) -> Iterator[list[Run]]:
         """Yield the cells from the top line on, neighbours of one style together."""

@@ -49,7 +49,7 @@ class ChartData:
 class Chart(Static):
     """Draws its data for its size, only when one of them changed."""
 
-    DEFAULT_CSS = "Chart { height: 1fr; min-height: 4; }"
+    DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; min-height: 4; }"
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(markup=False, id=id, classes=classes)
@@ -114,7 +114,7 @@ def _title(data: ChartData, width: int) -> Content:
 
 
 def _labels(window: Window, down: int, unit: str) -> dict[int, str]:
-    most = max(1, min(6, down // 2 - 1))
+    most = max(2, min(6, down // 2 - 1))
     found: dict[int, str] = {}
     for value in ticks(window, most):
         row = round((1 - window.up(value)) * (down - 1))

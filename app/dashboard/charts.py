@@ -54,7 +54,10 @@ class Charts(Pane):
         Key("right_square_bracket", "pane(']')", "Forth", "Move what is zoomed to the right.", shown=False),
         Key("u", "pane('u')", "Former", "Lay the next older run of this profile under it."),
     )
-    ABOUT = "Pick a series with the arrows; '/' filters them. The line is smoothed, the dots reach from least to greatest."
+    ABOUT = (
+        "Pick a series with the arrows; '/' filters them. The line is smoothed, the dots reach from least to greatest."
+    )
+    SCOPED_CSS = False
     DEFAULT_CSS = """
     Charts #series { width: 32; height: 100%; margin-right: 1; }
     Charts Horizontal { height: 1fr; }
@@ -114,7 +117,7 @@ class Charts(Pane):
         curves, legend = self._curves(name, picture)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
-            curves.insert(0, self._curve(former, "$text-muted", ""))
+            curves.insert(0, self._curve(former, "$text-muted"))
             legend.append((f"- {picture.former.name}", "$text-muted"))
         how = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
         how += ["log"] if self._log else []
@@ -143,16 +146,17 @@ class Charts(Pane):
         ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
         if self._apart and len(ranks) > 1:
             styles = [COLOURS[place % len(COLOURS)] for place in range(len(ranks))]
-            curves = [self._curve(of_member(picture.state.curves, rank, name), style, "")
+            curves = [self._curve(of_member(picture.state.curves, rank, name), style)
                       for rank, style in zip(ranks, styles)]  # fmt: skip
             return curves, [(f"{picture.name(rank)}", style) for rank, style in zip(ranks, styles)]
-        return [self._curve(of_run(picture.state.curves, name), "bold $text-primary", "$primary 45%")], []
+        series = of_run(picture.state.curves, name)
+        return [Curve(series.points(), "", "$primary 45%"), self._curve(series, "bold $text-primary")], []
 
-    def _curve(self, series: Series, style: str, band: str) -> Curve:
+    def _curve(self, series: Series, style: str) -> Curve:
         points = series.points()
         dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
         shown = smoothed(points, STRENGTHS[self._strength]) if dense else points
-        return Curve(shown, style, band, gap=8.0 * series.width if dense else float("inf"))
+        return Curve(shown, style, gap=8.0 * series.width if dense else float("inf"))
 
 
 def _row(name: str, picture: Picture) -> Row:

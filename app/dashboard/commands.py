@@ -90,9 +90,12 @@ class Proof:
         """Let the machines be asked."""
         self._ended.set()
 
+    def _wait(self) -> None:
+        self._ended.wait()
+
     def _ask(self) -> None:
         try:
-            found = leftovers(load_hosts(self._path / HOSTS), self._run_id, lambda: self._ended.wait() and None)
+            found = leftovers(load_hosts(self._path / HOSTS), self._run_id, self._wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return

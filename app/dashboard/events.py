@@ -72,7 +72,9 @@ def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
     found: dict[tuple[int, int], tuple[float, Row]] = {}
     for member in picture.state.members.values():
         for sync in member.recent_syncs:
-            words = f"round {sync.round} at step {sync.step}: {sync.members} machines, {value_text(sync.seconds, 's')}, "
+            words = (
+                f"round {sync.round} at step {sync.step}: {sync.members} machines, {value_text(sync.seconds, 's')}, "
+            )
             cells = (
                 literal(clock_text(sync.time), "$text-muted"),
                 Mark.WORKING.show("sync", ascii_only=plain),

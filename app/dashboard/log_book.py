@@ -99,7 +99,7 @@ class _Tail:
         except OSError:
             return []
         if skipped:
-            _, newline, data = data.partition(b"\n")
+            data = data.partition(b"\n")[2]
             self._rest = b""
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:

@@ -15,13 +15,12 @@ from textual.strip import Strip
 from textual.visual import Visual
 from textual.widgets import Input
 
-from app.dashboard.words import Words
-
 from app.console import visible
 from app.dashboard.event_words import clock_text, what
 from app.dashboard.log_book import LogLine
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
+from app.dashboard.words import Words
 from app.shell.frame import muster
 from app.shell.keys import Key
 from app.shell.symbols import Mark
@@ -31,6 +30,8 @@ from app.verdict import problems
 _NAME = 12
 _FOLLOWING = 2
 """Errors that follow from the root cause and are named under it."""
+_BEFORE = 30.0
+"""Seconds before a machine is missed in which the logs may say why."""
 _STYLES = {"error": "$text-error", "warning": "$text-warning", "info": ""}
 
 
@@ -41,28 +42,53 @@ class LogView(ScrollView, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_up", show=False),
         Binding("down,j", "scroll_down", show=False),
+        Binding("right", "shift(20)", show=False),
+        Binding("left", "shift(-20)", show=False),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._lines: Sequence[LogLine] = ()
         self._wanted = ""
+        self._shift = 0
+        self._follows, self._moving = True, False
+        """Cells of the text that are left out at the left, for long lines."""
+
+    def action_shift(self, cells: int) -> None:
+        """Move the texts sideways."""
+        self._shift = max(0, self._shift + cells)
+        self.refresh()
 
     def show(self, lines: Sequence[LogLine], wanted: str) -> None:
         """Show these lines; ``wanted`` is marked in them."""
         same = len(lines) == len(self._lines) and (not lines or lines[-1].number == self._lines[-1].number)
         if same and wanted == self._wanted:
             return
-        at_end = self.scroll_offset.y >= self.max_scroll_y - 1
-        first = self._lines[self.scroll_offset.y].number if self._lines and not at_end else 0
+        place = min(self.scroll_offset.y, len(self._lines) - 1)
+        first = self._lines[place].number if place >= 0 else 0
         self._lines, self._wanted = lines, wanted
+        self._moving = True
         self.virtual_size = Size(self.scrollable_content_region.width, len(lines))
-        if at_end:
-            self.scroll_end(animate=False, immediate=True)
-        else:  # what is read stays where it is, though lines fall off the other end
+        if not self._follows:  # what is read stays where it is, though lines fall off the other end
             place = next((n for n, line in enumerate(lines) if line.number >= first), 0)
             self.scroll_to(y=place, animate=False, immediate=True)
+        self._moving = False
+        self._to_end()
         self.refresh()
+
+    def _to_end(self) -> None:
+        if self._follows:
+            self._moving = True
+            self.scroll_to(y=self.max_scroll_y, animate=False, immediate=True)
+            self._moving = False
+
+    def on_resize(self) -> None:
+        self._to_end()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if not self._moving:
+            self._follows = new_value >= self.max_scroll_y - 0.5
 
     def line_at(self, y: int) -> LogLine | None:
         """Return the line on a row of the widget."""
@@ -77,11 +103,12 @@ class LogView(ScrollView, can_focus=True):
         line = self.line_at(y)
         if line is None:
             return Strip.blank(width, self.visual_style.rich_style)
-        strips = Visual.to_strips(self, self._content(line), width, 1, self.visual_style, pad=True, apply_selection=False)
+        content = self._content(line).truncate(width, ellipsis=True)
+        strips = Visual.to_strips(self, content, width, 1, self.visual_style, pad=True, apply_selection=False)
         return strips[0] if strips else Strip.blank(width)
 
     def _content(self, line: LogLine) -> Content:
-        words = literal(line.text, _STYLES[line.level])
+        words = literal(visible(line.text)[self._shift :], _STYLES[line.level])
         if self._wanted:
             words = words.highlight_regex(_literally(self._wanted), style="reverse")
         name = literal(line.machine, "$text-primary").truncate(_NAME, ellipsis=True)
@@ -211,21 +238,25 @@ class Logs(Pane):
 
 def root_cause(picture: Picture, ascii_only: bool) -> Content | None:
     """Return the earliest problem that is not over, and what followed; ``None`` where all is well."""
-    found = problems(picture.state)
+    found = [(one.time, what(one, picture), one.hint) for one in problems(picture.state)]
     if not found:
         return None
-    first, *after = found
-    lines = [
-        Content.assemble(
-            Mark.PROBLEM.show("root cause", ascii_only=ascii_only).stylize("bold"),
-            (f"  {clock_text(first.time)}  ", "$text-muted"),
-            literal(what(first, picture), "bold $text-error"),
-        )
-    ]
-    if first.hint:
-        lines.append(literal(f"  {visible(first.hint)}", "$text-accent"))
-    shown = [f"{clock_text(one.time)} {what(one, picture)}" for one in after[:_FOLLOWING]]
-    lines += [literal(f"  then {text}", "$text-muted") for text in shown]
+    found = [*_said_before(picture.lines, found[0][0]), *found]
+    (at, words, hint), *after = found
+    head = Mark.PROBLEM.show("root cause", ascii_only=ascii_only).stylize("bold")
+    lines = [Content.assemble(head, (f"  {clock_text(at)}  ", "$text-muted"), literal(words, "bold $text-error"))]
+    if hint:
+        lines.append(literal(f"  {hint}", "$text-accent"))
+    lines += [literal(f"  then {clock_text(when)} {text}", "$text-muted") for when, text, _ in after[:_FOLLOWING]]
     if len(after) > _FOLLOWING:
         lines.append(literal(f"  and {len(after) - _FOLLOWING} more that followed", "$text-muted"))
     return Content("\n").join(lines)
+
+
+def _said_before(lines: Sequence[LogLine], problem: float) -> list[tuple[float, str, str]]:
+    """Return the errors in the logs shortly before a problem: what a machine saw before it was missed."""
+    return [
+        (line.time, f"{line.machine}: {line.text}", "")
+        for line in lines
+        if line.level == "error" and line.time is not None and problem - _BEFORE <= line.time <= problem
+    ]

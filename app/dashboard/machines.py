@@ -6,11 +6,11 @@ import statistics
 
 from textual.app import ComposeResult
 from textual.content import Content
-from app.dashboard.words import Words
 
 from app.console import bytes_text
 from app.dashboard.pane import Pane, age_of, seconds_text, shares_bar, state_of
 from app.dashboard.picture import Picture
+from app.dashboard.words import Words
 from app.member_state import MemberState
 from app.shell.frame import muster
 from app.shell.row_layout import Column, Row
@@ -76,9 +76,9 @@ class Machines(Pane):
 def who_is_slow(picture: Picture) -> Content:
     """Return who holds the others up, in numbers, or that nobody does."""
     state = picture.state
-    working = [member for member in state.members.values() if member.active and member.window]
+    working = [member for member in state.members.values() if _busy(member)]
     if len(working) < 2:
-        return literal("one machine at work" if working else "nobody trains", "$text-muted")
+        return literal("one machine at work" if working else "nobody trains at the moment", "$text-muted")
     brake = slowest(state)
     waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
@@ -87,9 +87,10 @@ def who_is_slow(picture: Picture) -> Content:
     compute = {m.rank: statistics.fmean(sample.compute for sample in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
+    own, rest = _seconds(compute[brake.rank]), _seconds(statistics.fmean(others))
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
-        f" is the slowest: {_seconds(compute[brake.rank])} of computing a step, the others {_seconds(statistics.fmean(others))}",
+        f" is the slowest: {own} of computing a step, the others {rest}",
         (f"; they wait {idle:.0%} of their time", "$text-muted"),
     )  # fmt: skip
 
@@ -99,10 +100,10 @@ def _seconds(value: float) -> str:
 
 
 def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
-    total = sum(m.samples_per_second for m in picture.state.members.values() if m.active)
-    rate = member.samples_per_second if member.active else 0.0
+    total = sum(m.samples_per_second for m in picture.state.members.values() if _busy(m))
+    rate = member.samples_per_second
     _, wait, transfer = member.shares
-    busy = bool(member.active and member.window)
+    busy = _busy(member)
     quiet = age_of(member, picture)
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
@@ -110,7 +111,7 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
     cells = (
         literal(picture.name(member.rank), "bold"),
         state_of(member, picture, plain),
-        literal(seconds_text(since)),
+        literal(seconds_text(since if picture.live else None)),
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
         literal(f"{rate:.1f}" if busy else "-"),
@@ -121,9 +122,14 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
         _memory(member),
         literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if member.cpu_percent is None else f"{member.cpu_percent:.0f} %"),
-        literal(seconds_text(quiet), "$text-warning" if silent else "$text-muted"),
+        literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return Row(str(member.rank), cells, _details(member))
+
+
+def _busy(member: MemberState) -> bool:
+    """Whether its speed means something: it trains, or did so until its end."""
+    return bool(member.window) and (member.active or member.status == "done")
 
 
 def _memory(member: MemberState) -> Content:

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 from textual.app import ComposeResult
 from textual.content import Content
-from app.dashboard.words import Words
 
 from app.console import bytes_text
 from app.dashboard.chart import value_text
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
+from app.dashboard.words import Words
 from app.member_state import Sync
-from app.run_curves import of_run
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
@@ -27,10 +26,10 @@ COLUMNS = (
     Column("sent", "sent", right=True, least=7),
     Column("received", "received", right=True, least=7, rank=3),
     Column("time", "time", right=True, least=6),
-    Column("wait", "stood still", right=True, least=6),
+    Column("wait", "wait", right=True, least=6),
     Column("rate", "Mbit/s", right=True, least=6),
     Column("slowest", "slowest", least=7, rank=2),
-    Column("planned", "of the planned time", right=True, least=6, rank=1),
+    Column("planned", "of plan", right=True, least=6, rank=1),
 )
 _WORTH = 1.05
 """Predicted gain from which on another way is worth a line."""
@@ -117,9 +116,9 @@ def _sums(picture: Picture) -> Iterator[Content]:
     if syncs:
         middle = statistics.median(sync.seconds for sync in syncs)
         words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")
-    share = of_run(picture.state.curves, "wait share").newest
-    if share is not None:
-        words.append(f"{share:.0%} of the time is wait")
+    waits = [m.shares[1] for m in members if m.window]
+    if waits:
+        words.append(f"{statistics.fmean(waits):.0%} of the time is wait")
     yield literal("; ".join(words))
     if picture.planned is not None and syncs:
         yield _against_plan(picture.planned, statistics.median(sync.seconds for sync in syncs), picture)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from app.dashboard.words import Words
 
 from app.console import duration_text
 from app.dashboard.braille import Curve
@@ -17,6 +16,7 @@ from app.dashboard.chart import Chart, ChartData, Mark, value_text
 from app.dashboard.event_words import happening_line
 from app.dashboard.pane import Pane, shares_bar, sparks, state_of
 from app.dashboard.picture import Picture
+from app.dashboard.words import Words
 from app.figures import headline
 from app.happenings import in_order
 from app.member_state import MemberState
@@ -28,6 +28,8 @@ from app.shell.symbols import bar
 from app.shell.text import literal
 
 SMOOTHING = 0.9
+_BESIDE = 62
+"""Cells of a strip beside the course of its speed."""
 _MOST_MARKS = 24
 """Synchronisations beyond which their marks would only be a line."""
 
@@ -40,6 +42,7 @@ class Overview(Pane):
         "(◆), machines lost (✗) and back (+). A strip a machine: state, step, samples/s, its course, and how its time "
         "divides into computing and waiting."
     )
+    SCOPED_CSS = False
     DEFAULT_CSS = """
     Overview #progress { height: 1; }
     Overview #charts { height: 1fr; margin-top: 1; }
@@ -79,11 +82,12 @@ def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
     points = series.points()
     newest = f"{points[-1].mean:.4g}" if points else ""
     invalid = (("not a number at times", "$text-error"),) if series.invalid else ()
-    rough = Curve(points, "$text-muted", "$primary 45%", gap=8.0 * series.width)
-    fine = Curve(smoothed(points, smoothing), "bold $text-primary", gap=8.0 * series.width)
+    gap = 8.0 * series.width
+    band = Curve(points, "", "$primary 45%", gap)
+    line = Curve(smoothed(points, smoothing), "bold $text-primary", gap=gap)
     return ChartData(
         title=f"loss {newest}".strip(),
-        curves=(Curve(rough.points, "$primary 45%", "$primary 45%", rough.gap), fine) if points else (),
+        curves=(band, line) if points else (),
         marks=marks(state),
         legend=invalid,
         empty="the loss shows here with the first step",
@@ -106,7 +110,7 @@ def marks(state: RunState) -> tuple[Mark, ...]:
 
 
 def _step_at(state: RunState, moment: float) -> float | None:
-    """Return about which step was done at a time, between the evaluations, synchronisations and steps that are known."""
+    """Return about which step was done at a time, between what is known of other times."""
     known = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
     known += [(one.time, one.step) for one in in_order(state.chronicles) if one.step >= 0]
     known += [member.began for member in state.members.values() if member.began]
@@ -122,14 +126,14 @@ def _step_at(state: RunState, moment: float) -> float | None:
 def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
     if state.total_steps is None:
         busy = [member for member in state.members.values() if member.phase]
-        words = f"{busy[0].phase} {busy[0].phase_done}/{busy[0].phase_total or '?'}" if busy else state.status
-        return literal(words, "$text-muted")
+        phase = f"{busy[0].phase} {busy[0].phase_done}/{busy[0].phase_total or '?'}" if busy else state.status
+        return literal(phase, "$text-muted")
     share = state.step / max(1, state.total_steps)
     ended = state.status in ("completed", "failed", "cancelled")
     elapsed = (state.updated if ended else now) or now
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second and not ended else ""
     took = duration_text(elapsed - state.started) if state.started else ""
-    best = [headline(results, split) for split, results in state.evaluations.items()]
+    best = [headline(results, split).partition(" (step")[0] for split, results in state.evaluations.items()]
     words = [f"step {state.step}/{state.total_steps}", f"{share:.0%}", rate, took]
     left = Content.assemble((words[0], "bold"), "  ", (bar(share, 18, plain), "$text-primary"), f"  {words[1]}")
     rest = "  ".join(word for word in (*words[2:], *best[:1]) if word)
@@ -166,13 +170,14 @@ def _strips(picture: Picture, width: int, most: int, plain: bool) -> Content:
         return literal("no machine has said anything yet", "$text-muted")
     if len(members) > most:
         members.sort(key=lambda member: (member.active, member.rank))
-    shown = [_strip(member, picture, width, plain) for member in members[:most]]
+    courses = sparks(picture, "samples/s", max(8, min(60, width - _BESIDE)), plain)
+    shown = [_strip(member, picture, width, courses[member.rank], plain) for member in members[:most]]
     if len(members) > most:
         shown.append(literal(f"... and {len(members) - most} more on tab 2", "$text-muted"))
     return Content("\n").join(shown)
 
 
-def _strip(member: MemberState, picture: Picture, width: int, plain: bool) -> Content:
+def _strip(member: MemberState, picture: Picture, width: int, course: str, plain: bool) -> Content:
     name = literal(picture.name(member.rank), "bold").truncate(14, ellipsis=True).pad_right(0)
     name = name.pad_right(max(0, 14 - name.cell_length))
     state = state_of(member, picture, plain)
@@ -181,13 +186,12 @@ def _strip(member: MemberState, picture: Picture, width: int, plain: bool) -> Co
         return Content.assemble(name, " ", state, " ", literal(member.message, "$text-error")).truncate(width)
     if not member.window:
         total = f"/{member.phase_total}" if member.phase_total else ""
-        words = f"{member.phase} {member.phase_done}{total}" if member.phase else member.device
-        return Content.assemble(name, " ", state, " ", literal(words, "$text-muted")).truncate(width)
+        about = f"{member.phase} {member.phase_done}{total}" if member.phase else member.device
+        return Content.assemble(name, " ", state, " ", literal(about, "$text-muted")).truncate(width)
     rate = f"{member.samples_per_second:7.1f}/s" if math.isfinite(member.samples_per_second) else " " * 9
     wait = member.shares[1]
-    room = max(8, min(60, width - 14 - 12 - 9 - 12 - 10 - 8))
     return Content.assemble(
-        name, " ", state, f"{rate} ", (sparks(picture, member.rank, "samples/s", room, plain), "$text-success 80%"), "  ",
+        name, " ", state, f"{rate} ", (course, "$text-success 80%"), "  ",
         shares_bar(member, 12, plain), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
     ).truncate(max(1, width))  # fmt: skip
 

@@ -37,6 +37,7 @@ _STATES = {
 class Pane(Vertical):
     """One tab."""
 
+    SCOPED_CSS = False
     KEYS: ClassVar[tuple[Key, ...]] = ()
     """Keys that mean something on this tab alone; :meth:`press` is told their names."""
     ABOUT: ClassVar[str] = ""
@@ -75,11 +76,13 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def sparks(picture: Picture, rank: int, name: str, width: int, ascii_only: bool) -> str:
-    """Return a member's series over the whole run in one line, blanks where it has no values."""
-    series = of_member(picture.state.curves, rank, name)
+def sparks(picture: Picture, name: str, width: int, ascii_only: bool) -> dict[int, str]:
+    """Return each member's series over the whole run in one line, on one scale; blanks where it has no values."""
+    ranks = list(picture.state.members)
     last = max((m.step for m in picture.state.members.values()), default=0)
-    return sparkline(resampled(series, last, width), width, ascii_only)
+    values = {rank: resampled(of_member(picture.state.curves, rank, name), last, width) for rank in ranks}
+    top = max((value for row in values.values() for value in row if value is not None), default=0.0)
+    return {rank: sparkline(row, width, ascii_only, top) for rank, row in values.items()}
 
 
 def resampled(series: Series, last: int, width: int) -> list[float | None]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.content import Content
 from textual.style import Style
 from textual.widgets import ContentSwitcher
@@ -28,8 +27,6 @@ from app.event_source import EventSource
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import muster
 from app.shell.keys import Key
-from app.shell.row_table import RowTable
-from app.shell.symbols import Mark
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
 from distributed.hosts_schema import Machine
@@ -313,18 +310,16 @@ class DashboardScreen(BaseScreen):
         self.run_worker(self._report, thread=True, exclusive=True, group="report")
 
     def _report(self) -> None:
-        import webbrowser  # only when asked for
-
-        from app.html_report import write_report
+        from app.html_report import open_report, served_report  # only when asked for
         from profiles.errors import MusterError
 
+        if address := served_report():
+            self.app.call_from_thread(self.app.open_url, address)
+            return
         try:
-            path = write_report(self._picture.path)
+            words, severity = open_report(self._picture.path), "information"
         except MusterError as error:
             words, severity = error.message, "error"
-        else:
-            opened = _has_desktop() and webbrowser.open(path.resolve().as_uri())
-            words, severity = (f"opened {path}" if opened else f"written: {path}"), "information"
         self.app.call_from_thread(self.notify, literal(words).plain, severity=severity, timeout=8, markup=False)
 
     def _confirm(self, question: str, yes: str, then: Any) -> None:
@@ -353,13 +348,6 @@ class DashboardScreen(BaseScreen):
 
 
 _FINAL = ("completed", "failed", "cancelled")
-
-
-def _has_desktop() -> bool:
-    import os
-    import sys
-
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _tabs(current: str) -> Content:
