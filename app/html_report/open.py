@@ -9,6 +9,9 @@ from pathlib import Path
 
 from app.html_report.page import write_report
 
+SERVED = "MUSTER_SERVED_REPORT"
+"""Variable of a screen in a browser: where that browser finds the report."""
+
 
 def open_report(run_dir: Path) -> str:
     """Write a run's report, open it where there is a browser, and return one line that says where it is.
@@ -23,6 +26,11 @@ def show_report(path: Path) -> str:
     """Open a report that is written, where there is a browser, and return one line that says where it is."""
     path = path.resolve()
     return f"report opened: {path}" if has_display() and webbrowser.open(path.as_uri()) else f"report: {path}"
+
+
+def served_report() -> str:
+    """Return the address of the report where this screen is in a browser, which opens no file of this machine."""
+    return os.environ.get(SERVED, "")
 
 
 def has_display() -> bool:

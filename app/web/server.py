@@ -10,7 +10,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ from aiohttp import web
 from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
+from app.html_report import write_report
 from app.web.gate import Gate, Names, bracketed
+from profiles.errors import MusterError
 
+REPORT = "/report"
 MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
 _PATIENCE = 5.0
@@ -31,24 +34,25 @@ _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class WebServer(Server):  # type: ignore[misc]
+class WebServer(Server):
     """Serves one screen to whoever has a session.
 
     Args:
-        arguments: of ``python -m app.web.session``.
+        run: to show; ``None``: the guided set-up.
         listener: a listening socket's address and port.
         title: of the page.
         own_names: names of this machine.
     """
 
     def __init__(
-        self, arguments: Sequence[str], listener: tuple[str, int], title: str, own_names: tuple[str, ...] = ()
+        self, run: Path | None, listener: tuple[str, int], title: str, own_names: tuple[str, ...] = ()
     ) -> None:
-        words = [sys.executable, "-m", "app.web.session", *arguments]
+        words = [sys.executable, "-m", "app.web.session", *([str(run.resolve())] if run else [])]
         place = f"cd {shlex.quote(str(_ROOT))} && exec "  # exec: so that ending it ends the screen and not a shell
         address, port = listener
         super().__init__(place + shlex.join(words), address, port, title, templates_path=_HERE)
         self.gate = Gate()
+        self._run = run
         self._names = Names(address, port, own_names)
         self._cookie = f"muster-{port}"  # cookies know no ports: two servers must not overwrite each other's
         self._policy = _policy((_HERE / "page.html").read_text())
@@ -63,6 +67,8 @@ class WebServer(Server):  # type: ignore[misc]
         """Return the application, guarded."""
         app = await self._make_app()
         app.middlewares.append(self._guard())
+        if self._run is not None:
+            app.router.add_get(REPORT, self._report)
         return app
 
     def initialize_logging(self) -> None:
@@ -79,7 +85,7 @@ class WebServer(Server):  # type: ignore[misc]
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = self._refusal(request) or await handler(request)
             if not response.prepared:
-                self._close_tightly(response)
+                self._close_tightly(response, with_policy=request.path != REPORT)  # a report has its own
             return response
 
         return guard
@@ -102,10 +108,11 @@ class WebServer(Server):  # type: ignore[misc]
         answer.set_cookie(self._cookie, session, httponly=True, samesite="Strict", path="/")
         return answer
 
-    def _close_tightly(self, response: web.StreamResponse) -> None:
+    def _close_tightly(self, response: web.StreamResponse, with_policy: bool) -> None:
+        if with_policy:
+            response.headers["Content-Security-Policy"] = self._policy
         response.headers.update(
             {
-                "Content-Security-Policy": self._policy,
                 "Referrer-Policy": "no-referrer",
                 "X-Content-Type-Options": "nosniff",
                 "X-Frame-Options": "DENY",
@@ -117,23 +124,37 @@ class WebServer(Server):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------------- the screens
 
-    @aiohttp_jinja2.template("page.html")  # type: ignore[untyped-decorator]
+    async def _report(self, request: web.Request) -> web.Response:
+        """Return the report of the run: a screen in a browser opens it there, and not on this machine."""
+        assert self._run is not None
+        try:
+            path = await asyncio.to_thread(write_report, self._run)
+            content = await asyncio.to_thread(path.read_text)
+        except (MusterError, OSError) as error:
+            raise web.HTTPInternalServerError(text=f"{error}\n") from error
+        return web.Response(text=content, content_type="text/html")
+
+    @aiohttp_jinja2.template("page.html")
     async def handle_index(self, request: web.Request) -> dict[str, Any]:
         """Return what the page needs."""
         size = min(64, max(6, to_int(request.query.get("fontsize", "16"), 16)))
         return {"title": self.title, "font_size": size, "socket": f"ws://{request.host}/ws"}
 
-    async def handle_websocket(self, request: web.Request) -> web.StreamResponse:
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """Run a screen for a browser until one of them leaves."""
         if self._screens >= MOST_SCREENS:
-            return web.Response(status=503, text=_FULL)
+            raise web.HTTPServiceUnavailable(text=_FULL)
         self._screens += 1
         socket = web.WebSocketResponse(heartbeat=15, max_msg_size=1 << 20)
+
+        async def close() -> None:
+            await socket.close()
+
         screen = AppService(
             self.command,
             write_bytes=socket.send_bytes,
             write_str=socket.send_str,
-            close=socket.close,
+            close=close,
             download_manager=self.download_manager,
         )
         try:

@@ -51,9 +51,8 @@ def own_names() -> tuple[str, ...]:
 def serve(run: Path | None, listener: socket.socket, tell: Callable[[str], None]) -> None:
     """Serve until a signal; ``tell`` gets the addresses to open, the first one at once, one more with every Enter."""
     title = run.name if run else "Muster"
-    arguments = [str(run.resolve())] if run else []
     place: tuple[str, int] = listener.getsockname()[:2]
-    asyncio.run(_serve(WebServer(arguments, place, title, own_names()), listener, tell))
+    asyncio.run(_serve(WebServer(run, place, title, own_names()), listener, tell))
 
 
 async def _serve(server: WebServer, listener: socket.socket, tell: Callable[[str], None]) -> None:

@@ -24,7 +24,9 @@ def main(arguments: Sequence[str]) -> int:
     threading.Thread(target=_leave_with_the_server, args=(os.getppid(),), daemon=True).start()
     if arguments:
         from app.dashboard import run_dashboard
+        from app.html_report.open import SERVED
 
+        os.environ[SERVED] = "/report"
         return run_dashboard(Path(arguments[0]))
     from app.screens.app import run_wizard
     from app.wizard.real_services import RealServices

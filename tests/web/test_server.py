@@ -19,6 +19,8 @@ from app.web.server import WebServer
 from app.web.serving import listen
 from cli_typer import main
 from profiles.errors import BadInput
+from tests.app.app_events import step
+from tests.report.report_runs import write_run
 
 Test = Callable[["Door"], Awaitable[None]]
 
@@ -44,19 +46,19 @@ class Door:
         return headers["Set-Cookie"].partition(";")[0]
 
 
-def visit(test: Test, command: str = "exec sleep 60") -> None:
-    async def run() -> None:
-        async with opened(command) as door:
+def visit(test: Test, run: Path | None = None) -> None:
+    async def there() -> None:
+        async with opened(run) as door:
             await test(door)
 
-    asyncio.run(run())
+    asyncio.run(there())
 
 
 @contextlib.asynccontextmanager
-async def opened(command: str) -> AsyncIterator[Door]:
+async def opened(run: Path | None) -> AsyncIterator[Door]:
     listener = listen("127.0.0.1", 0)
-    server = WebServer([], listener.getsockname()[:2], "a <run>")
-    server.command = command
+    server = WebServer(run, listener.getsockname()[:2], "a <run>")
+    server.command = "exec sleep 60"
     runner = web.AppRunner(await server.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, listener).start()
@@ -146,6 +148,16 @@ def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.M
         assert (await door.get("/", Cookie=cookie))[0] == 200
 
     visit(test)
+
+
+def test_the_report_of_the_run_is_served_with_its_own_policy(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        assert (await door.get("/report"))[0] == 403
+        status, headers, page = await door.get("/report", Cookie=await door.enter())
+        assert status == 200 and "Content-Security-Policy" not in headers
+        assert '<meta http-equiv="Content-Security-Policy"' in page and "Where the time went" in page
+
+    visit(test, write_run(tmp_path, [step(1)]))
 
 
 def test_screens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,17 @@ def test_the_dashboard_appears_takes_a_key_and_ends_with_the_server(tmp_path: Pa
             assert await page.value("document.title") == run.name
             assert await page.value("location.search") == "", "the ticket does not stay in the address"
             assert await page.value("document.cookie") == "", "no script reads the session"
+            await page.press("o")
+            await page.until(lambda: tab(page, "/report"))
             assert page.complaints == []
             home = address.partition("?")[0]
             assert all(one.startswith((home, home.replace("http", "ws"), "data:")) for one in page.requests)
         async with chromium() as other:
             await other.open(address)
             await other.until_true("document.body && document.body.innerText.includes('used already')")
+
+    async def tab(page: Page, path: str) -> bool:
+        return any(target["url"].endswith(path) for target in (await page.send("Target.getTargets"))["targetInfos"])
 
     async def drawn(page: Page, *words: str, after: int = 0) -> bool:
         return all(word in screen_text(page)[after:] for word in words)
