@@ -1,7 +1,7 @@
 """How exact the planner's predictions are: a grid of small clusters, each predicted, then run.
 
-    .venv/bin/python benchmarks/plan_accuracy.py --out grid.jsonl [--hosts 2 3 4] [--mbit 20 100 1000] [--resume]
-    .venv/bin/python benchmarks/plan_accuracy.py --out grid.jsonl --report [--of-hosts 3]
+    .venv/bin/python benchmarks/plan_accuracy.py [--hosts 1 2 3 4] [--mbit 20 100 1000] [--resume] [--out FILE]
+    .venv/bin/python benchmarks/plan_accuracy.py --report [--of-hosts 3]
 
 Needs root. Each cell is a number of lab hosts, the rate of all links, equal CPU quotas or 3:1, a model, and a strategy.
 The first host is a machine somebody sits at: there the product's own ``measure`` runs (the task once for each quota,
@@ -131,6 +131,7 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.lines: list[dict[str, Any]] = []
         if path.exists():
             self.lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -340,7 +341,7 @@ def main() -> None:
     parser.add_argument("--quotas", nargs="+", default=list(QUOTAS), choices=list(QUOTAS))
     parser.add_argument("--sizes", nargs="+", default=list(EMULATED), choices=list(BATCHES))
     parser.add_argument("--strategies", nargs="+", default=list(CODECS), choices=list(CODECS))
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    parser.add_argument("--out", type=Path, default=Path("output/plan_accuracy.jsonl"), help="JSON lines")
     parser.add_argument("--resume", action="store_true", help="leave out cells that are in the file")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--of-hosts", type=int, nargs="+", default=[1, 2, 3, 4], help="report on these only")

@@ -1,6 +1,7 @@
 """The machine of ``plan_accuracy.py`` that somebody sits at: measures, and starts runs, as the command line does there.
 
-Runs inside a lab host. Orders are JSON lines on standard input, each answered by one JSON line::
+Runs inside a lab host, started by ``plan_lab.py``. Orders are JSON lines on standard input, each answered by one JSON
+line::
 
     {"op": "speeds", "cache": FOLDER, ...}   -> {"measured": [...]}   figures of every machine
     {"op": "links", "cache": FOLDER, ...}    -> {"measured": [...]}   figures of every pair
@@ -59,7 +60,3 @@ def main() -> None:
         except MusterError as error:
             answer = {"error": f"{error.message} ({error.hint})"}
         print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    main()

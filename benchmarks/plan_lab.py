@@ -52,7 +52,11 @@ class PlanLab:
 
     def __enter__(self) -> PlanLab:
         log = (self.lab.folder / "driver.log").open("w")
-        command = [sys.executable, str(HERE / "plan_host.py")]
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(HERE)!r}); import plan_host; plan_host.main()",
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
         self._driver = self._seat.popen(command, cwd=HERE.parent, **pipes)
         return self

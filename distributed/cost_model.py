@@ -31,9 +31,9 @@ CODEC_NS = {"fp32": (0.0, 0.0), "bf16": (0.7, 0.4), "fp16": (0.6, 0.4), "int8": 
 """Nanoseconds of one core to encode and to decode a parameter (benchmarks/exchange_work.py)."""
 CHUNK = 262_144
 """Parameters that travel together (training/exchange/codec_base.py)."""
-OPERATION = {"hub": 0.006, "torch": 0.0011}
-"""Seconds of an exchange of nothing, by engine, measured on a busy machine: the upper end. On a quieter one 4 kB took
-0.0019 to 0.0044 s on the hub and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
+OPERATION = {"hub": 0.003, "torch": 0.0011}
+"""Seconds of an exchange of nothing, by engine, where every process has a core: 4 kB took 0.0019 to 0.0044 s on the hub
+and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
 _BLOCK = 32
 
 
