@@ -12,25 +12,34 @@ import asyncio
 import re
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.demo.run import DEMO_START
+from app.dashboard.app import DashboardApp
+from app.dashboard.screen import DashboardScreen
+from app.demo.run import DEMO_START, write_demo_run
 from app.demo.services import DemoServices
+from app.follow import Follower
 from app.screens.app import WizardApp
+from app.shell.base_app import MusterApp
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.state import Need, Status, WizardState
+from training.events import Event
 
 MACHINES = 3
-SIZE = (116, 28)
+SIZE = (116, 24)
 SEEN_FOR = 6.0
 """Seconds for which the set-up has looked for machines when it is drawn."""
 PATIENCE = 60.0
 _QUICK = 1000.0
+LOST, LATER = 72.0, 112.0
+"""Seconds after the start of the scripted run: a machine is lost; all train again."""
+DASHBOARD = {LATER: ("overview", "charts", "network"), LOST: ("machines", "logs")}
 _FONT = re.compile(r"@font-face\s*{[^}]*}\s*")
 _GOOD = (Status.OK, Status.WARNING)
 
@@ -42,12 +51,14 @@ def main() -> None:
     folder: Path = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     asyncio.run(draw_wizard(folder))
+    for seconds, tabs in DASHBOARD.items():
+        asyncio.run(draw_dashboard(folder, seconds, tabs))
 
 
 class Pictures:
     """Takes pictures of an application while it is driven."""
 
-    def __init__(self, app: WizardApp, settle: Callable[[], Awaitable[None]], folder: Path) -> None:
+    def __init__(self, app: MusterApp, settle: Callable[[], Awaitable[None]], folder: Path) -> None:
         self._app, self._settle, self._folder = app, settle, folder
 
     async def take(self, name: str) -> None:
@@ -120,6 +131,57 @@ async def _reach(wizard: Wizard, until: Callable[[WizardState], bool]) -> None:
 
     if not await asyncio.to_thread(wizard.wait, settled, PATIENCE):
         raise SystemExit(f"the set-up came no further than {wizard.state.step.title}: {wizard.state.notice}")
+
+
+# ------------------------------------------------------------------------------------------------------- the dashboard
+
+
+class Still:
+    """A run at one moment: all events until then, and a present that stands still."""
+
+    def __init__(self, path: Path, moment: float) -> None:
+        self._follower = Follower(path)
+        self.path, self.plan, self.ended = path, self._follower.plan, self._follower.ended
+        self._moment = moment
+
+    def events(self) -> Iterator[Event | None]:
+        yield from (event for event in self._follower.events() if event is not None)
+        while True:
+            yield None
+            time.sleep(0.02)
+
+    def now(self) -> float:
+        return self._moment
+
+
+class StillScreen(DashboardScreen):
+    """The dashboard of a run that goes on, of which one moment is drawn."""
+
+    def __init__(self, path: Path, moment: float) -> None:
+        super().__init__(path, Still(path, moment))
+        self._replay = False  # keys and title of a live run
+
+
+async def draw_dashboard(folder: Path, seconds: float, tabs: tuple[str, ...]) -> None:
+    """Draw tabs of the dashboard, so many seconds after the start of the scripted run."""
+    with tempfile.TemporaryDirectory() as output:
+        path = write_demo_run(Path(output), MACHINES, until=seconds)
+        app = DashboardApp(path)
+        app.dashboard = StillScreen(path, DEMO_START + seconds)
+        async with app.run_test(size=SIZE) as pilot:
+            end = time.monotonic() + PATIENCE
+            while not (app.dashboard.picture.read and app.dashboard.picture.lines):
+                if time.monotonic() > end:
+                    raise SystemExit(f"the dashboard has not read {path}")
+                await pilot.pause(0.05)
+
+            async def settle() -> None:
+                await pilot.pause(0.6)
+
+            pictures = Pictures(app, settle, folder)
+            for tab in tabs:
+                app.dashboard.action_tab(tab)
+                await pictures.take(f"dashboard-{tab}")
 
 
 if __name__ == "__main__":

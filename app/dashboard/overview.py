@@ -133,7 +133,8 @@ def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
     elapsed = (state.updated if ended else now) or now
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second and not ended else ""
     took = duration_text(elapsed - state.started) if state.started else ""
-    best = [headline(results, split).partition(" (step")[0] for split, results in state.evaluations.items()]
+    newest = sorted(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
+    best = [headline(results, split).partition(" (step")[0] for split, results in newest]
     words = [f"step {state.step}/{state.total_steps}", f"{share:.0%}", rate, took]
     left = Content.assemble((words[0], "bold"), "  ", (bar(share, 18, plain), "$text-primary"), f"  {words[1]}")
     rest = "  ".join(word for word in (*words[2:], *best[:1]) if word)

@@ -27,7 +27,6 @@ def plan_of(plan: RunPlan, chosen: Candidate | None, machines: int) -> Plan:
         encrypted=("training traffic: TLS with certificates of this run", "commands, code and data: SSH")
         if far
         else (),
-        profile=plan.profile.name,
         command=f"python wizard.py --demo {machines}",
         hash=plan.hash(),
         status=Status.WARNING,
@@ -68,7 +67,6 @@ def link_row(link: Link, one: ScriptedMachine, other: ScriptedMachine) -> LinkRo
         key=f"{one.name}|{other.name}",
         name=f"{one.name} - {other.name}",
         status=Status.WARNING if warnings else Status.OK,
-        cause=warnings[0] if warnings else "",
         fix="a cable would help most" if link.medium == "wifi" else "",
         source=one.name,
         target=other.name,

@@ -40,13 +40,16 @@ _PATIENCE = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_demo_run(folder: Path, machines: int = 3, seed: int = 0, start: float = DEMO_START) -> Path:
+def write_demo_run(
+    folder: Path, machines: int = 3, seed: int = 0, start: float = DEMO_START, until: float | None = None
+) -> Path:
     """Write a whole finished run into the output folder ``folder``, and return its own folder.
 
     Args:
         machines: how many scripted machines take part.
         seed: of all chances; the same seed and start give the same events.
         start: when the run pretends to have started, in seconds since the epoch.
+        until: seconds after the start at which the run is left as it is, in the middle; ``None``: it is finished.
 
     Raises:
         BadInput: too many machines, the run is there already, or the folder cannot be written.
@@ -56,6 +59,8 @@ def write_demo_run(folder: Path, machines: int = 3, seed: int = 0, start: float 
     run = _create(folder, plan, planning, ["cli_typer.py", "demo-run", "--machines", str(machines)])
     with run, Stage(run, start, 1.0) as stage:
         for beat in script.beats:
+            if until is not None and beat.at > until:
+                return run.path
             stage.write(beat)
         stage.say(RunEvent(status="completed"), stage.due(script.ends))
         run.finish("completed", {**script.metrics, **prediction_metrics(run)})

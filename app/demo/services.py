@@ -119,9 +119,11 @@ class DemoServices:
         rows = []
         pairs = list(combinations([self._scripted(row) for row in machines], 2))
         for number, (one, other) in enumerate(pairs, 1):
+            pair = f"{one.name} - {other.name}"
+            tell(f"{pair}: link {number} of {len(pairs)}, both directions")
             self._pace.work(MEASURING)
             link = link_between(one, other)
-            tell(f"{number}/{len(pairs)} {one.name} - {other.name}: {link.mbit:.0f} and {link.mbit_back:.0f} Mbit/s")
+            tell(f"{pair}: {link.mbit:.0f} and {link.mbit_back:.0f} Mbit/s")
             rows.append(link_row(link, one, other))
         return rows
 

@@ -130,7 +130,7 @@ class TrainingScript:
     def _meet(self, step: int, live: list[Member]) -> float:
         """Let all wait for the slowest and exchange; return the seconds of the exchange."""
         self.round += 1
-        slowest = max(self.payload * 16 / (member.machine.mbit * 0.85e6) for member in live)
+        slowest = max(self._sending(member) for member in live)
         seconds = 0.03 + slowest * (1 + abs(self.members[0].chance.gauss(0.0, 0.12)))
         barrier = max(*(member.clock for member in live), self.mishap.silence_ends if self.mishap else 0.0)
         hidden = self.plan.profile.strategy.sync_delay * self._mean_compute(live)
@@ -138,8 +138,13 @@ class TrainingScript:
         for member, wait in zip(live, waits):
             member.clock += wait
             if self.strategy == "diloco" or self.round % _ALLREDUCE_REPORTS == 0:
-                self._say(member, self._sync_event(step, live, seconds, wait))
+                own = seconds * (0.8 + 0.2 * self._sending(member) / slowest)
+                self._say(member, self._sync_event(step, live, own, wait))
         return seconds
+
+    def _sending(self, member: Member) -> float:
+        """Return the seconds that a member's link needs for its payload, there and back."""
+        return self.payload * 16 / (member.machine.mbit * 0.85e6)
 
     def _mean_compute(self, live: list[Member]) -> float:
         return sum(member.machine.overhead + member.plan.batch_size / member.machine.speed for member in live) / len(

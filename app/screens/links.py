@@ -66,7 +66,8 @@ class LinksScreen(StepScreen):
         return matrix(links.names, links.rows, _NAME, _CELL) if wide and links.rows else Content("")
 
     def empty(self, state: WizardState) -> Content:
-        return Content("\n").join([muted(line) for line in state.links.progress] or [muted("No link to measure.")])
+        lines = state.links.progress or ("Measuring." if state.busy else "No link to measure.",)
+        return Content("\n").join([muted(line) for line in lines])
 
     def summary(self, state: WizardState) -> str:
         return f"{len(state.links.rows)} links" if state.links.rows else ""

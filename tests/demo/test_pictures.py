@@ -17,6 +17,11 @@ WORDS = {
     "checks": ("Can they train?", "torch", "demo-pc"),
     "links": ("How fast is the network", "demo-studio", "Wi-Fi"),
     "strategy": ("How do they work together?", "diloco mxfp4", "alone", "3 machines with diloco"),
+    "dashboard-overview": ("Healthy", "3/3 machines", "step", "demo-studio", "Detach"),
+    "dashboard-machines": ("Degraded", "lost", "silent for 5 s", "samples/s"),
+    "dashboard-charts": ("loss", "validation wer", "learning rate"),
+    "dashboard-network": ("synchronisations", "planned", "Mbit/s"),
+    "dashboard-logs": ("root cause", "en1: link is down", "No route to host"),
     "plan": ("Shall this be done?", "scripted", "every 10 steps"),
 }
 
@@ -24,7 +29,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
-    subprocess.run([sys.executable, ROOT / "docs" / "make_pictures.py", "--output", folder], check=True, timeout=90)
+    subprocess.run([sys.executable, ROOT / "docs" / "make_pictures.py", "--output", folder], check=True, timeout=110)
     return folder
 
 
