@@ -1,0 +1,83 @@
+"""``wizard.py``: its options, and which drawing of the set-up they begin."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.console import say, say_error
+from profiles.errors import BadInput, ExitCode, MusterError
+
+if TYPE_CHECKING:
+    from app.wizard.services import Services
+
+HEADLESS = """The guided set-up needs a terminal: its input or output is none. Without one, these commands do its work:
+
+  python3 cli_typer.py profiles list                    what can be trained
+  python3 cli_typer.py discover                         which machines there are
+  python3 cli_typer.py access USER@HOST                 may we log in there
+  python3 cli_typer.py distributed-check --hosts FILE   can they train
+  python3 cli_typer.py plan PROFILE --hosts FILE        which way is fastest
+  python3 cli_typer.py distributed-train PROFILE        train
+"""
+_MOST_SCRIPTED = 8
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the options of ``wizard.py``."""
+    parser = argparse.ArgumentParser(
+        prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
+    )
+    parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
+    parser.add_argument("--profile", metavar="NAME", default="", help="begin at the plan of this profile")
+    parser.add_argument("--demo", metavar="N", type=int, default=0, help="N scripted machines; nothing is changed")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the set-up and return its exit code."""
+    chosen = options().parse_args(arguments)
+    try:
+        if not sys.stdin.isatty() or not sys.stdout.isatty():
+            sys.stderr.write(HEADLESS)
+            return ExitCode.BAD_INPUT
+        services = _services(chosen.demo)
+        if chosen.plain or os.environ.get("TERM", "") in ("", "dumb"):
+            from app.wizard.plain import run_plain
+
+            return run_plain(services, chosen.profile, watch=_watch)
+        from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
+
+        return run_wizard(services, chosen.profile, chosen.ascii)
+    except MusterError as error:
+        say_error(error.message, error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            say("left; nothing was started")
+        return ExitCode.STOPPED
+
+
+def _services(scripted: int) -> Services:
+    if not scripted:
+        from app.wizard.real_services import RealServices
+
+        return RealServices()
+    if not 1 <= scripted <= _MOST_SCRIPTED:
+        raise BadInput(f"--demo {scripted}: 1 to {_MOST_SCRIPTED} machines are scripted", "for example --demo 3")
+    from app.demo.services import DemoServices
+
+    return DemoServices(scripted)
+
+
+def _watch(run: Path) -> int:
+    """Show a run until it ends or the person goes."""
+    from app.cli.distributed import show_run
+
+    return show_run(run, as_json=False)

@@ -1,0 +1,333 @@
+"""``wizard.py --plain``: the same set-up as questions and answers, a line at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from app.console import command_line
+from app.wizard import actions as do
+from app.wizard import plain_words as words
+from app.wizard.actions import Action
+from app.wizard.engine import Wizard
+from app.wizard.prompts import Prompter, prompter
+from app.wizard.services import Services
+from app.wizard.state import AccessRow, Launch, Need, Row, Status, WizardState
+from app.wizard.steps import Step, visited
+from profiles.errors import ExitCode
+
+Watch = Callable[[Path], int]
+R = TypeVar("R", bound=Row)
+PATIENCE = 600.0
+"""Seconds that a step's work may take before the person is asked again."""
+LOOK_FOR = 3.0
+"""Seconds to look for machines before they are listed."""
+_BUSY = (Status.WAITING, Status.WORKING)
+_EVERYWHERE = "b: back, q: leave"
+
+
+class Leave(Exception):
+    """The person goes."""
+
+
+def run_plain(services: Services, profile: str = "", ask: Prompter | None = None, watch: Watch | None = None) -> int:
+    """Ask from Home to Launch, and return the exit code.
+
+    Args:
+        services: the machines.
+        profile: begin at the Plan of this profile.
+        ask: how to ask; left out: on this terminal.
+        watch: shows the run that was started, and returns its exit code.
+
+    Raises:
+        KeyboardInterrupt: ctrl+c; nothing is left half-written.
+    """
+    wizard = Wizard(services, profile)
+    try:
+        return Conversation(wizard, ask or prompter(), watch).hold()
+    except (Leave, EOFError):
+        return ExitCode.DONE
+    finally:
+        wizard.close()
+
+
+class Conversation:
+    """Walks a person through the set-up."""
+
+    def __init__(self, wizard: Wizard, ask: Prompter, watch: Watch | None = None) -> None:
+        self._wizard = wizard
+        self._ask = ask
+        self._watch = watch
+        self._told = 0
+        self._shown: tuple[str, ...] = ()
+
+    @property
+    def _state(self) -> WizardState:
+        return self._wizard.state
+
+    def hold(self) -> int:
+        """Ask until the run trains."""
+        steps: dict[Step, Callable[[], None]] = {
+            Step.HOME: self._home,
+            Step.MACHINES: self._machines,
+            Step.ACCESS: self._access,
+            Step.CHECKS: self._checks,
+            Step.LINKS: self._links,
+            Step.JOB: self._job,
+            Step.STRATEGY: self._strategy,
+            Step.PLAN: self._plan,
+        }
+        while self._state.step is not Step.LAUNCH or not self._launched():
+            if self._state.step is not Step.LAUNCH:
+                self._head()
+                steps[self._state.step]()
+        return self._end()
+
+    # ------------------------------------------------------------------------------------------------------ tools
+
+    def _head(self) -> None:
+        step, shown = self._state.step, visited(self._state.far)
+        place = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
+        self._ask.say("")
+        self._ask.say(f"{step.heading}, {place}. {step.question}")
+
+    def _say(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._ask.say(line)
+
+    def _do(self, action: Action) -> None:
+        self._wizard.do(action)
+        if self._state.notice:
+            self._ask.say(self._state.notice)
+
+    def _choice(self, question: str) -> str:
+        """Return what was typed; going back and leaving are the same everywhere."""
+        answer = self._ask.line(f"{question}; {_EVERYWHERE}:")
+        if answer.casefold() in ("q", "quit"):
+            raise Leave
+        if answer.casefold() in ("b", "back"):
+            self._do(do.Back())
+            return "b"
+        return answer
+
+    def _until(self, condition: Callable[[WizardState], bool], patience: float = PATIENCE) -> None:
+        """Wait, and say meanwhile what is being done."""
+        waited = 0.0
+        while not self._wizard.wait(lambda state: condition(state) or len(state.log) != self._told, 1.0):
+            waited += 1.0
+            if waited > patience:
+                return
+        log = self._state.log
+        if len(log) != self._told:
+            self._say(f"  {line}" for line in log[min(self._told, len(log)) :])
+            self._told = len(log)
+        if not condition(self._state) and waited <= patience:
+            self._until(condition, patience - waited)
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    def _home(self) -> None:
+        self._until(lambda state: state.home.status not in _BUSY)
+        home = self._state.home
+        self._say(words.home_lines(self._state))
+        if home.cause:
+            self._ask.say(f"{home.cause}; {home.fix}")
+        answer = self._ask.line("A number, d: look at this computer, q: leave", "1")
+        if answer.casefold() in ("q", "quit"):
+            raise Leave
+        if answer == "d":
+            self._do(do.Doctor())
+            self._until(lambda state: bool(state.home.doctor) or bool(state.notice))
+            self._say(f"  {row.name}: {row.status.value}, {row.seen}" for row in self._state.home.doctor)
+        elif answer == "1":
+            self._do(do.NewSetup())
+        else:
+            row = _numbered(home.profiles, answer, first=2)
+            if row is None:
+                self._ask.say("that is none of the numbers")
+            else:
+                self._do(do.Rerun(row.name))
+
+    def _machines(self) -> None:
+        self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= LOOK_FOR, LOOK_FOR + 2)
+        self._say(words.machine_lines(self._state))
+        answer = self._choice("Numbers to pick or not, user@host to add one, l: look again, Enter: go on")
+        if not answer:
+            self._do(do.Next())
+        elif answer not in ("b", "l"):
+            for word in answer.replace(",", " ").split():
+                row = _numbered(self._state.machines.rows, word)
+                self._do(do.Pick(row.key) if row is not None else do.AddMachine(word))
+
+    def _access(self) -> None:
+        self._until(lambda state: all(row.status not in _BUSY for row in state.access))
+        rows = self._state.access
+        self._say(words.access_lines(rows))
+        needy = [row for row in rows if row.need is not Need.NOTHING and row.status is not Status.SKIPPED]
+        if needy:
+            self._settle(needy[0])
+        elif not self._state.blockers:
+            self._do(do.Next())
+        else:
+            answer = self._choice("Enter: look again, s NUMBER: go on without it")
+            if not answer:
+                self._do(do.Retry())
+            elif answer != "b":
+                self._skip(answer, rows)
+
+    def _settle(self, row: AccessRow) -> None:
+        """Ask what only a person can answer."""
+        if row.need is Need.TRUST:
+            self._ask.say(f"{row.name} is met for the first time; its host key is {row.fingerprint}")
+            self._ask.say(f"compare it on that machine with: {row.compare}")
+            answer = self._choice("y: it is the right machine, s: go on without it, Enter: look again")
+            if answer in ("y", "yes"):
+                self._do(do.TrustKey(row.key, row.fingerprint))
+                return
+        else:
+            question = f"Password of {row.user} at {row.where}, once, to install our key; Enter: go on without it:"
+            password = self._ask.secret(question)
+            if password:
+                self._do(do.GivePassword(row.key, password))
+                return
+            answer = "s"
+        if answer == "s":
+            self._do(do.Skip(row.key))
+        elif answer != "b":
+            self._do(do.Retry(row.key))
+
+    def _skip(self, answer: str, rows: Iterable[Row]) -> None:
+        row = _numbered(rows, answer.removeprefix("s").strip())
+        if row is None:
+            self._ask.say("that is none of the numbers")
+        else:
+            self._do(do.Skip(row.key))
+
+    def _checks(self) -> None:
+        self._until(lambda state: all(row.status not in _BUSY for row in state.checks))
+        self._say(words.check_lines(self._state.checks))
+        if not self._state.blockers:
+            answer = self._choice("Enter: go on, r: look again")
+            if answer != "b":
+                self._do(do.Next() if not answer else do.Retry())
+            return
+        answer = self._choice("f: mend what is safe to mend, r or Enter: look again, s NUMBER: go on without it")
+        if answer == "f":
+            self._do(do.FixAll())
+        elif answer in ("", "r"):
+            self._do(do.Retry())
+        elif answer != "b":
+            self._skip(answer, self._state.checks)
+
+    def _links(self) -> None:
+        self._until(lambda state: state.links.status not in _BUSY)
+        self._say(words.link_lines(self._state.links))
+        answer = self._choice("Enter: go on, r: measure again")
+        if answer == "r" or (not answer and self._state.blockers):
+            self._do(do.Retry())
+        elif not answer:
+            self._do(do.Next())
+
+    def _job(self) -> None:
+        self._until(lambda state: all(s not in _BUSY for s in (state.job.status, state.job.data.status)))
+        self._until(lambda state: all(row.status not in _BUSY for row in state.job.fits))
+        job = self._state.job
+        self._say(words.job_lines(job, self._state.answers.profile))
+        if job.cause:
+            self._ask.say(f"{job.cause}; {job.fix}")
+        answer = self._choice("NAME=VALUE to change something, o: all options, p NAME: another profile, Enter: go on")
+        if not answer:
+            self._do(do.Next())
+        elif answer == "o":
+            self._say(words.all_option_lines(job))
+        elif answer.startswith("p "):
+            self._do(do.ChooseProfile(answer[2:].strip()))
+        elif "=" in answer:
+            name, _, value = answer.partition("=")
+            self._do(do.SetOption(name.strip(), value))
+        elif answer != "b":
+            self._ask.say("write it like epochs=5")
+
+    def _strategy(self) -> None:
+        self._until(lambda state: state.strategy.status not in _BUSY or not state.blockers)
+        self._until(lambda state: state.strategy.status not in _BUSY, LOOK_FOR)
+        self._say(words.strategy_lines(self._state))
+        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, Enter: go on"
+        answer = self._choice(question)
+        if not answer:
+            self._do(do.Next() if self._state.strategy.status is not Status.FAILED else do.Retry())
+        elif answer in ("fastest", "closest-to-exact", "least-traffic"):
+            self._do(do.SetPreference(answer))
+        elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
+            self._do(do.SetInterval(int(answer[2:])))
+            self._until(lambda state: "predicting" not in state.busy, 10.0)
+        elif (row := _numbered(self._state.strategy.rows, answer)) is not None:
+            self._do(do.ChooseStrategy(row.index))
+        elif answer != "b":
+            self._ask.say("that is none of the ways")
+
+    def _plan(self) -> None:
+        self._until(lambda state: state.plan.status not in _BUSY)
+        self._until(lambda state: state.strategy.status not in _BUSY and state.plan.status not in _BUSY, 2 * LOOK_FOR)
+        self._say(words.plan_lines(self._state.plan))
+        if self._state.blockers:
+            answer = self._choice("Enter: try again")
+            if not answer:
+                self._do(do.Retry())
+            return
+        answer = self._choice("Enter: do this, s: save it and start nothing, n NAME: save under another name")
+        if not answer:
+            self._do(do.Confirm())
+        elif answer == "s":
+            self._do(do.SaveOnly())
+            self._until(lambda state: state.plan.saved or bool(state.notice), 20.0)
+            self._ask.say(self._state.notice)
+        elif answer.startswith("n "):
+            self._do(do.SaveAs(answer[2:].strip()))
+        elif answer != "b":
+            self._ask.say("that is none of the answers")
+
+    # ----------------------------------------------------------------------------------------------------- launch
+
+    def _launched(self) -> bool:
+        """Tell how the start goes; return whether the run trains."""
+        before: tuple[str, ...] = ()
+        while (state := self._state).launch.status in _BUSY:
+            lines = tuple(words.launch_lines(state.launch))
+            self._say(line for line in lines if line not in before)
+            before = lines
+            self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
+        launch = self._state.launch
+        self._say(line for line in words.launch_lines(launch) if line not in before)
+        if launch.status is Status.OK:
+            return True
+        self._ask.say(f"it did not start: {launch.cause}")
+        self._ask.say(f"fix: {launch.fix}" if launch.fix else "")
+        answer = self._choice("Enter: try again, d NAME: go on without that machine")
+        if not answer:
+            self._do(do.Retry())
+        elif answer != "b":
+            self._do(do.Drop(answer.removeprefix("d").strip()))
+        return False
+
+    def _end(self) -> int:
+        run = Path(self._state.launch.run)
+        self._ask.say(f"it trains, in the background; watch it with: {command_line('attach', run.name[:20])}")
+        if self._watch is None or self._ask.line("Watch it here? y or n", "y").casefold() not in ("y", "yes"):
+            return ExitCode.DONE
+        self._wizard.close()
+        return self._watch(run)
+
+
+def _launch_changed(before: Launch, state: WizardState) -> bool:
+    return state.launch != before
+
+
+def _numbered(rows: Iterable[R], text: str, first: int = 1) -> R | None:
+    """Return the row with the number that was typed."""
+    listed = list(rows)
+    if not text.isdecimal() or not first <= int(text) < first + len(listed):
+        return None
+    return listed[int(text) - first]

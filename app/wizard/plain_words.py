@@ -1,0 +1,178 @@
+"""The set-up's state in plain lines, a screen at a time; states are words, nothing depends on colour or place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from app.console import bytes_text, duration_text
+from app.wizard.state import (
+    AccessRow,
+    CandidateRow,
+    CheckRow,
+    Job,
+    Launch,
+    Links,
+    MachineRow,
+    OptionRow,
+    Plan,
+    Row,
+    Status,
+    WizardState,
+)
+
+
+def home_lines(state: WizardState) -> Iterator[str]:
+    """Runs that live, and what to choose from."""
+    for run in state.home.runs:
+        if run.live:
+            yield f"live: {run.name} {run.key}, since {run.started}"
+    yield "  1  a new set-up"
+    for number, row in enumerate(state.home.profiles, 2):
+        present = sum(machine.present is True for machine in row.machines)
+        here = f"; {present} of its {len(row.machines)} machines are here" if row.machines else ""
+        words = row.cause or f"{row.label}{here}"
+        yield f"{number:>3}  {'saved profile' if row.saved else 'profile'} {row.name}: {row.description or words}{here}"
+
+
+def machine_lines(state: WizardState) -> Iterator[str]:
+    """Every machine with its number."""
+    for number, row in enumerate(state.machines.rows, 1):
+        picked = "picked" if row.key in state.answers.picked else "not picked"
+        yield f"{number:>3}  {row.name}: {', '.join(filter(None, (picked, row.label, *_about(row))))}"
+        yield from _trouble(row)
+    if len(state.machines.rows) < 2:
+        yield f"looked for others: {'; '.join(state.machines.searched)}"
+        yield from state.machines.advice
+
+
+def _about(row: MachineRow) -> Iterator[str]:
+    yield from (text for text in (row.chip, row.memory, row.system) if text)
+    yield f"found by {', '.join(row.found_by)}" if row.found_by else ""
+    online = [path for path in row.paths if path.online] or list(row.paths)
+    if online and not row.here:
+        more = f" and {len(online) - 1} more ways" if len(online) > 1 else ""
+        yield f"{online[0].where} over {online[0].kind}{more}"
+
+
+def access_lines(rows: Iterable[AccessRow]) -> Iterator[str]:
+    for number, row in enumerate(rows, 1):
+        reached = ", ".join(f"{name} {status.value}" for name, status in row.stages)
+        yield f"{number:>3}  {row.name}: {row.label}{f' ({reached})' if reached else ''}"
+        yield from _trouble(row)
+
+
+def check_lines(rows: Iterable[CheckRow]) -> Iterator[str]:
+    for number, row in enumerate(rows, 1):
+        fine = sum(finding.status is Status.OK for finding in row.findings)
+        yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} findings are fine"
+        for finding in row.findings:
+            if finding.status is not Status.OK:
+                needed = f"; needed: {finding.needed}" if finding.needed else ""
+                yield f"     {finding.status.value}: {finding.name}: {finding.seen}{needed}"
+                yield from _fix(finding)
+
+
+def link_lines(links: Links) -> Iterator[str]:
+    for row in links.rows:
+        speed = f"{row.mbit:.0f} Mbit/s there, {row.mbit_back:.0f} back, {row.rtt_ms:.1f} ms"
+        way = f", over {row.path}" if row.path else ""
+        yield f"  {row.source} to {row.target}: {speed if row.mbit else row.label}{way}"
+        yield from (f"     warning: {text}" for text in row.warnings)
+    if links.cause:
+        yield f"  {links.cause}"
+
+
+def job_lines(job: Job, profile: str) -> Iterator[str]:
+    yield f"  profile: {profile}"
+    yield f"  model: {job.model or 'none'} (known: {', '.join(job.models)}; or a folder, or a name on the hub)"
+    data = job.data
+    yield f"  dataset: {job.dataset or 'none'}: {data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
+    yield from _trouble(data)
+    yield from (f"     cannot be read: {name}" for name in data.broken)
+    for fit in job.fits:
+        size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
+        yield f"  memory of {fit.name}: {fit.label}{size}"
+        yield from _trouble(fit)
+    yield from (_option(row) for row in job.options if not row.advanced or row.changed)
+
+
+def all_option_lines(job: Job) -> Iterator[str]:
+    """Every option with what it means."""
+    yield from (f"{_option(row)}: {row.help}" for row in job.options)
+
+
+def _option(row: OptionRow) -> str:
+    mark = ", changed" if row.changed else ""
+    wrong = f": WRONG, {row.cause}" if row.cause else ""
+    return f"  {row.name} = {row.value}{f' {row.unit}' if row.unit and row.value else ''}{mark}{wrong}"
+
+
+def strategy_lines(state: WizardState) -> Iterator[str]:
+    found = state.strategy
+    yield from (f"  {text}" for text in found.reasons[:3])
+    chosen = state.chosen
+    for number, row in enumerate(found.rows, 1):
+        mark = "chosen, " if row is chosen else ""
+        mark += "recommended, " if row.recommended else ""
+        yield f"{number:>3}  {row.name} over {row.over}: {mark}{candidate_words(row)}"
+    if found.cause:
+        yield f"  {found.cause}"
+        yield from _fix_text(found.fix)
+
+
+def candidate_words(row: CandidateRow) -> str:
+    if row.status is Status.FAILED:
+        return row.cause
+    if not row.step_seconds:
+        return "not measured"
+    parts = [f"{row.step_seconds:.3g} s a step", f"{duration_text(row.total_seconds)} in all"]
+    if not row.alone:
+        parts += [f"{row.useful_speed_up:.2f} times the best machine alone", f"{100 * row.communication:.0f} % waiting",
+                  f"{bytes_text(row.bytes_per_hour)} an hour"]  # fmt: skip
+    return ", ".join([*parts, *([f"H = {row.interval}"] if row.periodic else [])])
+
+
+def plan_lines(plan: Plan) -> Iterator[str]:
+    yield f"  way: {plan.way}"
+    for row in plan.changes:
+        size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
+        yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
+    yield from (f"  port: {text}" for text in plan.ports)
+    yield f"  time: {duration_text(plan.seconds)} predicted" if plan.seconds else "  time: not measured"
+    yield from (f"  encrypted: {text}" for text in plan.encrypted)
+    yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
+    yield f"  saved as profile: {plan.profile}"
+    yield f"  the same by hand: {plan.command}"
+    if plan.hash:
+        yield f"  plan {plan.hash}"
+    if plan.cause:
+        yield f"  {plan.cause}"
+        yield from _fix_text(plan.fix)
+
+
+_SIGNS = {"+": "new", "~": "changed", "-": "removed"}
+
+
+def launch_lines(launch: Launch) -> Iterator[str]:
+    for row in launch.rows:
+        done = sum(cell is Status.OK for cell in row.cells)
+        at = launch.steps[done - 1] if done else "begun"
+        yield f"  {row.name}: {at if row.status is not Status.FAILED else 'FAILED'}"
+        yield from _trouble(row)
+        if row.status is Status.FAILED:
+            yield from (f"     log: {line}" for line in row.log)
+
+
+def _trouble(row: Row) -> Iterator[str]:
+    if row.cause:
+        yield f"     {row.cause}"
+        yield from _fix(row)
+
+
+def _fix(row: Row) -> Iterator[str]:
+    yield from _fix_text(row.fix)
+
+
+def _fix_text(fix: str) -> Iterator[str]:
+    if fix:
+        yield f"     fix: {fix}"

@@ -1,0 +1,73 @@
+"""Questions on a terminal: one line typed at a time, so that screen readers and dumb terminals follow."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from app.console import visible
+
+if TYPE_CHECKING:
+    from prompt_toolkit.output import ColorDepth
+    from prompt_toolkit.styles import Style
+
+
+class Prompter(Protocol):
+    """Asks a person. Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there."""
+
+    def line(self, question: str, default: str = "") -> str:
+        """Return what was typed, without white space around it; nothing typed: ``default``."""
+
+    def secret(self, question: str) -> str:
+        """Return what was typed without showing it."""
+
+    def say(self, text: str = "") -> None:
+        """Show one line; control characters in it are written out."""
+
+
+def prompter() -> Prompter:
+    """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
+    return BareLines() if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown") else Questions()
+
+
+class BareLines:
+    """For terminals that only print: no escape code is ever written."""
+
+    def line(self, question: str, default: str = "") -> str:
+        return input(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}").strip() or default
+
+    def secret(self, question: str) -> str:
+        return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
+
+    def say(self, text: str = "") -> None:
+        print("\n".join(visible(line) for line in text.split("\n")), flush=True)
+
+
+class Questions(BareLines):
+    """questionary's prompts, which know history and editing keys; without colours where NO_COLOR is set."""
+
+    def line(self, question: str, default: str = "") -> str:
+        import questionary  # with prompt_toolkit 0.1 s, which --help does without
+
+        shown = f"{visible(question)}{f' [{visible(default)}]' if default else ''}"
+        answer = questionary.text(shown, qmark="", style=_style(), color_depth=_depth()).unsafe_ask()
+        return str(answer).strip() or default
+
+    def secret(self, question: str) -> str:
+        import questionary
+
+        return str(questionary.password(visible(question), qmark="", style=_style(), color_depth=_depth()).unsafe_ask())
+
+
+def _style() -> Style:
+    from prompt_toolkit.styles import Style
+
+    return Style([("question", "bold")]) if not os.environ.get("NO_COLOR") else Style([])
+
+
+def _depth() -> ColorDepth | None:
+    from prompt_toolkit.output import ColorDepth
+
+    return ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
