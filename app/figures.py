@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
+from app.happenings import in_order
+from app.run_curves import RUN, names, of_member, of_run
 from app.run_state import Result, RunState, SplitResults
 
 _RATES = ("wer", "cer", "accuracy")
@@ -62,11 +65,33 @@ def state_document(state: RunState) -> dict[str, object]:
         "seconds_left": state.seconds_left,
         "snapshot_step": state.snapshot_step,
         "weights_differ": state.weights_differ,
+        "message": state.message,
+        "resume_step": state.resume_step,
+        "started": state.started,
+        "updated": state.updated,
         "members": [_member_document(state, rank) for rank in state.members],
         "evaluations": evaluations_document(state),
+        "series": series_document(state),
+        "happenings": [one._asdict() for one in in_order(state.chronicles)],
         "warnings": [{"member": w.member, "message": w.message, "time": w.time} for w in state.warnings],
         "errors": [{"member": e.member, "message": e.message, "hint": e.hint} for e in state.errors],
     }
+
+
+def series_document(state: RunState) -> dict[str, Mapping[str, object]]:
+    """Return the final figures of everything that the dashboard draws: of the run, and the newest of each member."""
+    document: dict[str, Mapping[str, object]] = {}
+    for name in names(state.curves):
+        points = of_run(state.curves, name).points()
+        newest = {rank: of_member(state.curves, rank, name).newest for rank in state.curves}
+        document[name] = {
+            "newest": points[-1].mean if points else None,
+            "lowest": min((point.low for point in points), default=None),
+            "highest": max((point.high for point in points), default=None),
+            "step": points[-1].step if points else None,
+            "members": {str(rank): value for rank, value in newest.items() if value is not None and rank != RUN},
+        }
+    return document
 
 
 def evaluations_document(state: RunState) -> dict[str, dict[str, Mapping[str, object]]]:
@@ -99,6 +124,11 @@ def _member_document(state: RunState, rank: int) -> dict[str, object]:
         "bytes_received": member.bytes_received,
         "synchronisations": member.syncs,
         "weight_hash": member.last_sync.weight_hash if member.last_sync else "",
+        "message": member.message,
+        "epoch": member.epoch,
+        "snapshot_step": member.snapshot_step,
+        "cpu_percent": member.cpu_percent,
+        "last_synchronisation": dataclasses.asdict(member.last_sync) if member.last_sync else None,
         "memory_peak": member.memory_peak,
         "device_memory_peak": member.device_memory_peak,
     }

@@ -6,26 +6,13 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from app.console import visible
 from app.trackers.base import TrackedRun
-from training import events as kinds
-from training.events import EvaluationEvent, Event, UnknownEvent
+from training.events import EvaluationEvent, Event, KnownEvent, UnknownEvent
 
 _FIRST = ("seq", "time", "member", "name")
-_CLASSES = (
-    kinds.RunEvent,
-    kinds.MemberEvent,
-    kinds.ProgressEvent,
-    kinds.StepEvent,
-    kinds.SyncEvent,
-    kinds.SnapshotEvent,
-    kinds.MachineEvent,
-    kinds.TimingEvent,
-    kinds.WarningEvent,
-    kinds.ErrorEvent,
-)
 _EVALUATION = ("step", "split", "metric", "value", "samples", "seconds")
 _FORMULA = ("=", "+", "-", "@")
 
@@ -33,7 +20,9 @@ _FORMULA = ("=", "+", "-", "@")
 def columns() -> Mapping[str, tuple[str, ...]]:
     """Return the columns of every file."""
     found: dict[str, tuple[str, ...]] = {"evaluation": (*_FIRST, *_EVALUATION)}
-    for model in _CLASSES:
+    for model in get_args(get_args(KnownEvent)[0]):
+        if model is EvaluationEvent:
+            continue
         own = [name for name in model.model_fields if name not in (*_FIRST, "v", "kind")]
         found[model.model_fields["kind"].default] = (*_FIRST, *own)
     return found

@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.trackers import tracking
-from app.trackers.csv_files import cell
+from app.trackers.csv_files import cell, columns
 from app.trackers.scalars import by_name, scalars_of
 from app.trackers.start import checked_trackers, start_trackers
 from app.trackers.tracking import Tracking, tracker_class
@@ -29,7 +29,7 @@ from profiles.errors import BadInput
 from profiles.schema import TRACKERS
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
-from training.events import Event, MachineEvent, RunEvent
+from training.events import Event, KnownEvent, MachineEvent, RunEvent
 from training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +86,12 @@ def test_a_run_that_goes_on_later_is_continued(tmp_path: Path) -> None:
         folder.append(step(6))
     track(run, "csv")
     assert [row["step"] for row in rows(run, "step")][-2:] == ["5", "6"]
+
+
+def test_every_kind_of_event_has_its_file() -> None:
+    kinds = {kind.model_fields["kind"].default for kind in get_args(get_args(KnownEvent)[0])}
+    assert set(columns()) == kinds
+    assert all(len(set(names)) == len(names) for names in columns().values())
 
 
 @given(st.text())
