@@ -19,11 +19,13 @@ from pydantic import ValidationError
 from distributed.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.here import Process
 from distributed.hosts_schema import Hosts, Machine
+from distributed.job_examination import JobLook, look_at_job
 from distributed.link import Link, address_towards, link_to
-from distributed.preflight import Readiness, check
+from distributed.preflight import Facts, Readiness, check
 from distributed.provision import Say, provision
 from distributed.ssh import Trust
 from profiles.errors import MusterError
+from profiles.schema import Profile
 
 HERE = "this machine"
 _PATIENCE = 60.0
@@ -46,17 +48,24 @@ class Examined:
         return self.readiness.problem is None and all(finding.level != "problem" for finding in self.findings)
 
 
-def examine(hosts: Hosts, task: str = "", trust: Trust | None = None) -> list[Examined]:
-    """Look at all machines, and close the connections again; one entry a machine, in their order."""
+def examine(hosts: Hosts, task: str = "", trust: Trust | None = None, profile: Profile | None = None) -> list[Examined]:
+    """Look at all machines, and close the connections again; one entry a machine, in their order.
+
+    Args:
+        profile: also looks whether this job fits: memory, data, the hub's port.
+    """
     found = [Examined(readiness) for readiness in check(hosts, task, trust)]
     able = [one for one in found if one.readiness.facts is not None]
     for one in found:
         one.findings += _of_readiness(one.readiness)
     if able:
-        with ThreadPoolExecutor(len(able) + 1) as pool:
+        with ThreadPoolExecutor(len(able) + 2) as pool:
             ways = pool.submit(_all_ways, [one.readiness for one in able])
+            job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
             healths = list(pool.map(lambda one: _health(one.readiness), able))
         _add(able, healths, ways.result())
+        if job is not None:
+            _add_job(able, healths, job.result())
     for one in found:
         one.readiness.link.close()
     return found
@@ -97,6 +106,19 @@ def _health(one: Readiness) -> Health | Finding:
         return Finding("health", "warning", f"its hardware could not be asked: {done.problem[:200]}")
     except MusterError as error:
         return Finding("health", "warning", f"its hardware could not be asked: {error.message}")
+
+
+def _ready(able: Sequence[Examined]) -> list[tuple[Link, Facts]]:
+    sound = [one.readiness for one in able if one.readiness.problem is None]
+    return [(one.link, one.facts) for one in sound if one.facts is not None]
+
+
+def _add_job(able: Sequence[Examined], healths: Sequence[Health | Finding], job: JobLook) -> None:
+    for one, health in zip(able, healths):
+        if one.readiness.problem is None:
+            one.findings += job.of(one.name, health if isinstance(health, Health) else None)
+    starter = next((one for one in able if one.readiness.link.machine.here), able[0])
+    starter.findings += job.here
 
 
 def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Mapping[str, list[Finding]]) -> None:

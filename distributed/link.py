@@ -98,6 +98,15 @@ class Link:
         except ValueError:
             raise _no_python(self, done) from None
 
+    def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
+        """Run the program for files once without leaving it there.
+
+        Raises:
+            SshError: the connection was lost.
+        """
+        words = [self.python, "-c", _source(FILES).decode(), self.root, *arguments]
+        return self.connection().run(words, input=input, timeout=timeout)
+
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:

@@ -268,6 +268,13 @@ def _run_task(
     return problems
 
 
+def known_speeds(
+    seats: Sequence[Seat], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
+) -> list[SpeedFigures | None]:
+    """Return what was measured before, seat by seat."""
+    return [cache.get(SpeedFigures, _seat_key(seat, inputs), max_age) for seat in seats]
+
+
 def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:
     """What the speed of a seat depends on: the machine, its torch, the model, the data, and how they are trained."""
     profile = inputs.plan.profile.model_dump(mode="json", exclude=set(_NOT_OF_THE_SPEED))

@@ -54,6 +54,16 @@ class Lack:
     begun: Mapping[str, int]
     """Bytes of a blob that have arrived."""
 
+    @classmethod
+    def parse(cls, answer: Mapping[str, Any]) -> Lack:
+        """Read a machine's answer.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: it is something else.
+        """
+        begun = {str(blob): int(size) for blob, size in answer["begun"].items()}
+        return cls(tuple(map(str, answer["trees"])), tuple(map(str, answer["blobs"])), begun)
+
     def left(self, sources: Mapping[str, Path]) -> int:
         """Bytes still to be sent."""
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
@@ -68,8 +78,7 @@ def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str]) -> Lack:
     question = json.dumps({"trees": list(trees), "blobs": list(blobs)}).encode()
     answer: dict[str, Any] = json.loads(link.ask("missing", input=question).stdout)
     link.root = str(answer["root"])
-    begun = {str(blob): int(size) for blob, size in answer["begun"].items()}
-    return Lack(tuple(answer["trees"]), tuple(answer["blobs"]), begun)
+    return Lack.parse(answer)
 
 
 def send_trees(link: Link, trees: Sequence[Tree], progress: Progress = lambda done, total: None) -> int:

@@ -22,13 +22,14 @@ def check_command(
     Raises:
         BadInput: the hosts file or the profile cannot be used.
     """
-    task = load_profile(profile, {}).profile.model.task if profile else "whisper"
+    job = load_profile(profile, {}).profile if profile else None
+    task = job.model.task if job else "whisper"
     hosts = load_hosts(hosts_file)
-    found = examine(hosts, task, trust(trust_new))
+    found = examine(hosts, task, trust(trust_new), job)
     if fix and any(one.readiness.provisionable for one in found):
         for error in repair(found, lambda line: say(visible(line)), offline_wheels):
             say_error(error.message, error.hint)
-        found = examine(hosts, task, trust(trust_new))
+        found = examine(hosts, task, trust(trust_new), job)
     code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
     if as_json:
         show_json({"machines": [_document(one) for one in found], "exit_code": int(code)})

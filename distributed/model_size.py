@@ -1,0 +1,119 @@
+"""How large a model is, from the files of its folder: no library that could load it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LONGEST_HEADER = 100_000_000
+_GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
+"""Model types whose MLP has three matrices, and no biases."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What memory depends on."""
+
+    parameters: int
+    layers: int = 12
+    activations: int = 0
+    """Numbers that one sample leaves for backward; 0: unknown."""
+
+
+def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
+    """Return the folder of a model on this machine: its own, or what the hub's library has kept; ``None`` if none."""
+    path = Path(model_path).expanduser()
+    if path.is_dir():
+        return path
+    if model_path.count("/") != 1:
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = cache or Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    found = sorted((hub / f"models--{model_path.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    return found[-1].parent if found else None
+
+
+def size_of(folder: Path, sequence: int = 0) -> ModelSize | None:
+    """Return the size of the model in a folder; ``None`` where neither its weights nor its configuration tell.
+
+    Args:
+        sequence: tokens of one text; 0: as long as the model takes.
+    """
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / "config.json").read_bytes())
+        config = found if isinstance(found, dict) else {}
+    try:
+        shape = _whisper(config) if config.get("model_type") == "whisper" else _decoder(config, sequence)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        shape = None
+    counted = sum(_elements(path) for path in folder.glob("*.safetensors"))
+    if counted and shape is not None:
+        return ModelSize(counted, shape.layers, shape.activations)
+    return ModelSize(counted) if counted else shape
+
+
+def _elements(path: Path) -> int:
+    """Return the numbers in a safetensors file, by its header; 0 where it has none."""
+    try:
+        with path.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length)) if length <= _LONGEST_HEADER else {}
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return sum(math.prod(int(side) for side in shape) for shape in shapes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return 0
+
+
+def _whole(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(config.get(name), int) and 0 < config[name] < 2**40:
+            return int(config[name])
+    raise KeyError(names[0])
+
+
+def _whisper(config: Mapping[str, Any]) -> ModelSize:
+    """Encoder and decoder of Whisper (Radford et al. 2022), as transformers builds them."""
+    width, words = _whole(config, "d_model"), _whole(config, "vocab_size")
+    encoder, decoder = _whole(config, "encoder_layers"), _whole(config, "decoder_layers")
+    wide_in, wide_out = _whole(config, "encoder_ffn_dim"), _whole(config, "decoder_ffn_dim")
+    heard, written = _whole(config, "max_source_positions"), _whole(config, "max_target_positions")
+    attention, norm = 4 * width * width + 3 * width, 2 * width
+    feet = [2 * width * wide + wide + width for wide in (wide_in, wide_out)]
+    mel = _whole(config, "num_mel_bins")
+    ears = 3 * mel * width + 3 * width * width + 2 * width + heard * width
+    blocks = encoder * (attention + feet[0] + 2 * norm) + decoder * (2 * attention + feet[1] + 3 * norm)
+    total = ears + blocks + 2 * norm + (words + written) * width
+    kept = heard * _kept(width, wide_in) * encoder + written * (_kept(width, wide_out) * decoder + 2 * words)
+    return ModelSize(total, encoder + decoder, kept)
+
+
+def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
+    """A decoder like GPT-2, or like Llama: an MLP of three matrices, keys and values of fewer heads."""
+    width, layers = _whole(config, "hidden_size", "n_embd"), _whole(config, "num_hidden_layers", "n_layer")
+    words, gated = _whole(config, "vocab_size"), config.get("model_type") in _GATED
+    wide = _whole({"wide": 4 * width, **config}, "intermediate_size", "n_inner", "wide")
+    heads = _whole({"heads": 1, **config}, "num_attention_heads", "n_head", "heads")
+    groups = _whole({"heads": heads, **config}, "num_key_value_heads", "heads")
+    head = _whole({"head": max(1, width // heads), **config}, "head_dim", "head")
+    attention = 2 * width * heads * head + 2 * width * groups * head
+    feet = (3 if gated else 2) * width * wide
+    small = 2 * width if gated else 4 * width + 4 * width + wide + width  # norms, and biases
+    places = 0 if gated else _whole({"places": 1, **config}, "n_positions", "max_position_embeddings", "places") * width
+    tied = config.get("tie_word_embeddings", not gated)
+    total = words * width * (1 if tied else 2) + places + layers * (attention + feet + small) + 2 * width
+    length = sequence or _whole({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
+    return ModelSize(total, layers, length * (_kept(width, wide) * layers + 2 * words))
+
+
+def _kept(width: int, wide: int) -> int:
+    """Numbers that a block keeps of one token for backward, without the matrix of attention, which is made again
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 bytes of two each for a width of 4)."""
+    return 9 * width + 2 * wide

@@ -1,0 +1,171 @@
+"""Does a job fit a machine? Judged from data, and looked at on a machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.cluster import Machine as Measured
+from distributed.cluster import Measurement
+from distributed.code_sync import collect, synchronise
+from distributed.findings import Finding, Health
+from distributed.here import HereConnection
+from distributed.hosts_schema import Machine
+from distributed.job_examination import look_at_job
+from distributed.job_findings import judge_data, judge_memory, judge_origin, judge_port
+from distributed.link import Link
+from distributed.measurement_cache import MeasurementCache
+from distributed.model_size import ModelSize, model_folder, size_of
+from distributed.preflight import Facts
+from distributed.run_members import plan_run
+from distributed.transfer import Lack, Tree
+from profiles.resolve import load_profile, profile_from_options
+from profiles.schema import Profile
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FACTS = Facts((3, 11, 7), "2.13.0", (), 0.0, 10**12, True, "/r", "Linux", 0, "eth0", "key")
+
+
+def health(free: float, total: float, gpus: tuple[tuple[float, float], ...] = ()) -> Health:
+    """A machine's memory, and its GPUs', in GB free and in all."""
+    size = lambda gigabytes: int(gigabytes * 2**30)  # noqa: E731 - it is used five times in the next lines
+    nvidia = [{"name": "g", "driver": "1", "free": size(f), "total": size(t)} for f, t in gpus]
+    devices = [{"device": f"cuda:{number}", "problem": ""} for number in range(len(gpus))]
+    return Health.model_validate(
+        {
+            "machine": "arm64", "hardware": "arm64", "inhibitor": "", "mtu": {}, "power": {"source": ""},
+            "memory": {"free": size(free), "total": size(total)}, "nvidia": nvidia, "devices": devices,
+        }
+    )  # fmt: skip
+
+
+def profile(**options: Any) -> Profile:
+    return profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name", **options})
+
+
+@pytest.mark.parametrize(
+    ("room", "level"),
+    [((64, 64), "ok"), ((8, 64), "warning"), ((8, 10), "problem")],
+    ids=["fits", "other programs have it", "too small"],
+)
+def test_a_model_of_a_billion_parameters(room: tuple[float, float], level: str) -> None:
+    finding = judge_memory(profile(), ModelSize(10**9), None, health(*room))
+    assert (finding.check, finding.level) == ("model", level)
+    assert "about 18.6 GB needed (estimated)" in finding.seen  # weights, gradients, two moments, buckets: 20 bytes each
+
+
+def test_what_trains_is_what_counts() -> None:
+    assert judge_memory(profile(), ModelSize(10**9), None, health(200, 200, ((30, 80), (4, 12)))).level == "problem"
+    lora = profile(tuning="lora")
+    assert judge_memory(lora, ModelSize(10**9), None, health(200, 200, ((30, 80), (4, 12)))).level == "warning"
+
+
+def test_a_measurement_stands_before_an_estimate() -> None:
+    points = tuple(Measurement(batch=b, seconds=1, peak=b * 2**30 + 2**30) for b in (1, 2))
+    finding = judge_memory(profile(batch_size=8), ModelSize(10), Measured(name="m", measurements=points), health(4, 16))
+    assert (finding.level, finding.seen) == ("warning", "about 9.0 GB needed (as measured there), 4.0 of 16.0 GB free")
+
+
+def test_a_model_of_unknown_size_is_no_reproach() -> None:
+    assert judge_memory(profile(), None, None, health(1, 1)).level == "ok"
+
+
+def test_what_travels_and_whether_there_is_room(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * 3_000_000)
+    tree = Tree({"big": "b" * 64}, {"b" * 64: tmp_path / "big"})
+    trees = {"inputs/dataset": tree}
+
+    def seen(missing: bool, begun: int = 0, free: int = 10**12) -> list[str]:
+        lack = Lack((tree.name,), ("b" * 64,), {"b" * 64: begun}) if missing else Lack((), (), {})
+        facts = Facts(**{**FACTS.__dict__, "free": free})
+        return [f"{finding.level}: {finding.seen}" for finding in judge_data(trees, lack, facts)]
+
+    assert seen(False) == [f"ok: data: there, equal by hash ({tree.name[:12]})"]
+    assert seen(True) == ["ok: data: absent, a run sends 3.0 of 3.0 MB"]
+    assert seen(True, begun=1_000_000) == ["ok: data: partly there, a run sends 2.0 of 3.0 MB"]
+    assert seen(True, free=201_000_000)[1:] == ["problem: 201 MB free, a run sends 3.0 MB"]
+
+
+def test_what_comes_from_the_hub_is_said() -> None:
+    seen = [finding.seen for finding in judge_origin(profile(dataset_path="./mine"))]
+    assert seen == ["model: each machine gets owner/name from the hub itself"]
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert [finding.level for finding in judge_port(port)] == ["problem"]
+    assert [finding.level for finding in judge_port(port)] == ["ok"]
+    assert judge_port(0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["examples/tiny_whisper", "examples/nanogpt/model"])
+def test_a_configuration_tells_the_number_of_parameters(folder: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSpeechSeq2Seq
+
+    config = AutoConfig.from_pretrained(REPOSITORY / folder)
+    kind = AutoModelForSpeechSeq2Seq if config.model_type == "whisper" else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    found = size_of(REPOSITORY / folder)
+    assert found is not None and found.activations > 0
+    assert found.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
+
+
+def test_llamas_are_counted_too(tmp_path: Path) -> None:
+    tiny_llama = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632,
+                  "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
+    found = size_of(tmp_path, 256)
+    assert found is not None and found.parameters == pytest.approx(1_100_048_384, rel=0.001)
+
+
+def test_weights_count_before_the_configuration(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10, 7], "data_offsets": [0, 280]}, "__metadata__": {}})
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(280))
+    assert size_of(tmp_path) == ModelSize(70)
+    assert model_folder(str(tmp_path)) == tmp_path and model_folder("no/such", tmp_path) is None
+
+
+CONFIGS = st.dictionaries(
+    st.sampled_from(["model_type", "d_model", "n_embd", "n_layer", "hidden_size", "vocab_size", "num_hidden_layers"]),
+    st.integers() | st.text(max_size=5) | st.none() | st.floats(),
+)
+
+
+@given(st.binary(max_size=300), CONFIGS)
+def test_no_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, weights: bytes, config: dict[str, Any]) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+    found = size_of(folder)
+    assert found is None or found.parameters > 0
+
+
+def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
+    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
+    link = Link(machine, lambda: HereConnection("far"))
+    job = load_profile("nanogpt", {"output_dir": str(tmp_path)}).profile
+    cache = MeasurementCache(tmp_path / "cache")
+
+    def seen() -> list[Finding]:
+        look = look_at_job(job, [(link, FACTS)], cache)
+        assert look.size is not None and look.size.parameters > 500_000
+        return [finding for finding in look.of("far", None) if finding.check == "data"]
+
+    before = seen()
+    assert [finding.seen.split(",")[0] for finding in before][:2] == ["code: absent", "model: absent"]
+    assert not (tmp_path / "far").exists()
+    link.put_agent()
+    synchronise(link, collect(plan_run(job, [(link, FACTS)])))
+    assert all("equal by hash" in finding.seen for finding in seen())
