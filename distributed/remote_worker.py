@@ -65,6 +65,14 @@ class Assignment:
     """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = "training.worker"
+    place: str = ""
+    """Its folder beside those of the other members; empty: the rank."""
+    words: tuple[str, ...] | None = None
+    """Arguments of the module; ``None``: those of a worker."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """More files of its folder, readable by its user only."""
+    brings_model: bool = True
+    """Whether its folder ``model`` is brought here when it has ended well."""
 
 
 class RemoteWorker:
@@ -146,7 +154,7 @@ class RemoteWorker:
                 return
             self._start()
             yield from self._follow()
-            if self._code == ExitCode.DONE:
+            if self._code == ExitCode.DONE and self._assignment.brings_model:
                 self._fetch_model()
         except (MusterError, OSError) as error:
             yield self._failure(error)
@@ -166,7 +174,7 @@ class RemoteWorker:
 
     @property
     def _place(self) -> tuple[str, str]:
-        return self._assignment.run_id, str(self._assignment.rank)
+        return self._assignment.run_id, self._assignment.place or str(self._assignment.rank)
 
     def _wait_until_ready(self) -> bool:
         """Return whether the worker is to be started; a run that ends does not wait for files under way.
@@ -186,11 +194,13 @@ class RemoteWorker:
 
     def _document(self) -> dict[str, Any]:
         options = {"--plan": "plan.json", "--rank": self._place[1], "--run-dir": "{folder}", "--secrets": "secrets"}
-        words = [word for pair in options.items() for word in pair]
+        usual = [word for pair in options.items() for word in pair]
+        words = usual if self._assignment.words is None else self._assignment.words
+        files = {"plan.json": self._assignment.plan, **self._assignment.files}
         return {
             "argv": ["{python}", "-m", self._assignment.module, *words],
             "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
-            "files": {"plan.json": _encoded(self._assignment.plan)},
+            "files": {name: _encoded(content) for name, content in files.items()},
             "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
             "lease": self._patience.lease,
             "grace": self._patience.grace,

@@ -80,18 +80,38 @@ def propose(
 
 
 def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: PlanWish) -> Planning:
-    """Ask the planner, and add the best paths to what it has chosen. The hub is on this machine."""
+    """Ask the planner, and add the best paths to what it has chosen.
+
+    The hub goes where a person wants it, else to this machine or to a member that can be dialled directly.
+    """
     figures = found.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, wish.preference, wish.max_loss_increase)
     learnt = corrections(cluster, job)
-    planning = planner.signed(planner.plan(cluster, job, [cluster.here], learnt), cluster, profile)
+    links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
+    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
+    able = [name for link, name in links.items() if link is None or link.host]
+    planning = planner.plan(cluster, job, wanted or able, learnt)
+    if planning.settings is not None and planning.settings.hub not in ("", cluster.here, *_members(planning)):
+        planning = planner.plan(cluster, job, wanted or [cluster.here], learnt)  # only who takes part is held on to
+    planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
-    paths = {link.name: best_paths(link, found.pairs, found.here) for link, _ in machines}
+    hub = _machine_of(planning.settings.hub, machines)
+    hub = None if hub is None or hub.machine.here else hub
+    paths = {link.name: best_paths(link, found.pairs, hub, found.here) for link, _ in machines}
     members = tuple(_with_path(member, paths) for member in planning.settings.members)
     settings = planning.settings.model_copy(update={"members": members})
     return planning.model_copy(update={"settings": settings})
+
+
+def _members(planning: Planning) -> list[str]:
+    return [member.name for member in planning.settings.members] if planning.settings else []
+
+
+def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
+    """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
+    return next((link for link, _ in machines if seat == link.name or seat.startswith(f"{link.name}:")), None)
 
 
 def _with_path(member: MemberSetting, paths: dict[str, tuple[str, str]]) -> MemberSetting:
@@ -100,23 +120,28 @@ def _with_path(member: MemberSetting, paths: dict[str, tuple[str, str]]) -> Memb
     return member.model_copy(update={"interface": interface, "hub_at": hub_at})
 
 
-def best_paths(link: Link, pairs: Sequence[PairFigures], here: str) -> tuple[str, str]:
-    """Return the interface that most of a machine's best paths use, and the hub's address on the one that leads here.
+def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
+    """Return the interface that most of a machine's best paths use, and the hub's address on the one that leads to it.
 
-    Both are empty where they are what SSH uses anyway, and for this machine itself.
+    Both are empty where they are what would be used anyway, and for this machine itself.
+
+    Args:
+        hub: the machine of the hub; ``None``: this one, which the pairs call ``here``.
     """
     if link.machine.here:
         return "", ""
     used: Counter[str] = Counter()
     hub_at = ""
+    center = hub.name if hub is not None else here
     for pair in pairs:
         if pair.figures is None or link.name not in (pair.source, pair.target):
             continue
         calls = link.name == pair.source
         used[pair.figures.interface if calls else pair.figures.interface_back] += 1
-        if here in (pair.source, pair.target):
-            hub_at = pair.figures.address if calls else address_towards(pair.figures.address)
-    usual = address_towards(link.host) if link.host else ""
+        if link.name != center and center in (pair.source, pair.target):
+            known = "" if hub is not None else address_towards(pair.figures.address)
+            hub_at = pair.figures.address if calls else known
+    usual = hub.host if hub is not None else address_towards(link.host) if link.host else ""
     interface = used.most_common(1)[0][0] if used else ""
     return interface, "" if hub_at == usual or not link.host else hub_at
 
@@ -139,7 +164,8 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan is for a machine that is not here: {', '.join(unknown)}", hint)
     overlaid = planning.overlay(profile)
-    kept = _chosen_seats(machines, names, chosen)
+    hub = _machine_of(planning.settings.hub, machines)
+    kept = _chosen_seats(machines, names, chosen, hub)
     plan = plan_run(overlaid, kept)
     sizes = [chosen[name].batch_size for name in names if name in chosen]
     members = tuple(m.model_copy(update={"batch_size": size}) for m, size in zip(plan.members, sizes, strict=True))
@@ -148,7 +174,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
 
 
 def _chosen_seats(
-    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting]
+    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], hub: Link | None
 ) -> tuple[Ready, ...]:
     """Return the machines with chosen seats, with these devices and their best paths only."""
     kept = []
@@ -165,6 +191,7 @@ def _chosen_seats(
                 "devices": tuple(device for device, _ in own if device),
                 "interface": link.machine.interface or setting.interface,
                 "hub_at": link.machine.hub_at or setting.hub_at,
+                "carries_hub": link is hub,
             }
         )
         kept.append((link, facts))

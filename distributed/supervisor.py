@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from distributed.agent import keep_awake
 from distributed.code_sync import Inputs, collect, synchronise
@@ -25,6 +25,7 @@ from distributed.hosts_schema import Machine
 from distributed.launcher import HOSTS
 from distributed.link import Link, address_towards, link_to
 from distributed.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
+from distributed.remote_hub import RemoteHub
 from distributed.remote_worker import Assignment, Patience, RemoteWorker
 from distributed.request_desk import RequestDesk
 from distributed.requests import Request, leave_request
@@ -85,7 +86,8 @@ class Supervisor:
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
             self._find_inputs()
             laps.end("supervisor: hashes")
-            self._listen = listening_address(self._links)
+            elsewhere = hub_machine(self._links)
+            self._listen = "0.0.0.0" if elsewhere else listening_address(self._links)
             self._run = run = LocalRun(
                 self._plan,
                 self._folder,
@@ -93,6 +95,7 @@ class Supervisor:
                 lambda rank, log: self._worker(self._seats[rank], rank, log),
                 listen=self._listen,
                 more_metrics=lambda: prediction_metrics(self._folder),
+                start_hub=self._start_hub if elsewhere else None,
             )
             run.start()
             laps.end("engine")
@@ -197,7 +200,7 @@ class Supervisor:
             links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
             environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
         )
-        reach = way_to(link, self._plan)
+        reach = way_to(link, self._plan, hub_machine(self._links))
         worker = RemoteWorker(
             link,
             assignment,
@@ -210,6 +213,21 @@ class Supervisor:
         )
         self._workers.append(worker)
         return worker
+
+    def _start_hub(self, config: dict[str, Any], log: BinaryIO) -> RemoteHub:
+        link = hub_machine(self._links)
+        assert link is not None
+        return RemoteHub(
+            link,
+            self._plan.run_id,
+            config,
+            log,
+            self._folder.path,
+            self._inputs.result(),
+            self._patience,
+            self._brought[link],
+            self._note,
+        )
 
     def _end_workers(self) -> None:
         """Give every agent the time to hear the good-bye; where that fails, its lease ends it."""
@@ -238,23 +256,32 @@ def listening_address(links: Sequence[Link]) -> str:
     return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
 
 
-def way_to(link: Link, plan: RunPlan) -> Callable[[str], str]:
+def hub_machine(links: Sequence[Link]) -> Link | None:
+    """Return the machine that carries the hub; ``None``: this one."""
+    return next((link for link in links if link.machine.carries_hub and not link.machine.here), None)
+
+
+def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
     The hub is dialled directly where that is possible; the store of the torch engine listens on loopback only and is
     reached through an SSH forward.
     """
 
+    hub = hub if plan.engine == "hub" else None
+
     def reach(address: str) -> str:
         host, _, port = address.rpartition(":")
-        if link.machine.here:
-            return f"{LOOPBACK if host == '0.0.0.0' else host}:{port}"
-        if plan.engine == "hub" and link.host:
-            if link.machine.hub_at:
-                return f"{_bracketed(link.machine.hub_at)}:{port}"
-            own = address_towards(link.host) if host == "0.0.0.0" else host
-            return f"{own}:{port}"
-        near = LOOPBACK if host == "0.0.0.0" else host.strip("[]")
+        host = host.strip("[]")
+        if hub is not None:
+            host = LOOPBACK if link is hub else hub.host
+        elif link.machine.here:
+            host = LOOPBACK if host == "0.0.0.0" else host
+        elif plan.engine == "hub" and link.host and host == "0.0.0.0":
+            host = address_towards(link.host)
+        if link is hub or link.machine.here or (plan.engine == "hub" and link.host):
+            return f"{_bracketed(link.machine.hub_at or host)}:{port}"
+        near = LOOPBACK if host == "0.0.0.0" else host
         return link.connection().forward_remote((near, int(port))).address
 
     return reach

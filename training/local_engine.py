@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import psutil
 
@@ -19,6 +19,22 @@ SPARE = 8
 """Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
 
 
+class HubHandle(Protocol):
+    """A started hub, here or elsewhere; :class:`training.processes.HubProcess` is one."""
+
+    def lines(self) -> Iterator[bytes]:
+        """Lines of its standard output: first ``{"port": N}``, then events."""
+        ...
+
+    def stop(self) -> None: ...
+
+    def exit_code(self) -> int: ...
+
+
+StartHub = Callable[[dict[str, Any], BinaryIO], HubHandle]
+"""Starts a hub with this configuration, its log going there."""
+
+
 class LocalEngine:
     """Started before the workers can meet, stopped after them.
 
@@ -28,6 +44,7 @@ class LocalEngine:
         open_log: opens the log of a process by name.
         watch: takes the event lines of the hub.
         listen: literal address of the hub; the rendezvous store is always on loopback.
+        start_hub: where the hub is to run; default: a process of this machine.
     """
 
     def __init__(
@@ -37,13 +54,15 @@ class LocalEngine:
         open_log: Callable[[str], BinaryIO],
         watch: Callable[[Iterator[bytes]], None],
         listen: str = "127.0.0.1",
+        start_hub: StartHub | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
         self._open_log = open_log
         self._watch = watch
         self._listen = listen
-        self._hub: HubProcess | None = None
+        self._start_process = start_hub or self._start_here
+        self._hub: HubHandle | None = None
         self._store: Any = None
 
     def start(self) -> str:
@@ -65,7 +84,7 @@ class LocalEngine:
 
     def _start_hub(self) -> int:
         log = self._open_log("hub")
-        self._hub = HubProcess(self._hub_config(), log)
+        self._hub = self._start_process(self._hub_config(), log)
         lines = self._hub.lines()
         first = next(lines, None)
         if first is None:
@@ -75,11 +94,16 @@ class LocalEngine:
         self._watch(lines)
         return int(json.loads(first)["port"])
 
-    def _hub_config(self) -> Path:
+    def _start_here(self, config: dict[str, Any], log: BinaryIO) -> HubHandle:
+        path = self._folder.secrets / "hub.json"
+        path.write_text(json.dumps(config))
+        return HubProcess(path, log)
+
+    def _hub_config(self) -> dict[str, Any]:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
         ranks = range(self._plan.world_size + SPARE)
         issue_run_certificates(secrets, self._plan.run_id, ranks, [self._listen])
-        config = {
+        return {
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
             "spare": SPARE,
@@ -91,9 +115,6 @@ class LocalEngine:
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
         }
-        path = secrets / "hub.json"
-        path.write_text(json.dumps(config))
-        return path
 
     def stop(self) -> None:
         """End what was started. Idempotent."""

@@ -29,7 +29,7 @@ from training.events import (
     WarningEvent,
     from_line,
 )
-from training.local_engine import LocalEngine
+from training.local_engine import LocalEngine, StartHub
 from training.membership import Membership, Watched
 from training.plan import MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
@@ -82,6 +82,7 @@ class LocalRun:
         start_worker: starts the process of a rank; default: ``python -m training.worker``.
         listen: literal address of the hub.
         more_metrics: asked at the end for what else belongs into ``metrics.json``.
+        start_hub: where the hub is to run; default: a process of this machine.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class LocalRun:
         start_worker: StartWorker | None = None,
         listen: str = "127.0.0.1",
         more_metrics: Callable[[], dict[str, Any]] = dict,
+        start_hub: StartHub | None = None,
     ) -> None:
         self.plan = plan
         self._more_metrics = more_metrics
@@ -100,7 +102,9 @@ class LocalRun:
         self._start_worker = start_worker or self._start_subprocess
         self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
         self.members = Membership(plan)
-        self._engine = LocalEngine(plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen)
+        self._engine = LocalEngine(
+            plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen, start_hub
+        )
         self._seen = _Observed()
         self._stopping = False
         self._address = ""

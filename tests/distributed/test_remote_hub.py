@@ -1,0 +1,50 @@
+"""The hub of a run on another machine than the one that starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from distributed.hosts import load_hosts, save_hosts
+from tests.distributed.muster_runs import Muster, ours, until
+from tests.lab.fixtures import MakeLab
+from tests.lab.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
+
+HUB = "training.exchange.hub"
+
+
+@pytest.fixture
+def lab(make_lab: MakeLab) -> Lab:
+    lab = make_lab("a", "b")
+    hosts = load_hosts(lab.hosts_file)
+    machines = tuple(m.model_copy(update={"carries_hub": m.name == "b"}) for m in hosts.machines)
+    save_hosts(hosts.model_copy(update={"machines": machines}), lab.hosts_file)
+    return lab
+
+
+def test_members_meet_there_and_nothing_is_left(lab: Lab, tmp_path: Path) -> None:
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
+    run_id = muster.detach("--max-steps", "40")
+    muster.until_step(run_id, 3, members=2)
+    assert lab["b"].pids(HUB) and not lab["a"].pids(HUB)
+    ended = muster.wait_for_end(run_id)
+    assert ended.returncode == 0, ended.stderr
+    assert muster.metadata(run_id)["metrics"]["lost_members"] == []
+    assert [ours(host) + host.pids(HUB) for host in lab] == [[], []]
+    assert not list(lab["b"].files.glob(".cache/muster/runs/*"))
+
+
+def test_a_killed_hub_ends_the_run_with_its_machine_named(lab: Lab, tmp_path: Path) -> None:
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
+    run_id = muster.detach("--max-steps", "400", "--lease", "6")
+    muster.until_step(run_id, 3)
+    for pid in lab["b"].pids(HUB):
+        os.kill(pid, signal.SIGKILL)
+    assert muster.wait_for_end(run_id).returncode == 1
+    assert "hub" in muster.metadata(run_id)["error_message"]
+    until(lambda: [ours(host) for host in lab] == [[], []], 30.0)
