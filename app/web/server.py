@@ -28,7 +28,6 @@ MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
 _PATIENCE = 5.0
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
 _NO_TICKET = "This address was used already, or is not one of ours.\nPress Enter where 'web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,10 +46,10 @@ class WebServer(Server):
     def __init__(
         self, run: Path | None, listener: tuple[str, int], title: str, own_names: tuple[str, ...] = ()
     ) -> None:
-        words = [sys.executable, "-m", "app.web.session", *([str(run.resolve())] if run else [])]
-        place = f"cd {shlex.quote(str(_ROOT))} && exec "  # exec: so that ending it ends the screen and not a shell
+        words = [sys.executable, str(_HERE / "session.py"), *([str(run.resolve())] if run else [])]
         address, port = listener
-        super().__init__(place + shlex.join(words), address, port, title, templates_path=_HERE)
+        # exec: so that ending it ends the screen and not a shell
+        super().__init__(f"exec {shlex.join(words)}", address, port, title, templates_path=_HERE)
         self.gate = Gate()
         self._run = run
         self._names = Names(address, port, own_names)

@@ -1,4 +1,7 @@
-"""One screen of the web server: ``python -m app.web.session [RUN_FOLDER]``, its terminal is the browser."""
+"""One screen of the web server: ``session.py [RUN_FOLDER]``, its terminal is the browser.
+
+It is started by its path, in the folder where ``web`` was typed: runs are looked for from there.
+"""
 
 from __future__ import annotations
 
@@ -35,4 +38,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # instead of this file's own folder
     sys.exit(main(sys.argv[1:]))
