@@ -12,7 +12,7 @@ from distributed.link import Link, address_towards
 from distributed.link_figures import PairFigures
 from distributed.measure import Measured, Wish, measure_ready
 from distributed.plan_feedback import corrections
-from distributed.planning import MemberSetting, Planning
+from distributed.planning import MemberSetting, Planning, Settings
 from distributed.preflight import Facts, NotReady
 from distributed.run_members import plan_run, seat_names
 from profiles.errors import BadInput
@@ -97,12 +97,16 @@ def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: P
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
-    hub = _machine_of(planning.settings.hub, machines)
+    return planning.model_copy(update={"settings": on_best_paths(planning.settings, found, machines)})
+
+
+def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]) -> Settings:
+    """Return the settings with each member's interface and way to the hub, as measured."""
+    hub = _machine_of(settings.hub, machines)
     hub = None if hub is None or hub.machine.here else hub
     paths = {link.name: best_paths(link, found.pairs, hub, found.here) for link, _ in machines}
-    members = tuple(_with_path(member, paths) for member in planning.settings.members)
-    settings = planning.settings.model_copy(update={"members": members})
-    return planning.model_copy(update={"settings": settings})
+    members = tuple(_with_path(member, paths) for member in settings.members)
+    return settings.model_copy(update={"members": members})
 
 
 def _members(planning: Planning) -> list[str]:

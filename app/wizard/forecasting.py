@@ -17,11 +17,11 @@ from distributed.measure import Measured, Wish, measure_ready
 from distributed.plan_feedback import corrections
 from distributed.plan_reasons import settings_of
 from distributed.plan_words import sentence
-from distributed.planning import Candidate, Choice, MemberSetting, Planning
+from distributed.planning import Candidate, Choice, Planning
 from distributed.prediction import STRATEGIES
 from distributed.preflight import NotReady
 from distributed.preparation import Manner, prepare
-from distributed.run_planning import Planned, PlanWish, Ready, apply_planning, best_paths, choose, plan_machines
+from distributed.run_planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
 
@@ -69,16 +69,8 @@ class Forecast:
         candidate = self.at(row.index, row.interval)
         ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
         settings = settings_of(candidate, self.figures.cluster, planning.job)
-        members = tuple(self._with_path(member) for member in settings.members)
-        settings = settings.model_copy(update={"members": members})
+        settings = on_best_paths(settings, self.found, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
-
-    def _with_path(self, member: MemberSetting) -> MemberSetting:
-        for link, _ in self.machines:
-            if member.name == link.name or member.name.startswith(f"{link.name}:"):
-                interface, hub_at = best_paths(link, self.found.pairs, self.found.here)
-                return member.model_copy(update={"interface": interface, "hub_at": hub_at})
-        return member
 
     def planned(self, planning: Planning | None, profile: Profile) -> Planned:
         """Return the run that would be planned, without asking any machine again.

@@ -1,0 +1,74 @@
+"""What a plan becomes on machines that are ready: the best paths, the hub's place, who is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from distributed import run_planning
+from distributed.hosts_schema import Machine
+from distributed.link import Link
+from distributed.link_figures import Figures, PairFigures
+from distributed.run_planning import best_paths
+
+
+def link(name: str, host: str = "", address: str = "") -> Link:
+    return Link(Machine(name=name, address=address), lambda: pytest.fail("nobody may dial"), host)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A measured pair in short."""
+
+    source: str
+    target: str
+    interface: str
+    interface_back: str
+    address: str
+
+    def figures(self) -> PairFigures:
+        found = Figures(
+            mbit=900, mbit_back=900, rtt_ms=0.3, jitter_ms=0.1, loss=0, loss_back=0, wireless=False,
+            wireless_back=False, other_mbit=0, paths=(), address=self.address,
+            interface=self.interface, interface_back=self.interface_back,
+        )  # fmt: skip
+        return PairFigures(source=self.source, target=self.target, figures=found)
+
+
+WAYS = [
+    Way("here", "studio", "bridge0", "bridge0", "169.254.7.2"),
+    Way("studio", "tower", "en0", "eth0", "10.0.0.9"),
+    Way("here", "tower", "en0", "eth0", "10.0.0.9"),
+    Way("mini", "studio", "bridge1", "bridge0", "169.254.8.1"),
+]
+PAIRS = [way.figures() for way in WAYS]
+OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0.1"}
+
+
+@pytest.fixture(autouse=True)
+def routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_planning, "address_towards", OWN.__getitem__)
+
+
+def test_the_hub_here_is_dialled_over_the_cable_that_was_fastest() -> None:
+    assert best_paths(link("studio", "10.0.0.7"), PAIRS, None, "here") == ("bridge0", "169.254.7.1")
+
+
+def test_what_ssh_uses_anyway_is_not_written_down() -> None:
+    assert best_paths(link("tower", "10.0.0.9"), PAIRS, None, "here") == ("eth0", "")
+
+
+def test_a_hub_elsewhere_is_dialled_where_it_answered() -> None:
+    hub = link("studio", "10.0.0.7")
+    assert best_paths(link("mini", "10.0.0.8"), PAIRS, hub, "here") == ("bridge1", "169.254.8.1")
+    assert best_paths(link("tower", "10.0.0.9"), PAIRS, hub, "here") == ("eth0", "")  # it was called, it never called
+    assert best_paths(hub, PAIRS, hub, "here")[1] == ""
+
+
+def test_a_machine_behind_a_jump_host_is_given_no_address() -> None:
+    assert best_paths(link("studio"), PAIRS, None, "here")[1] == ""
+
+
+def test_this_machine_needs_neither() -> None:
+    assert best_paths(link("here", "127.0.0.1", "localhost"), PAIRS, None, "here") == ("", "")
