@@ -21,6 +21,8 @@ LINE_SHARE = 0.952
 """Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
 OVERLAP = 0.4
 """Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
+BACKWARD = 2 / 3
+"""Share of a micro-batch's compute that is backward: two products of matrices for each of forward."""
 HUB_MBIT = 5200.0
 """Payload, in and out together, that a hub process works through in a second of one core, with TLS: 40 MB of two
 members in 0.234 s, of three in 0.372 s of processor time (benchmarks/exchange_work.py)."""
@@ -214,13 +216,18 @@ def synchronous_step(compute: float, exchange: float, credit: float) -> float:
     return compute + max(0.0, exchange - credit)
 
 
-def overlap_credit(compute: float, exchange: float, pieces: int) -> float:
+def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
     """Return how much of a per-step exchange the compute of its micro-batch hides.
 
-    At most :data:`OVERLAP` of it, and never the last of the ``pieces`` buckets, which leaves when backward has ended:
-    a model that fits in one bucket hides nothing.
+    At most :data:`OVERLAP` of it, and what backward has left to do when the first bucket is full; never the last
+    bucket, which leaves when backward has ended: a model that fits in one bucket hides nothing.
+
+    Args:
+        bucket: share of all gradients that fill one, 1 for all of them.
     """
-    return min(OVERLAP * compute, exchange * (pieces - 1) / pieces)
+    first = min(1.0, bucket)
+    last = 1.0 - (math.ceil(1.0 / first) - 1) * first
+    return min(OVERLAP * compute, BACKWARD * (1.0 - first) * compute, exchange * (1.0 - last))
 
 
 def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:

@@ -194,8 +194,8 @@ class Predictor:
         """Return how many seconds of an exchange the compute hides."""
         if STRATEGIES[choice.strategy].periodic:
             return min(exchange.seconds, choice.delay * split.compute)
-        pieces = math.ceil(4e-6 * self.job.trainable / self.job.bucket_mb)
-        credit = cost_model.overlap_credit(split.compute / split.accumulation, exchange.seconds, pieces)
+        bucket = self.job.bucket_mb / (4e-6 * self.job.trainable)
+        credit = cost_model.overlap_credit(split.compute / split.accumulation, exchange.seconds, bucket)
         return min(exchange.seconds, credit)
 
     def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:

@@ -138,9 +138,15 @@ def test_chunks_are_the_exchanges() -> None:
 
 
 def test_one_bucket_hides_nothing() -> None:
-    assert overlap_credit(1.0, 0.3, 1) == 0
-    assert overlap_credit(1.0, 0.3, 3) == pytest.approx(0.2)
-    assert overlap_credit(1.0, 9.0, 3) == OVERLAP
+    assert overlap_credit(1.0, 0.3, 1.0) == overlap_credit(1.0, 0.3, 7.0) == 0
+    assert overlap_credit(1.0, 0.3, 1 / 3) == pytest.approx(0.2)
+    assert overlap_credit(1.0, 9.0, 1 / 3) == OVERLAP
+
+
+def test_the_first_bucket_leaves_when_it_is_full() -> None:
+    # Three quarters of the gradients: half of the compute is over before backward has made them.
+    assert overlap_credit(1.0, 9.0, 0.75) == pytest.approx(2 / 3 * 0.25)
+    assert overlap_credit(1.0, 0.1, 0.75) == pytest.approx(0.075)
 
 
 def test_payload_of_an_unknown_codec() -> None:
