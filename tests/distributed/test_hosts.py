@@ -53,6 +53,9 @@ def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
         "project_path": "p",
         "devices": ["cuda:0", "cpu"],
         "interface": "en0",
+        "carries_hub": True,
+        "found_at": "10.0.0.9",
+        "hub_at": "10.0.0.1",
     }
     hosts = parse_hosts(json.dumps({"master": "b", "machines": ["a", b], "ssh_config": "~/c"}))
     assert hosts.master.model_dump(mode="json") == b
