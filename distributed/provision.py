@@ -22,7 +22,8 @@ from distributed.link import Link
 from distributed.offline_wheels import collect_wheels
 from distributed.ssh_errors import SshError
 from distributed.transfer import send_trees
-from profiles.errors import BadInput
+from distributed.uv_binary import uv_for
+from profiles.errors import BadInput, MusterError
 
 Say = Callable[[str], None]
 _SILENCE = 900.0
@@ -50,7 +51,7 @@ if [ -z "$uv" ]; then
   uv=$envs/.uv/bin/uv
 fi
 "$uv" python install "$2" """
-"""``ROOT VERSION UV``: a Python of our own, by uv; uv itself by the pip of an old Python where need be."""
+"""``ROOT VERSION UV``: a Python of our own, by uv; uv itself by the pip of an old Python where none could be sent."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,27 @@ def look(link: Link) -> Base:
 def _fetch_python(link: Link, base: Base, say: Say) -> Base:
     say("there is no Python 3.10 or newer: getting one with uv")
     version = f"3.{sys.version_info.minor}"
+    base = base if base.uv else Base(base.python, _send_uv(link, say))
     done = link.connection().run(["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv], timeout=_SILENCE)
     found = look(link)
     if not found.python:
         raise SshError(link.name, f"no Python 3.10 or newer there, and none to be had: {done.problem}", _NO_PYTHON)
     return found
+
+
+def _send_uv(link: Link, say: Say) -> str:
+    """Bring uv to a machine that may have no Python to get it with; return its path there, empty where that fails."""
+    try:
+        system, _, machine = (
+            link.connection().run(["uname", "-sm"]).stdout.decode(errors="replace").strip().partition(" ")
+        )
+        program = uv_for(system, machine)
+        say("sending uv")
+        link.connection().put(program, f"{link.root}/envs/.uv/bin/uv", mode=0o700)
+    except MusterError as error:
+        say(f"uv cannot be sent there: {error.message}")
+        return ""
+    return look(link).uv
 
 
 def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:

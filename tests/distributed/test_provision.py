@@ -10,10 +10,13 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distributed import environment_builder as builder
+from distributed import provision as provisioning
+from distributed import uv_binary
 from distributed.code_sync import folder_tree
 from distributed.here import HereConnection
 from distributed.hosts_schema import Machine
@@ -22,6 +25,7 @@ from distributed.provision import Recipe, find_environment, look, provision, usu
 from distributed.ssh_errors import SshError
 from distributed.ssh_process import Completed
 from distributed.transfer import send_trees
+from profiles.errors import BadInput
 from tests.lab.light import LightHost, LightLab
 from tests.lab.spec import LabUnavailable
 
@@ -128,6 +132,53 @@ def test_a_machine_with_no_python_at_all() -> None:
     with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to be had: python3") as caught:
         provision(bare, lambda line: None, RECIPE)
     assert "astral.sh/uv" in caught.value.hint
+
+
+UV = """#!/bin/sh
+[ "$1 $2" = "python install" ] || exit 1
+mkdir -p "$UV_PYTHON_INSTALL_DIR/cpython-$3-stand-in/bin"
+ln -s THIS_ONE "$UV_PYTHON_INSTALL_DIR/cpython-$3-stand-in/bin/python$3"
+"""
+"""Stands in for the program: the Python that it gets is this one."""
+
+
+class NoPython(HereConnection):
+    """A machine with the usual tools of a shell, and no Python anywhere."""
+
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        usual = "/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:"
+        return super().run([word.replace(usual, "") for word in argv], **options)
+
+
+def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tools").mkdir()
+    for tool in ("sh", "mkdir", "rm", "ln", "uname"):
+        (tmp_path / "tools" / tool).symlink_to(str(shutil.which(tool)))
+    (tmp_path / "uv").write_text(UV.replace("THIS_ONE", sys.executable))
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+    monkeypatch.setattr(uv_binary, "own_uv", lambda: tmp_path / "uv")
+    monkeypatch.setattr(provisioning, "_build", lambda link, base, *_: f"{base.python} by {base.uv}")
+    said: list[str] = []
+    with closing(Link(Machine(name="a", project_path=str(tmp_path / "far")), lambda: NoPython("a"))) as link:
+        assert look(link).python == look(link).uv == ""
+        built = provision(link, said.append, RECIPE)
+    envs = tmp_path / "far" / "envs"
+    version = f"3.{sys.version_info.minor}"
+    assert built == f"{envs}/.python/cpython-{version}-stand-in/bin/python{version} by {envs}/.uv/bin/uv"
+    assert said == ["there is no Python 3.10 or newer: getting one with uv", "sending uv"]
+    assert not (envs / ".scratch.part").exists()
+
+
+def test_the_program_is_taken_out_of_its_wheel(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "uv.whl", "w") as wheel:
+        wheel.writestr("uv-1.data/scripts/uv", "#!/bin/sh\n")
+    uv_binary.unpack(tmp_path / "uv.whl", tmp_path / "uv")
+    assert (tmp_path / "uv").read_text() == "#!/bin/sh\n" and (tmp_path / "uv").stat().st_mode & 0o111
+    with pytest.raises(BadInput, match="no uv for Plan9"):
+        uv_binary.uv_for("Plan9", "mips")
+    (tmp_path / "torn.whl").write_text("torn")
+    with pytest.raises(BadInput, match="no program uv"):
+        uv_binary.unpack(tmp_path / "torn.whl", tmp_path / "uv")
 
 
 def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
