@@ -79,8 +79,20 @@ def reply_bytes(parameters: int, codec: str, members: int) -> float:
 
 def all_to_all_factor(members: int) -> float:
     """Return how much longer an exchange of the torch engine takes than its bytes need: 1 with two members, 1.4 with
-    four, measured on links of 50, 100 and 200 Mbit/s (docs/performance-lab.md); straight between, 1.4 beyond."""
+    four, measured on links of 50, 100 and 200 Mbit/s (docs/performance-lab.md); straight between, 1.4 beyond.
+
+    A collective ends with its slowest flow, and the links of the others stand still until then.
+    """
     return 1.0 + 0.2 * min(2, members - 2)
+
+
+def behind_by_uneven_flows(flows: int) -> float:
+    """Return which share of the way down waits for the way up where flows share the hub's interface: 0 for one, 0.15
+    for three (fitted to lab runs with four hosts), straight between, 0.15 beyond.
+
+    They never get equal parts of it, and the hub averages a chunk when the last member has sent it.
+    """
+    return 0.075 * min(2, max(0, flows - 1))
 
 
 def transfer(size: float, rate: float) -> float:

@@ -112,8 +112,14 @@ class ExchangeCosts:
         share = min(1.0, cost_model.CHUNK / self._trainable)
         others = {part.kind: max(p.seconds for p in parts if p.kind == part.kind) for part in parts}
         del others[slowest.kind]
-        both_ways = parts[0].seconds if choice.hub else 0.0
-        return share * (sum(others.values()) + both_ways)
+        network = parts[0]
+        behind = 0.0
+        if choice.hub:
+            flows = sum(not self._cluster.same_host(name, choice.hub) for name in choice.members)
+            behind = share
+            if network.kind in ("interface", "air"):
+                behind += (1.0 - share) * cost_model.behind_by_uneven_flows(flows)
+        return share * sum(others.values()) + behind * network.seconds
 
     def _operation(self, choice: Choice) -> float:
         """Return the fixed time of an exchange, of which processors without a whole core need more."""
