@@ -259,7 +259,7 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
                 "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of them waited for",
                 "mode": "markers",
                 "name": label(evidence.name(rank))[:40],
-                "marker": {"size": 5, "color": _COLOURS[rank % len(_COLOURS)]},
+                "marker": {"size": max(4, 10 - 2 * len(traces)), "color": _COLOURS[rank % len(_COLOURS)]},
             }
         )
     note = "From the start of an exchange to its result, as each machine saw it."

@@ -125,11 +125,12 @@ def strategy(evidence: Evidence) -> str:
     best = planning.best if planning else None
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
-    reasons = "".join(f"<li>{text(_words(reason))}</li>" for reason in (*planning.reasons, *best.reasons))
+    words = dict.fromkeys(_words(reason) for reason in (*planning.reasons, *best.reasons))  # each once
+    reasons = "".join(f"<li>{text(word)}</li>" for word in words)
     header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
     ranking = [_candidate(one, one is best) for one in planning.ranking[:SHOWN_CANDIDATES]]
     left = len(planning.ranking) - len(ranking)
-    more = f"<p>{left} more candidates are in planning.json.</p>" if left > 0 else ""
+    more = f"<p>Candidates that are in planning.json and not here: {left}.</p>" if left > 0 else ""
     listed = f"<ul>{reasons}</ul>" if reasons else ""
     return facts(rows) + listed + table(header, ranking, numbers=range(3, 8)) + more
 
@@ -226,7 +227,7 @@ def notices(evidence: Evidence) -> str:
 
 def _notice(evidence: Evidence, kind: str, notice: Notice) -> str:
     who = evidence.name(notice.member) if notice.member >= 0 else "run"
-    when = f"{_moment(notice.time)} {kind}, {who}:"
+    when = f"{_moment(notice.time)} UTC {kind}, {who}:"
     hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
     return f'<li class="{kind}"><span>{text(when)}</span> {text(notice.message)}{hint}</li>'
 

@@ -15,6 +15,7 @@ from app.html_report import open_report, write_report
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded
+from app.demo.run import write_demo_run
 from cli_typer import main
 from distributed.plan_feedback import Comparison
 from distributed.planning import Choice
@@ -76,6 +77,15 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     page = shown(run)
     assert "500 ms" in page and "600 ms" in page and "1.20" in page
     assert "prediction" in {chart.id for chart in charts_of(read_evidence(run))}
+
+
+def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
+    run = write_demo_run(tmp_path, 3)
+    page = shown(run)
+    assert "<td>chosen</td>" in page and "one machine alone" in page and "measured / predicted" in page
+    assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
+    (run / "planning.json").write_text("{}")
+    assert "No plan was kept with this run" in shown(run)
 
 
 def test_names_and_messages_from_outside_are_only_text(tmp_path: Path) -> None:
