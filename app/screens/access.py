@@ -137,6 +137,12 @@ class AccessScreen(StepScreen):
     def action_skip(self) -> None:
         self.do(actions.Skip(self.table.cursor))
 
+    def copied(self) -> str:
+        """What is to be typed about the selected machine."""
+        row = self._selected()
+        wanted = (row.compare or row.fix) if row is not None else ""
+        return wanted or super().copied()
+
     def headless(self) -> str:
         names = [row.name for row in self.state.picked if not row.here]
         return command_line("access", *names)

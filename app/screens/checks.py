@@ -110,7 +110,7 @@ class ChecksScreen(StepScreen):
 
     def copied(self) -> str:
         finding = self._finding(self.state, self.table.cursor)
-        return finding.fix if finding is not None and finding.fix else self.headless()
+        return finding.fix if finding is not None and finding.fix else super().copied()
 
     def headless(self) -> str:
         return command_line("distributed-check", self.state.answers.profile)

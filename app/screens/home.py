@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
 NEW, DOCTOR = "new", "doctor"
+_AROUND = 10
+"""Lines of the screen that are not the list's."""
+_LONG = 40
+"""Characters of a description above which it may be cut in its row."""
 _FINISHED = 5
 """Finished runs that are listed; ``runs list`` has them all."""
 
@@ -58,14 +62,17 @@ class HomeScreen(StepScreen):
         done = [run for run in state.home.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.profiles if profile.saved]
         shipped = [profile for profile in state.home.profiles if not profile.saved]
-        return [
-            *_section("Running now", [_run(app, run) for run in live]),
-            *_section("Begin", [_line(NEW, "New set-up", "machines, job, way to train: then a plan to confirm")]),
-            *_section("Again", [_profile(app, profile) for profile in saved]),
-            *_section("Ready-made", [_profile(app, profile) for profile in shipped]),
-            *_section("Finished", [_run(app, run) for run in done]),
-            *_section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *_findings(app, state)]),
+        sections = [
+            _section("Running now", [_run(app, run) for run in live]),
+            _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train: then a plan to confirm")]),
+            _section("Again", [_profile(app, profile) for profile in saved]),
+            _section("Ready-made", [_profile(app, profile) for profile in shipped]),
+            _section("Finished", [_run(app, run) for run in done]),
+            _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *_findings(app, state)]),
         ]
+        shown = [section for section in sections if section]
+        airy = sum(map(len, shown)) + len(shown) <= self.app.size.height - _AROUND
+        return [row for place, section in enumerate(shown) for row in (*_gap(place if airy else 0), *section)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
@@ -80,7 +87,8 @@ class HomeScreen(StepScreen):
 
     def _about(self, profile: ProfileRow) -> list[Content]:
         machines = [_presence(cast(MusterApp, self.app), one) for one in profile.machines]
-        return [*([join(*machines)] if machines else []), *cause_lines(profile)]
+        about = [muted(profile.description)] if len(profile.description) > _LONG else []
+        return [*about, *([join(*machines)] if machines else []), *cause_lines(profile)]
 
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
@@ -120,7 +128,8 @@ class HomeScreen(StepScreen):
         self.do(actions.Refresh())
 
     def action_back(self) -> None:
-        cast(MusterApp, self.app).action_leave()
+        if not self.end_filters():
+            cast(MusterApp, self.app).action_leave()
 
     def headless(self) -> str:
         kind, _, name = self.table.cursor.partition(":")
@@ -131,6 +140,11 @@ class HomeScreen(StepScreen):
 
 def _section(title: str, rows: Sequence[Row]) -> list[Row]:
     return [Row(f"section:{title}", (muted(title), Content("")), selectable=False), *rows] if rows else []
+
+
+def _gap(place: int) -> list[Row]:
+    """An empty line before every section but the first."""
+    return [Row(f"gap:{place}", (Content(""),), selectable=False)] if place else []
 
 
 def _line(key: str, name: str, about: str) -> Row:

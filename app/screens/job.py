@@ -153,10 +153,6 @@ class JobScreen(StepScreen):
         self._open = not self._open
         self.draw()
 
-    def action_filter(self) -> None:
-        super().action_filter()
-        self.draw()
-
     def action_reset(self) -> None:
         self.do(actions.ResetOption(self.table.cursor.removeprefix("option:")))
 

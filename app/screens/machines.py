@@ -63,7 +63,7 @@ class MachinesScreen(StepScreen):
 
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
-        lines += [_path(cast(MusterApp, self.app), path) for path in row.paths]
+        lines += [_path(cast(MusterApp, self.app), path) for path in row.paths if not row.here]
         found = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
         about = ", ".join(filter(None, (row.system, found)))
         lines += [muted(about)] if about and not row.here else []
@@ -72,7 +72,12 @@ class MachinesScreen(StepScreen):
         return lines
 
     def head(self, state: WizardState) -> Content:
-        return Content("\n").join([literal(line, "$text-warning") for line in state.machines.advice])
+        if not state.machines.advice:
+            return Content("")
+        dash = "- " if cast(MusterApp, self.app).ascii_only else "· "
+        others = any(not row.here for row in state.machines.rows)
+        first = [] if others else [literal("No other machine was found so far.", "$text-warning")]
+        return Content("\n").join([*first, *[muted(dash + line) for line in state.machines.advice]])
 
     def empty(self, state: WizardState) -> Content:
         return muted("Looking for machines: " + ", ".join(state.machines.searched))

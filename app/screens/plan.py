@@ -22,7 +22,7 @@ from app.wizard.steps import Step
 
 _COLUMNS = (
     Column("machine", "machine", most=26, least=14),
-    Column("what", "what changes there", most=90, least=20),
+    Column("what", "what changes there", most=90, least=20, folds=True),
     Column("bytes", "size", right=True, most=9, least=6),
 )
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
@@ -103,6 +103,9 @@ class PlanScreen(StepScreen):
         about = [muted("The choices are kept in profiles/saved; Home offers them next time.")]
         value = self.state.answers.save_as or self.state.plan.profile
         self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Name it"), answered)
+
+    def copied(self) -> str:
+        return self.headless()
 
     def headless(self) -> str:
         return self.state.plan.command or command_line("distributed-train", self.state.answers.profile)

@@ -201,13 +201,22 @@ class StepScreen(BaseScreen):
         self.do(actions.Next())
 
     def action_back(self) -> None:
-        self.do(actions.Back())
+        if not self.end_filters():
+            self.do(actions.Back())
+
+    def on_row_table_filtered(self) -> None:
+        self.draw()
 
     def action_retry(self) -> None:
         self.do(actions.Retry(self.table.cursor))
 
     def headless(self) -> str:
         return command_line("--help")
+
+    def copied(self) -> str:
+        """The selected row, as text."""
+        row = self.table.row
+        return " ".join(row.plain.split()) if row is not None else self.headless()
 
 
 _NETWORKED = (Step.ACCESS, Step.CHECKS, Step.LINKS)

@@ -147,7 +147,7 @@ def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ..
         Content.assemble(muted(drawn), f"{row.communication:5.0%}"),
         literal(bytes_text(row.bytes_per_hour) if row.bytes_per_hour else "-"),
         literal(str(row.interval) if row.periodic else "-"),
-        literal(duration_text(row.total_seconds)),
+        literal(duration_text(row.total_seconds or None)),
         literal(f"+{row.loss_increase:.1%}" if row.loss_increase else "-"),
     )
 
@@ -155,12 +155,18 @@ def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ..
 def _about(row: CandidateRow) -> list[Content]:
     who = ", ".join(row.members)
     lines = [literal(f"over {row.over}: {who}" if row.over and not row.alone else who)]
-    lines.append(muted(f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"))
-    lines.append(muted(f"whole run {duration_text(row.total_seconds)}, loss +{row.loss_increase:.2%} at most expected"))
+    if row.step_seconds:
+        lines.append(muted(f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"))
+        time = duration_text(row.total_seconds)
+        lines.append(muted(f"whole run {time}, loss +{row.loss_increase:.2%} at most expected"))
+    else:
+        lines.append(muted("its speed was not measured"))
     if row.periodic:
         lines.append(muted(f"one exchange every {row.interval} steps ([ and ] move it)"))
     return [*lines, *cause_lines(row)]
 
 
 def _seconds(seconds: float) -> str:
+    if not seconds:
+        return "-"  # not measured
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"

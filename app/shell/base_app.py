@@ -35,7 +35,7 @@ _LEAVING = ("ctrl+c", "ctrl+q", "q")
 
 @dataclass(frozen=True)
 class CommandRecord:
-    """One command that was run on a machine."""
+    """One command that was run on a machine; without a machine, one line of what was done."""
 
     machine: str
     command: str

@@ -110,7 +110,9 @@ class BaseScreen(Screen[None]):
             self.query_one(KeyBar).offer(self.offered_keys())
 
     def action_back(self) -> None:
-        """Go to where this screen was opened from."""
+        """Go to where this screen was opened from; a filter ends first."""
+        if self.end_filters():
+            return
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
         else:
@@ -137,6 +139,13 @@ class BaseScreen(Screen[None]):
         if tables:
             focused = self.focused
             (focused if isinstance(focused, RowTable) else tables[0]).open_filter()
+
+    def end_filters(self) -> bool:
+        """Show all rows of all tables again; whether any were hidden."""
+        from app.shell.row_table import RowTable  # a cycle at the top
+
+        ended = [table.end_filter() for table in self.query(RowTable)]
+        return any(ended)
 
     def action_retry(self) -> None:
         """Try again; a screen that can says how."""

@@ -139,21 +139,23 @@ class QuestionDialog(Dialog):
 
 
 class CommandLogDialog(Dialog):
-    """Every command that was run on any machine."""
+    """Every command that was run on any machine, and what else was done there."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
     def __init__(self, records: Sequence[CommandRecord]) -> None:
-        super().__init__("Commands run on machines")
+        super().__init__("What was done on which machine")
         self._records = records
 
     def content(self) -> Content:
         if not self._records:
-            return literal("None yet. What is run on a machine, this one included, is listed here.", "$text-muted")
+            return literal("Nothing yet. What is run on a machine, this one included, is listed here.", "$text-muted")
         return Content("\n").join([_record(record) for record in self._records])
 
 
 def _record(record: CommandRecord) -> Content:
+    if not record.machine:
+        return literal(record.command)
     at = "" if record.at is None else time.strftime("%H:%M:%S  ", time.localtime(record.at))
     outcome = record.outcome or "runs"
     seconds = "" if record.seconds is None else f" in {record.seconds:.1f} s"

@@ -24,6 +24,8 @@ class Column:
     """Cells it takes at most."""
     least: int = 6
     """Cells below which it is rather left out."""
+    folds: bool = False
+    """Whether what does not fit goes on in the next line, instead of being cut."""
     rank: int = 0
     """The highest rank is left out first where there is no room; 0 always stays."""
 
@@ -120,17 +122,23 @@ def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]
 
 
 def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: int) -> list[Line]:
-    """Return the lines of one row: its first cell is folded and never cut, the others end with an ellipsis."""
-    shown = [(place, column) for place, column in enumerate(columns) if column.key in cells]
-    first, *rest = shown
-    folded = row.cells[first[0]].fold(cells[first[1].key]) if row.cells else [Content("")]
-    head = [_fitted(folded[0], first[1], cells[first[1].key])]
-    head += [_fitted(row.cells[place], column, cells[column.key]) for place, column in rest if place < len(row.cells)]
-    lines = [Line(row.key, Content(" " * GAP).join(head).rstrip(), True)]
-    lines += [Line(row.key, more, False) for more in folded[1:]]
+    """Return the lines of one row: its first cell is folded and never cut, others may end with an ellipsis."""
+    shown = [(place, column) for place, column in enumerate(columns) if column.key in cells and place < len(row.cells)]
+    parts = [_parts(row.cells[place], column, cells[column.key], place == 0) for place, column in shown]
+    lines = []
+    for number in range(max((len(part) for part in parts), default=1)):
+        pieces = [part[number] if number < len(part) else Content("") for part in parts]
+        fitted = [_fitted(piece, column, cells[column.key]) for piece, (_, column) in zip(pieces, shown)]
+        lines.append(Line(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
     for detail in row.detail:
         lines += [Line(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
     return lines
+
+
+def _parts(cell: Content, column: Column, width: int, first: bool) -> list[Content]:
+    if first:
+        return cell.fold(width)
+    return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
 
 
 def _fitted(cell: Content, column: Column, width: int) -> Content:

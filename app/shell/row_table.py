@@ -75,6 +75,9 @@ class RowTable(ScrollView, can_focus=True):
     class Ticked(_OfRow):
         """Space was pressed on a row."""
 
+    class Filtered(_OfRow):
+        """Other rows are wanted: ``table.filter_text`` has changed."""
+
     def __init__(
         self,
         columns: Sequence[Column],
@@ -133,6 +136,7 @@ class RowTable(ScrollView, can_focus=True):
 
     def watch_filter_text(self) -> None:
         self._arrange()
+        self.post_message(self.Filtered(self, self._cursor))
 
     def _arrange(self) -> None:
         before = [row.key for row in self._rows]
@@ -267,3 +271,11 @@ class RowTable(ScrollView, can_focus=True):
         from app.shell.filter_line import FilterLine  # only when asked for
 
         FilterLine.open(self)
+
+    def end_filter(self) -> bool:
+        """Show all rows again; whether there was a filter."""
+        from app.shell.filter_line import FilterLine  # only when asked for
+
+        was, self.filter_text = bool(self.filter_text), ""
+        self.screen.query(FilterLine).remove()
+        return was

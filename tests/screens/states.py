@@ -81,15 +81,18 @@ def _stages(*done: Status) -> tuple[tuple[str, Status], ...]:
 
 ACCESS = (
     AccessRow("SHA256:attic", "attic", BAD, "port closed", "it answers, but no SSH server listens on port 22",
-              "sudo systemctl enable --now ssh", stages=_stages(BAD), code="port_closed", where="192.168.7.9:22", user="ada"),
+              "sudo systemctl enable --now ssh", stages=_stages(BAD), code="port_closed", where="192.168.7.9:22",
+              user="ada"),
     AccessRow("SHA256:mini", "mini", BAD, "key changed", "its host key is not the one it had before",
               "find out why; then: ssh-keygen -R mini", stages=_stages(OK, BAD), code="host_key_changed"),
     AccessRow("SHA256:pc", "pc", BAD, "password", "none of our keys fits", "its password, given once, installs our key",
               stages=_stages(OK, OK, BAD), code="no_key", need=Need.PASSWORD, where="192.168.7.22:22", user="ada"),
     AccessRow("SHA256:studio", "studio", BAD, "first meeting", "its ed25519 host key was never seen here",
-              stages=_stages(OK, BAD), need=Need.TRUST, fingerprint="SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo",
+              stages=_stages(OK, BAD), need=Need.TRUST,
+              fingerprint="SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo",
               compare="ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", where="192.168.7.21:22", user="ada"),
-    AccessRow("SHA256:tower", "tower", OK, "ready", stages=_stages(OK, OK, OK, OK), where="192.168.7.27:22", user="ada"),
+    AccessRow("SHA256:tower", "tower", OK, "ready", stages=_stages(OK, OK, OK, OK), where="192.168.7.27:22",
+              user="ada"),
 )  # fmt: skip
 CHECKS = (
     CheckRow("SHA256:desk", "desk", OK, "ready",
@@ -130,7 +133,8 @@ JOB = Job(
     ),
     ("whisper-tiny", "whisper-small"), ("recordings",), "whisper-tiny", "recordings",
     DataRow("data", "recordings", WARN, "1 broken", "1 file cannot be read", "it is left out", samples=6400, hours=5.3,
-            columns=("audio", "text"), splits=(("train", 6400), ("test", 240)), broken=("clips/0412.wav",), broken_count=1),
+            columns=("audio", "text"), splits=(("train", 6400), ("test", 240)), broken=("clips/0412.wav",),
+            broken_count=1),
     (FitRow("SHA256:desk", "desk", OK, "fits", needed=3_000_000_000, free=24_000_000_000),
      FitRow("SHA256:studio", "studio", OK, "fits", needed=3_000_000_000, free=50_000_000_000)),
     OK,
@@ -152,7 +156,8 @@ STRATEGY = Strategy(
 PLAN = Plan(
     (
         ChangeRow("desk|run", "desk", OK, sign="+", machine="desk", what="the run's folder in output/"),
-        ChangeRow("studio|code", "studio", OK, sign="+", machine="studio", what="code of this version", bytes=1_400_000),
+        ChangeRow("studio|code", "studio", OK, sign="+", machine="studio", what="code of this version",
+                  bytes=1_400_000),
         ChangeRow("studio|env", "studio", OK, sign="~", machine="studio", what="torch 2.4.1 becomes 2.8.0"),
     ),
     85_400_000, ("hub on 192.168.7.20:47100",), 113.0, "diloco mxfp4 every 10 steps over the hub on desk",

@@ -9,7 +9,6 @@ import re
 import select
 import struct
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ class Terminal:
         kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, *words], stdin=slave, stdout=slave, stderr=slave, cwd=REPOSITORY, start_new_session=True,
+            words, stdin=slave, stdout=slave, stderr=slave, cwd=REPOSITORY, start_new_session=True,
             env={**kept, "TERM": "xterm-256color", **environment},
         )  # fmt: skip
         os.close(slave)
@@ -56,6 +55,14 @@ class Terminal:
             assert time.monotonic() < end, self.words[-2000:]
             self._read(0.2)
         return time.monotonic() - self.began
+
+    def written_since(self, text: str, mark: int, patience: float = PATIENCE) -> float:
+        """Read until a text was written after ``mark`` bytes; return the seconds that took."""
+        begin = time.monotonic()
+        while text.encode() not in ESCAPE.sub(b"", self.written[mark:]):
+            assert time.monotonic() - begin < patience, self.words[-2000:]
+            self._read(0.05)
+        return time.monotonic() - begin
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())

@@ -1,4 +1,4 @@
-"""The terminal changes its size: nothing breaks, focus and selection stay; too small is said, and no key acts unseen."""
+"""The terminal changes its size: focus and selection stay; too small is said, and no key acts unseen."""
 
 from __future__ import annotations
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 
+from tests.lab.host import REPOSITORY
 from tests.screens.terminal import ESCAPE, Terminal
 
 SET_UP = """
@@ -15,7 +20,7 @@ sys.exit(run_wizard(FakeServices(), "", "--ascii" in sys.argv))
 
 
 def set_up(*arguments: str, **environment: str) -> Terminal:
-    return Terminal("-c", SET_UP, *arguments, environment=environment)
+    return Terminal(sys.executable, "-c", SET_UP, *arguments, environment=environment)
 
 
 def visit(terminal: Terminal) -> None:
@@ -52,3 +57,28 @@ def test_it_is_left(keys: str, code: int) -> None:
         terminal.until("New set-up")
         terminal.press(keys)
         assert terminal.end() == code
+
+
+def test_home_is_painted_within_a_second_of_work() -> None:
+    """Of ``wizard.py`` itself; in processor time, for other programs may hold the processors meanwhile."""
+    with Terminal(sys.executable, "wizard.py") as terminal:
+        terminal.until("New set-up")
+        used = psutil.Process(terminal.process.pid).cpu_times()
+        terminal.press("\x03")
+        assert terminal.end() == 130
+    assert used.user + used.system < 1.0
+
+
+def test_without_a_terminal_it_is_plain_text() -> None:
+    done = subprocess.run(
+        [sys.executable, "wizard.py"], stdin=subprocess.DEVNULL, capture_output=True, cwd=REPOSITORY, check=False
+    )
+    assert done.returncode == 2
+    assert b"distributed-train" in done.stderr and b"\x1b" not in done.stdout + done.stderr
+
+
+def test_into_a_pipe_it_is_plain_text() -> None:
+    piped = f"import subprocess; print(subprocess.run([{sys.executable!r}, 'wizard.py'], stdout=-1).returncode)"
+    with Terminal(sys.executable, "-c", piped) as terminal:
+        assert terminal.end() == 0
+    assert b"\x1b" not in terminal.written and terminal.words.rstrip().endswith("2")
