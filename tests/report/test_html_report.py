@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from app.demo.run import write_demo_run
 from app.html_report import open_report, write_report
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded
-from app.demo.run import write_demo_run
 from cli_typer import main
 from distributed.plan_feedback import Comparison
 from distributed.planning import Choice
