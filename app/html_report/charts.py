@@ -245,7 +245,7 @@ def _bytes(evidence: Evidence) -> Chart | None:
 
 
 def _synchronisations(evidence: Evidence) -> Chart | None:
-    traces = []
+    traces: list[dict[str, Any]] = []
     for rank, syncs in sorted(evidence.record.syncs.items()):
         if not any(sync.seconds > 0 for sync in syncs):
             continue
