@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app.follow import Follower
 from app.run_state import RunState, apply
+from app.trackers.start import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.keeping import Keeping, keeping
 from app.wizard.machine_looks import trust_in
@@ -67,12 +68,15 @@ def start(kept: Keeping, request: Request, see: See, config: Path | None) -> tup
         see(replace(_asking(names), progress=tuple(lines[-_LOG_LINES:])))
 
     profile = load_profile(kept.name, {}, config).profile
+    trackers = checked_trackers(profile.run.trackers)
     manner = Manner(tell, trust_in(request.trusted))
     launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, manner, PlanWish(planning=kept.planning))
     planned = launcher.plan()
     if kept.planning is not None and isinstance(request.planning, Forecast):
         planned = replace(planned, figures=request.planning.figures)
-    return launcher.start(planned, shlex.split(kept.command)), planned.plan
+    path = launcher.start(planned, shlex.split(kept.command))
+    start_trackers(path, trackers)
+    return path, planned.plan
 
 
 def follow(path: Path, plan: RunPlan, see: See) -> Path:
