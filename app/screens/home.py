@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -12,7 +13,7 @@ from app.console import command_line
 from app.screens.steering import cause_lines, mark, shown_state
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
-from app.shell.keys import Key
+from app.shell.keys import EVERYWHERE, Key
 from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
@@ -50,6 +51,8 @@ class HomeScreen(StepScreen):
         Key("d", "doctor", "Doctor", "Look at this computer: Python, devices, disk, memory."),
         Key("r", "retry", "Reload", "Read runs and profiles again.", shown=False),
     )
+
+    RIGHT_KEYS = (replace(EVERYWHERE[0], label="Leave", help="Leave; runs go on."), *EVERYWHERE[1:])
 
     _placed = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -107,7 +108,7 @@ class StepScreen(BaseScreen):
         yield Static(id="head", markup=False)
         with Container(id="main"):
             yield RowTable(self.columns(self.state), headed=self.HEADED, id="rows")
-            with VerticalScroll(id="side", can_focus=False):
+            with VerticalScroll(id="side", can_focus=self.DETAIL_BELOW):
                 yield Static(id="about", markup=False)
         yield Static(id="said", markup=False)
 
@@ -145,24 +146,15 @@ class StepScreen(BaseScreen):
         self._draw_table(state)
 
     def _draw_table(self, state: WizardState) -> None:
-        table = self.table
-        table.say_when_empty(self.empty(state))
-        rows = list(self.rows(state))
-        table.show(rows, columns=self.columns(state))
-        self._draw_detail(state, rows)
-
-    def _draw_detail(self, state: WizardState, rows: Sequence[Row]) -> None:
-        """Beside the table where there is room, else under the row itself."""
-        key = self.table.cursor
-        lines = tuple(self.detail(state, key))
+        """The rows, and what the selected one means: beside the table where there is room, else under the row."""
+        table, rows = self.table, self.rows(state)
+        lines = tuple(self.detail(state, table.cursor))
         self.query_one("#about", Static).update(Content("\n").join(lines))
         self.query_one("#side").set_class(not lines, "-nothing")
-        if self.DETAIL_BELOW or self.app.size.width >= WIDEST or not lines:
-            return
-        self.table.show(
-            [Row(row.key, row.cells, lines, row.selectable) if row.key == key else row for row in rows],
-            columns=self.columns(state),
-        )
+        if not self.DETAIL_BELOW and self.app.size.width < WIDEST:
+            rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
+        table.say_when_empty(self.empty(state))
+        table.show(rows, columns=self.columns(state))
 
     def _said(self, state: WizardState) -> Content:
         if state.notice and self._still_true(state):

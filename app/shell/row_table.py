@@ -103,10 +103,10 @@ class RowTable(ScrollView, can_focus=True):
     def show(self, rows: Iterable[Row], *, columns: Sequence[Column] | None = None) -> None:
         """Show these rows; the cursor stays on its row, or goes to the one that took its place."""
         rows = tuple(rows)
-        if columns is not None and tuple(columns) != self._columns:
-            self._columns = tuple(columns)
-        elif rows == self._all:
+        columns = self._columns if columns is None else tuple(columns)
+        if rows == self._all and columns == self._columns:
             return
+        self._columns = columns
         self._all = rows
         self._arrange()
 

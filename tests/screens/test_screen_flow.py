@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from textual.widgets import Input
 
 from app.screens.app import WizardApp
 from app.wizard.engine import Wizard
-from app.wizard.state import Need, WizardState
+from app.wizard.services import Sight
+from app.wizard.state import Machines, Need, WizardState
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
@@ -141,6 +143,12 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
+        assert services.see is not None
+        looked = Machines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
+        await asyncio.to_thread(services.see, Sight(looked))
+        await until_text(pilot, "No other machine was found so far.")
+        assert "switch on Remote Login there" in text(app)
+        assert "Looking for 6 s: _ssh._tcp on eth0, ~/.ssh/config" in text(app)
         await pilot.press("a")
         await until(pilot, lambda: list(app.screen.query(Input)))
         await pilot.press(*"ada", "at", *"studio", "enter")

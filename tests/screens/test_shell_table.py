@@ -14,8 +14,9 @@ from textual.pilot import Pilot
 
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
+from app.shell.dialogs import HelpDialog
 from app.shell.filters import ascii_text
-from app.shell.key_bar import key_line
+from app.shell.key_bar import KeyBar, key_line
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.row_layout import GAP, Column, Row, draw, header, widths
 from app.shell.row_table import RowTable
@@ -113,6 +114,21 @@ def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
         assert table.cursor == "k41"  # what stands where it stood
         table.show([])
         assert table.cursor == ""
+
+    run(TableApp(), drive)
+
+
+def test_a_click_selects_a_row_and_a_click_on_a_key_presses_it() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one(RowTable)
+        table.show(rows_of(["alpha", "beta", "gamma"]))
+        await pilot.pause()
+        await pilot.click(RowTable, offset=(4, 3))
+        assert table.cursor == "k2"
+        bar = pilot.app.screen.query_one(KeyBar)
+        await pilot.click(KeyBar, offset=(bar.region.width - 18, 0))  # on "? Help"
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, HelpDialog)
 
     run(TableApp(), drive)
 
