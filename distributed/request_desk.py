@@ -13,6 +13,7 @@ from distributed.requests import Action, Request, take_requests
 from profiles.errors import BadInput, MusterError
 from training.events import Event, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
 from training.local_run import LocalRun
+from training.plan import RunPlan
 
 _POLL = 0.05
 _ENDS = ("completed", "failed", "cancelled")
@@ -34,6 +35,14 @@ class Machines(Protocol):
         """
         ...
 
+    def letting_go(self, machine: str) -> tuple[int, ...]:
+        """Return the members that leave with a machine.
+
+        Raises:
+            BadInput: it is not one of the run, or the run cannot do without it.
+        """
+        ...
+
     def bring(self, request: Request) -> tuple[int, ...]:
         """Make a machine ready for the workers of a run, with code and data, and return its members.
 
@@ -46,15 +55,18 @@ class Machines(Protocol):
 
 
 class LocalMachines:
-    """A run on this machine: its members by the names of the plan; nothing needs to be brought."""
+    """A run on this machine: its members by their names; nothing needs to be brought."""
 
-    def __init__(self, names: dict[str, int]) -> None:
-        self._names = names
+    def __init__(self, plan: RunPlan) -> None:
+        self._names = {member.name: member.rank for member in plan.members}
 
     def ranks(self, machine: str) -> tuple[int, ...]:
         if machine not in self._names:
             raise BadInput(f"no member '{machine}' in this run", f"known: {', '.join(self._names)}")
         return (self._names[machine],)
+
+    def letting_go(self, machine: str) -> tuple[int, ...]:
+        return self.ranks(machine)
 
     def bring(self, request: Request) -> tuple[int, ...]:
         return self.ranks(request.machine)
@@ -121,7 +133,7 @@ class RequestDesk:
             return
         self._check(request)
         if request.action == "drop":
-            ranks = self._machines.ranks(request.machine)
+            ranks = self._machines.letting_go(request.machine)
             with self._lock:  # its end may be there before it is entered
                 self._run.drop(ranks)
                 self._begin(request, set(ranks))

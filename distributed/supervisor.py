@@ -146,6 +146,12 @@ class Supervisor:
             raise BadInput(f"{machine} is not a machine of this run", f"it has: {known}")
         return found
 
+    def letting_go(self, machine: str) -> tuple[int, ...]:
+        hub = hub_machine(self._links)
+        if hub is not None and hub.name == machine and self._plan.engine == "hub":
+            raise BadInput(f"{machine} carries the hub: the others would lose each other", "let another one go")
+        return self.ranks(machine)
+
     def bring(self, request: Request) -> tuple[int, ...]:
         if request.entry is not None and all(link.name != request.entry.name for link in self._seats):
             return self._bring_new(request.entry)

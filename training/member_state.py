@@ -85,7 +85,12 @@ def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[
     for problem in problems:
         warn(problem)
     gathered = exchange.gather("resume/steps", json.dumps(steps).encode())
-    common = set.intersection(*(set(json.loads(payload)) for payload in gathered.values()))
+    held = {rank: set(json.loads(payload)) for rank, payload in gathered.items()}
+    common = set.intersection(*held.values())
+    if not common and exchange.rank == min(held) and any(held.values()):
+        without = ", ".join(f"member {rank}" for rank, theirs in held.items() if not theirs)
+        why = f"{without} has none" if without else "each has others"
+        warn(f"there is no snapshot of one step on all members ({why}): the training starts from its beginning")
     return max(common, default=None)
 
 

@@ -8,7 +8,9 @@ import pytest
 from distributed.request_desk import LocalMachines, RequestDesk
 from distributed.requests import leave_request
 from profiles.errors import BadInput
+from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
+from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 
 
@@ -40,8 +42,8 @@ class Desk:
         self.folder = folder
         self.run = Told()
         self.said: list[Event] = []
-        machines = LocalMachines({"worker-0": 0, "worker-1": 1})
-        self.desk = RequestDesk(cast(LocalRun, self.run), folder, self.said.append, machines)
+        plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
+        self.desk = RequestDesk(cast(LocalRun, self.run), folder, self.said.append, LocalMachines(plan))
 
     def ask(self, *words: Any) -> None:
         leave_request(self.folder, *words)

@@ -1,0 +1,59 @@
+"""Requests to a run on this machine, in the process that started it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from distributed.request_desk import LocalMachines, RequestDesk
+from distributed.requests import leave_request
+from profiles.resolve import profile_from_options
+from tests.distributed.muster_runs import JOB, until
+from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
+from training.local_plan import plan_local_run
+from training.local_run import LocalOutcome, LocalRun
+from training.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.format(pause=0.02, gate="", model="nn.Linear(2, 2)"))
+    options = {"task": "custom", "model_path": f"{tmp_path / 'job.py'}:build", "max_steps": 5000, "threads": 1}
+    plan = plan_local_run(profile_from_options("mine", options), 2)
+    with RunFolder.create(tmp_path / "output", plan, []) as folder:
+        seen: list[Event] = []
+        run = LocalRun(plan, folder, lambda event: (desk(event), seen.append(event))[1])  # type: ignore[func-returns-value]
+        desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
+        run.start()
+        desk.open()
+        ended: list[LocalOutcome] = []
+        waiting = threading.Thread(target=lambda: ended.append(run.wait()))
+        waiting.start()
+
+        def answer(identity: str) -> str:
+            said = [e for e in folder.events() if isinstance(e, RequestEvent) and e.request == identity]
+            return said[-1].outcome if said else ""
+
+        def steps(rank: int) -> int:
+            return max((e.step for e in seen if isinstance(e, StepEvent) and e.member == rank), default=0)
+
+        try:
+            until(lambda: steps(1) > 3, 60.0)
+            for action, machine in (("snapshot", ""), ("drop", "worker-1"), ("add", "worker-1")):
+                identity = leave_request(folder.path, action, machine)  # type: ignore[arg-type]
+                until(lambda: answer(identity) in ("done", "refused"), 60.0)  # noqa: B023 - called at once
+                assert answer(identity) == "done"
+            back = steps(0)
+            until(lambda: steps(1) > back, 30.0)
+            leave_request(folder.path, "stop")
+            waiting.join(30.0)
+            assert ended[0].status == "cancelled"
+        finally:
+            run.kill()
+        written = [(e.member, e.step) for e in seen if isinstance(e, SnapshotEvent)]
+        assert {member for member, step in written if step == written[0][1]} == {0, 1}
+        statuses = [e.status for e in seen if isinstance(e, MemberEvent) and e.member == 1]
+        assert "lost" not in statuses and statuses.count("ready") == 3
