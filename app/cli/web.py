@@ -32,10 +32,26 @@ def web(
     path = find_run(output, run) if run else None
     listener = listen_on(listen, port)
     if not ipaddress.ip_address(listen).is_loopback:
-        say(f"warning: listening on {listen}: every machine that reaches it can try to come in; whoever is given the")
-        say("address below can watch and command what is shown; and nothing is encrypted: whoever reads the traffic of")
-        say("this network reads the screen and can take it over. Safer: leave --listen out, and from the other machine")
-        say(f"ssh -L {listener.getsockname()[1]}:{LOOPBACK}:{listener.getsockname()[1]} THIS_MACHINE")
+        for line in _meaning(listen, listener.getsockname()[1]):
+            say(line)
     say("open this address; it works once, Enter makes another one, Ctrl-C ends:")
     serve(path, listener, show_line)
     return ExitCode.DONE
+
+
+def _meaning(address: str, port: int) -> list[str]:
+    """Return what listening on the network means, in lines of a terminal."""
+    lines = [
+        f"warning: listening on {address}, port {port}, for other machines too",
+        "  every machine that reaches it can try to come in",
+        "  whoever is given the address below can watch and command what is shown",
+        "  nothing is encrypted: who reads this network's traffic can do the same",
+        f"  safer: without --listen, and there: ssh -L {port}:{LOOPBACK}:{port} THIS_MACHINE",
+    ]
+    if ipaddress.ip_address(address).is_unspecified:
+        from distributed.own_interfaces import own_addresses  # starts a program
+
+        found = [ipaddress.ip_address(one) for _, one in own_addresses()]
+        others = ", ".join(str(one) for one in found if not one.is_loopback and not one.is_link_local)
+        lines.append(f"  from there, instead of {LOOPBACK}: {others or 'no address found'}")
+    return lines
