@@ -59,7 +59,8 @@ class PlanScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if state.plan.status in (Status.WAITING, Status.WORKING):
             return ()
-        return facts(state.plan, cast(MusterApp, self.app).ascii_only)
+        room = self.query_one("#about").size.width or self.app.size.width // 2
+        return facts(state.plan, cast(MusterApp, self.app).ascii_only, room)
 
     def head(self, state: WizardState) -> Content:
         plan = state.plan
@@ -117,22 +118,29 @@ def _row(change: ChangeRow, named: bool) -> Row:
     return Row(change.key, (literal(change.machine if named else ""), what, size), tuple(cause_lines(change)))
 
 
-def facts(plan: Plan, ascii_only: bool) -> list[Content]:
-    """Return what a person should know of a plan before it begins."""
+def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:
+    """Return what a person should know of a plan before it begins, in lines of ``room`` cells."""
     lock, open_ = Mark.OK, Mark.WARNING
-    lines = [
-        _fact("copies", bytes_text(plan.bytes_to_copy)) if plan.bytes_to_copy else None,
-        _fact("training", duration_text(plan.seconds) + ", predicted") if plan.seconds else None,
-        _fact("ports", ", ".join(plan.ports)) if plan.ports else None,
-        *[_fact("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
-        *[_fact("in clear", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
-        _fact("saved as", plan.profile) if plan.profile else None,
-        _fact("command", plan.command, "bold") if plan.command else None,
-        *[_fact("writes" if not place else "", text) for place, text in enumerate(plan.files)],
-        _fact("plan hash", plan.hash[:16]) if plan.hash else None,
+    rows = [
+        ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
+        ("training", f"{duration_text(plan.seconds)}, predicted" if plan.seconds else "", ""),
+        ("ports", ", ".join(plan.ports), ""),
+        *[("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
+        *[("in clear", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
+        ("saved as", plan.profile, ""),
+        ("command", plan.command, "bold"),
+        *[("writes", text, "") for text in plan.files],
+        ("plan hash", plan.hash[:16], ""),
     ]
-    return [line for line in lines if line is not None]
+    lines, before = [], ""
+    for label, text, style in rows:
+        if text:
+            lines += _fact("" if label == before else label, literal(text, style), room)
+            before = label
+    return lines
 
 
-def _fact(label: str, text: str, style: str = "") -> Content:
-    return Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), literal(text, style))
+def _fact(label: str, text: Content, room: int) -> list[Content]:
+    folded = text.wrap(max(_LABEL, room - _LABEL))
+    labels = (label, *[""] * (len(folded) - 1))
+    return [Content.assemble((f"{name:<{_LABEL}}", "$text-muted"), line) for name, line in zip(labels, folded)]
