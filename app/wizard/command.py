@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 HEADLESS = """The guided set-up needs a terminal: its input or output is none. Without one, these commands do its work:
 
+  make demo                                             train a small Whisper on the shipped recordings
   python3 cli_typer.py profiles list                    what can be trained
   python3 cli_typer.py discover                         which machines there are
   python3 cli_typer.py access USER@HOST                 may we log in there
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(HEADLESS)
             return ExitCode.BAD_INPUT
-        services = _services(chosen.demo)
+        services = services_for(chosen.demo)
         if chosen.plain or os.environ.get("TERM", "") in ("", "dumb"):
             from app.wizard.plain import run_plain
 
@@ -64,7 +65,12 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.STOPPED
 
 
-def _services(scripted: int) -> Services:
+def services_for(scripted: int) -> Services:
+    """Return the real machines, or so many scripted ones.
+
+    Raises:
+        BadInput: there are not so many.
+    """
     if not scripted:
         from app.wizard.real_services import RealServices
 

@@ -163,7 +163,12 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
 
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
     stranger = refused(
-        ANNA, "unknown_host_key", need=Need.TRUST, status=Status.WARNING, fingerprint="SHA256:anna", compare="ssh-keygen"
+        ANNA,
+        "unknown_host_key",
+        need=Need.TRUST,
+        status=Status.WARNING,
+        fingerprint="SHA256:anna",
+        compare="ssh-keygen",
     )
     wizard = with_machines(make, FakeServices(access={"anna": stranger}), ANNA.key)
     wizard.do(do.Next())
@@ -192,7 +197,9 @@ def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
 
 
 def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
-    services = FakeServices(findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)})
+    services = FakeServices(
+        findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)}
+    )
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.CHECKS)
     until(wizard, lambda state: state.checks[1].status is Status.FAILED)

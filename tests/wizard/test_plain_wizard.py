@@ -1,0 +1,135 @@
+"""The set-up as questions and answers, over a scripted world: it reaches what the state machine reaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.wizard import actions as do
+from app.wizard import plain
+from app.wizard.engine import Wizard
+from app.wizard.plain import run_plain
+from app.wizard.prompts import BareLines, Questions, prompter
+from app.wizard.state import CheckRow, Need, Status
+from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
+from tests.wizard.scripted_person import ScriptedPerson
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "LOOK_FOR", 0.0)
+
+
+def test_enter_all_the_way_trains_here() -> None:
+    services, person = FakeServices(), ScriptedPerson(("Watch it here", "n"))
+    assert run_plain(services, ask=person, watch=lambda run: 7) == 0
+    assert [row.name for row in services.requests[-1].machines] == ["desk"]
+    assert person.said("attach")
+
+
+def test_the_run_is_watched_at_once() -> None:
+    seen: list[Path] = []
+    person = ScriptedPerson()
+
+    def watch(run: Path) -> int:
+        seen.append(run)
+        return 5
+
+    assert run_plain(FakeServices(), ask=person, watch=watch) == 5
+    assert seen == [Path("/runs/1")]
+
+
+def test_the_same_plan_as_the_state_machine() -> None:
+    answers = (
+        ("Numbers to pick", "2"),
+        ("NAME=VALUE", "learning_rate=0.01"),
+        ("H=STEPS", "H=20"),
+        ("save it", "n mine"),
+    )
+    services, person = FakeServices(), ScriptedPerson(*answers)
+    assert run_plain(services, ask=person) == 0
+    direct = FakeServices()
+    wizard = Wizard(direct)
+    try:
+        for action in (do.NewSetup(), do.SetOption("learning_rate", "0.01"), do.SaveAs("mine")):
+            wizard.do(action)
+        wizard.wait(lambda state: bool(state.machines.rows), 5)
+        wizard.do(do.Pick(ANNA.key))
+        while wizard.state.step.value != "strategy":
+            wizard.wait(lambda state: not state.blockers, 5)
+            wizard.do(do.Next())
+        wizard.wait(lambda state: state.strategy.status is Status.OK, 5)
+        wizard.do(do.SetInterval(20))
+        wizard.wait(lambda state: state.chosen is not None and state.chosen.interval == 20, 5)
+        wizard.do(do.Next())
+        wizard.wait(lambda state: state.plan.status is Status.OK, 5)
+        wizard.do(do.Confirm())
+        wizard.wait(lambda state: bool(state.launch.run), 5)
+    finally:
+        wizard.close()
+    assert services.requests[-1] == direct.requests[-1]
+    assert services.requests[-1].chosen is not None
+    assert services.requests[-1].chosen.interval == 20
+
+
+def test_a_stranger_is_compared_and_a_password_given() -> None:
+    stranger = refused(
+        ANNA,
+        "unknown_host_key",
+        need=Need.TRUST,
+        status=Status.WARNING,
+        fingerprint="SHA256:x",
+        compare="ssh-keygen -lf k",
+    )
+    locked = refused(BERT, "no_key_accepted", need=Need.PASSWORD, status=Status.WARNING, user="ada", where="bert:22")
+    services = FakeServices(access={"anna": stranger, "bert": locked}, passwords={"bert": "s3cret-word"})
+    person = ScriptedPerson(
+        ("Numbers", "2 3"), ("right machine", "y"), ("Password", "wrong"), ("Password", "s3cret-word")
+    )
+    assert run_plain(services, ask=person) == 0
+    assert person.said("SHA256:x") and person.said("ssh-keygen -lf k") and person.said("let us in")
+    assert not person.said("s3cret-word")
+    assert len(services.requests[-1].machines) == 3
+
+
+def test_a_machine_that_stays_out_is_skipped() -> None:
+    services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
+    person = ScriptedPerson(("Numbers", "2"), ("go on without it", "s 1"))
+    assert run_plain(services, ask=person) == 0
+    assert person.said("host_key_changed there") and person.said("fix: mend it")
+    assert [row.name for row in services.requests[-1].machines] == ["desk"]
+
+
+def test_what_can_be_mended_is_mended_on_demand() -> None:
+    services = FakeServices(
+        findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)}
+    )
+    person = ScriptedPerson(("Numbers", "2"), ("mend what is safe", "f"))
+    assert run_plain(services, ask=person) == 0
+    assert person.said("anna: mended")
+
+
+def test_a_launch_that_fails_shows_why_and_goes_on_without() -> None:
+    services = FakeServices(launch_problems=["anna: gone"])
+    person = ScriptedPerson(("Numbers", "2"), ("go on without that machine", "d anna"))
+    assert run_plain(services, ask=person) == 0
+    assert person.said("anna: gone")
+    assert len(services.requests[-1].machines) == 1
+
+
+def test_leaving_starts_nothing() -> None:
+    services = FakeServices()
+    assert run_plain(services, ask=ScriptedPerson(("save it", "q"))) == 0
+    assert "launch" not in services.asked and "save" not in services.asked
+
+
+def test_hostile_names_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    BareLines().say("evil\x1b[2J\u202ename\nnext")
+    assert capsys.readouterr().out == "evil\\x1b[2J\\u202ename\nnext\n"
+
+
+@pytest.mark.parametrize(("term", "kind"), [("dumb", BareLines), ("", BareLines), ("xterm", Questions)])
+def test_dumb_terminals_get_bare_lines(monkeypatch: pytest.MonkeyPatch, term: str, kind: type) -> None:
+    monkeypatch.setenv("TERM", term)
+    assert type(prompter()) is kind

@@ -1,0 +1,117 @@
+"""``wizard.py`` as a person starts it: on a terminal of its own, and where there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.demo.services import DemoServices
+from app.wizard import actions as do
+from app.wizard.command import services_for
+from app.wizard.engine import Wizard
+from app.wizard.state import AccessRow, Need, Status, WizardState
+from app.wizard.steps import Step
+from profiles.errors import BadInput
+from tests.wizard.own_terminal import OwnTerminal
+
+ROOT = Path(__file__).parents[2]
+WIZARD = str(ROOT / "wizard.py")
+_ASKS = re.compile(r"(leave:|leave \[1\]) *\Z")
+
+
+def fingerprint(*paths: Path) -> str:
+    files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.*")))
+    return hashlib.sha256(b"".join(str(file).encode() + file.read_bytes() for file in files)).hexdigest()
+
+
+def kept() -> str:
+    return fingerprint(
+        ROOT / "config.ini", *([ROOT / "profiles" / "saved"] if (ROOT / "profiles" / "saved").exists() else [])
+    )
+
+
+def test_without_a_terminal_it_says_what_to_type() -> None:
+    done = subprocess.run(
+        [sys.executable, WIZARD], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert b"cli_typer.py distributed-train" in done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\ntry:\n"
+        "    from app.wizard.command import main\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = ('torch', 'transformers', 'textual', 'pydantic', 'questionary')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--plain" in done.stdout
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: Path) -> None:
+    with OwnTerminal([WIZARD, "--plain", "--demo", "2"], tmp_path) as terminal:
+        terminal.wait_for("leave [1]")
+        terminal.type("")
+        terminal.wait_for("Machines, 2 of")
+        terminal.wait_for("leave:")
+        while "  2  " not in terminal.screen:
+            terminal.type("l")
+            terminal.wait_for("leave:")
+        terminal.type("2")
+        terminal.wait_for("leave:")
+        while "Plan, " not in terminal.screen:
+            last = terminal.screen.splitlines()[-1]
+            terminal.type("y" if "right machine" in last else "")
+            terminal.wait_for("leave:")
+        (plan,) = re.findall(r"  plan ([0-9a-f]{16})", terminal.screen)
+        assert "\x1b" not in terminal.screen
+        terminal.interrupt()
+        assert terminal.exit_code() == 130
+    wizard = Wizard(DemoServices(2, speed=20.0, output=tmp_path))
+    try:
+        wizard.do(do.NewSetup())
+        assert wizard.wait(lambda state: len(state.machines.rows) == 2, 30)
+        wizard.do(do.Pick(wizard.state.machines.rows[1].key, True))
+        while wizard.state.step is not Step.PLAN:
+            assert wizard.wait(lambda state: not state.blockers or _stranger(state) is not None, 60)
+            row = _stranger(wizard.state)
+            wizard.do(do.Next() if row is None else do.TrustKey(row.key, row.fingerprint))
+        assert wizard.wait(lambda state: state.plan.status in (Status.OK, Status.WARNING), 60)
+        assert wizard.state.plan.hash == plan
+    finally:
+        wizard.close()
+
+
+def _stranger(state: WizardState) -> AccessRow | None:
+    return next((row for row in state.access if row.need is Need.TRUST), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["Home, 1", "Plan, 5"])
+def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path, at: str) -> None:
+    before = kept()
+    with OwnTerminal([WIZARD, "--plain"], tmp_path) as terminal:
+        while at not in terminal.screen:
+            terminal.wait_until(_ASKS)
+            terminal.type("")
+        terminal.interrupt()
+        assert terminal.exit_code() == 130
+        assert "Traceback" not in terminal.screen
+    assert kept() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_number_of_scripted_machines_is_refused() -> None:
+    with pytest.raises(BadInput, match="1 to 8 machines"):
+        services_for(99)
