@@ -89,6 +89,13 @@ def of_run(curves: Mapping[int, Curves], name: str) -> Series:
     return (summed if name in SUMMED else merged)(own)
 
 
+def newest(curves: Mapping[int, Curves], name: str) -> float | None:
+    """Return the newest value of :func:`of_run` from the last bucket of every member, without joining the rest."""
+    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+    ends = [Series(series.width, (), series.last) for series in own]
+    return (summed if name in SUMMED else merged)(ends).newest
+
+
 def of_member(curves: Mapping[int, Curves], rank: int, name: str) -> Series:
     """Return one member's series; an empty one where it has none."""
     return curves.get(rank, {}).get(name, _EMPTY)

@@ -196,7 +196,9 @@ def ticks(window: Window, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
     first = math.ceil(window.bottom / step - 1e-9)
-    return [number * step for number in range(first, first + most + 1) if number * step <= window.top * (1 + 1e-12)]
+    slack = 1e-9 * span
+    inside = (number * step for number in range(first, first + most + 1))
+    return [value for value in inside if window.bottom - slack <= value <= window.top + slack]
 
 
 SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"

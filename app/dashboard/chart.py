@@ -77,7 +77,8 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     across, down = width - _LEFT - 1, height - 3
     window = window_of(data.curves, data.log, data.left, data.right, data.zero)
     if window is None:
-        return [_title(data, width), Content(""), literal(" " * (_LEFT + 1) + data.empty, "$text-muted")]
+        empty = literal(" " * (_LEFT + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
+        return [_title(data, width), Content(""), empty]
     raster = Raster(across, down, ascii_only)
     for curve in data.curves:
         raster.draw(curve, window)
@@ -85,7 +86,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     wall = "|" if ascii_only else "│"
     lines = [_title(data, width)]
     for row, runs in enumerate(raster.lines()):
-        label = f"{labels.get(row, ''):>{_LEFT}}"
+        label = f"{labels.get(row, ''):>{_LEFT}.{_LEFT}}"
         edge = ("+" if ascii_only else "┤") if row in labels else wall
         lines.append(Content.assemble((label + edge, "$text-muted"), *[(run.text, run.style) for run in runs]))
     return [*lines, _axis(data, window, across, ascii_only), _steps(window, across)]
@@ -148,4 +149,4 @@ def _steps(window: Window, across: int) -> Content:
     middle = f"{round((window.left + window.right) / 2)}"
     room = across - len(first) - len(last)
     text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last
-    return literal(" " * (_LEFT + 1) + text, "$text-muted")
+    return literal(" " * (_LEFT + 1) + text[:across], "$text-muted")

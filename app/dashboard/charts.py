@@ -13,7 +13,7 @@ from app.dashboard.chart import Chart, ChartData, value_text
 from app.dashboard.overview import marks
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
-from app.run_curves import names, of_member, of_run
+from app.run_curves import names, newest, of_member, of_run
 from app.run_series import Series, smoothed
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
@@ -160,6 +160,6 @@ class Charts(Pane):
 
 
 def _row(name: str, picture: Picture) -> Row:
-    newest = of_run(picture.state.curves, name).newest
-    value = "-" if newest is None else value_text(newest, unit_of(name))
+    last = newest(picture.state.curves, name)
+    value = "-" if last is None else value_text(last, unit_of(name))
     return Row(name, (literal(name), Content.styled(value, "$text-muted")))

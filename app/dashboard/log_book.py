@@ -17,15 +17,17 @@ from typing import Literal
 
 from app.console import bytes_text
 
-KEPT_LINES = 4000
-BYTES_A_LOOK = 1 << 17
+KEPT_LINES = 1000
+"""Of one file: one that says much does not push out what the others say."""
+KEPT_IN_ALL = 16_000
+BYTES_A_LOOK = 1 << 16
 """Bytes of one file that are read in one look."""
 LONGEST_LINE = 2000
 MOST_FILES = 256
 
 Level = Literal["error", "warning", "info"]
-_ERROR = re.compile(r"\b(error|critical|fatal|traceback|exception)\b|\w+(Error|Exception)\b:", re.IGNORECASE)
-_WARNING = re.compile(r"\bwarn(ing)?\b", re.IGNORECASE)
+_ERROR = re.compile(r"error\b|exception\b|\b(critical|fatal|traceback)\b", re.IGNORECASE)
+_WARNING = re.compile(r"warn(ing)?\b", re.IGNORECASE)
 _TIME = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?\]?\s+")
 
 
@@ -48,7 +50,7 @@ class LogBook:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[Path, _Tail] = {}
-        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._lines: dict[str, deque[LogLine]] = {}
         self._number = 0
         self.lines: tuple[LogLine, ...] = ()
         """What is kept, oldest first; a new tuple whenever it changes, so that another thread may take it."""
@@ -61,9 +63,11 @@ class LogBook:
         found = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
         for machine, time, text in _by_time(found):
             self._number += 1
-            self._lines.append(LogLine(self._number, machine, text, level_of(text), time))
+            own = self._lines.setdefault(machine, deque(maxlen=KEPT_LINES))
+            own.append(LogLine(self._number, machine, text, level_of(text), time))
         if found:
-            self.lines = tuple(self._lines)
+            every = sorted((line for own in self._lines.values() for line in own), key=lambda line: line.number)
+            self.lines = tuple(every[-KEPT_IN_ALL:])
         return bool(found)
 
     def _logs(self) -> list[Path]:
@@ -104,7 +108,9 @@ class _Tail:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
             whole, self._rest = [*whole, self._rest], b""
-        lines = [_text(line) for line in whole if line.strip()]
+        newest = whole[-(KEPT_LINES - 1) :]
+        skipped += sum(map(len, whole)) - sum(map(len, newest))
+        lines = [_text(line) for line in newest if line.strip()]
         remark = [f"... {bytes_text(skipped)} of this log were too quick to show; they are in {self._path.name}"]
         return remark + lines if skipped else lines
 

@@ -142,7 +142,7 @@ class DashboardScreen(BaseScreen):
             return self.KEYS
         own = self._pane.KEYS
         rest = self.KEYS
-        if not self._alive:
+        if not self._alive or self._in_its_terminal:
             gone = ("pause", "snapshot", "stop", "add", "drop")
             report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
             leave = Key("d", "detach", "Leave", "Leave.")
@@ -173,6 +173,12 @@ class DashboardScreen(BaseScreen):
     @property
     def _alive(self) -> bool:
         return self._picture.live and not self._replay and self._picture.state.status not in _FINAL
+
+    @property
+    def _in_its_terminal(self) -> bool:
+        """Whether the run belongs to the terminal that it was started in, which alone commands it."""
+        metadata = self._picture.metadata
+        return metadata is not None and metadata.run_type == "local"
 
     @property
     def _pane(self) -> Pane:
@@ -328,6 +334,9 @@ class DashboardScreen(BaseScreen):
         if not self._alive:
             self.notify("this run has ended", severity="warning")
             return
+        if self._in_its_terminal:
+            self.notify("press ctrl+c in the terminal that it was started in", severity="warning")
+            return
 
         def answered(sure: bool | None) -> None:
             if sure:
@@ -338,6 +347,9 @@ class DashboardScreen(BaseScreen):
     def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
         if self._replay:
             self.notify("this is a replay", severity="warning")
+            return False
+        if self._in_its_terminal:
+            self.notify("this run obeys the terminal that it was started in", severity="warning")
             return False
         wrong = self._commands.ask(action, time.time(), machine, entry)
         if wrong:

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.dashboard.braille import Curve, Raster, Window, sparkline, ticks, window_of
+from app.dashboard.chart import ChartData, Mark, drawn, value_text
+from app.run_series import Point
+
+point = st.builds(
+    lambda step, low, mean, high: Point(step, *sorted((low, mean, high))),
+    st.floats(0, 1e7), st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.floats(-1e12, 1e12),
+)  # fmt: skip
+curves = st.lists(st.builds(Curve, st.lists(point, max_size=20), band=st.sampled_from(["", "b"])), max_size=3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(curves, st.integers(10, 60), st.integers(4, 20), st.booleans(), st.booleans())
+def test_any_curve_fits_its_size(shown: list[Curve], width: int, height: int, log: bool, plain: bool) -> None:
+    lines = drawn(ChartData("loss", tuple(shown), log=log), width, height, plain)
+    assert len(lines) <= height
+    assert all(line.cell_length <= width for line in lines)
+    assert not plain or all(line.plain.replace("…", "").isascii() for line in lines)
+
+
+def rows(curve: Curve, window: Window, width: int = 10, height: int = 5) -> list[str]:
+    raster = Raster(width, height, ascii_only=True)
+    raster.draw(curve, window)
+    return ["".join(run.text for run in line) for line in raster.lines()]
+
+
+def test_a_line_goes_through_its_points() -> None:
+    line = rows(Curve([Point(n, n, n, n) for n in range(10)]), Window(0, 9, 0, 9))
+    assert (line[0].rstrip()[-1], line[-1][0]) == ("*", "*")
+
+
+def test_a_gap_is_left_where_there_are_no_values() -> None:
+    points = [Point(n, 1, 1, 1) for n in (0, 1, 8, 9)]
+    joined, parted = (rows(Curve(points, gap=gap), Window(0, 9, 0, 2))[2] for gap in (100, 2))
+    assert joined == "**********"
+    assert "   " in parted
+
+
+def test_the_band_lies_under_the_line() -> None:
+    line = rows(Curve([Point(n, 0, 5, 9) for n in range(10)], band="b"), Window(0, 9, 0, 9))
+    assert line[2] == "**********"
+    assert line[0] == line[4] == "::::::::::"
+
+
+def test_marks_stand_on_the_axis() -> None:
+    points = (Point(0, 1, 1, 1), Point(9, 2, 2, 2))
+    lines = drawn(ChartData(curves=(Curve(points),), marks=(Mark(9, "x", "x", ""),)), 30, 8)
+    assert lines[-2].plain.endswith("x")
+
+
+def test_a_logarithmic_scale_leaves_out_what_it_cannot_show() -> None:
+    window = window_of([Curve([Point(0, -1, -1, -1), Point(1, 1, 1, 1), Point(2, 100, 100, 100)])], log=True)
+    assert window is not None
+    assert (window.bottom, window.top, window.up(10)) == (1, 100, 0.5)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(1, 8))
+def test_ticks_are_inside_and_few(bottom: float, span: float, most: int) -> None:
+    window = Window(0, 1, bottom, bottom + span)
+    found = ticks(window, most)
+    assert len(found) <= most + 1
+    assert all(window.bottom - 1e-6 * span <= tick <= window.top + 1e-6 * span for tick in found)
+
+
+def test_values_are_short() -> None:
+    for value in (0.0, 1e-9, 0.123456, 1.0, 99_999.0, 1e12, -5e-4):
+        assert all(len(value_text(value, unit)) <= 9 for unit in ("", "B"))
+    assert (value_text(0.132, "%"), value_text(0.0042, "s"), value_text(2.5e9, "B")) == ("13.2 %", "4.2 ms", "2.5 GB")
+
+
+def test_a_sparkline_leaves_blanks_for_nothing() -> None:
+    assert sparkline([0, None, 4, 8], 5) == " ▁ ▅█"
+    assert sparkline([8], 3, ascii_only=True, top=16).isascii()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.dashboard.log_book import BYTES_A_LOOK, KEPT_LINES, LONGEST_LINE, LogBook, level_of, time_of
+
+
+def write(folder: Path, name: str, text: bytes) -> None:
+    with (folder / f"{name}.log").open("ab") as stream:
+        stream.write(text)
+
+
+def texts(book: LogBook) -> list[str]:
+    book.look()
+    return [f"{line.machine}: {line.text}" for line in book.lines]
+
+
+def test_lines_are_shown_when_they_are_whole_and_once(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    write(tmp_path, "a", b"one\ntw")
+    assert texts(book) == ["a: one"]
+    write(tmp_path, "a", b"o\n")
+    write(tmp_path, "b", b"three\n")
+    assert texts(book) == ["a: one", "a: two", "b: three"]
+
+
+def test_a_flood_costs_no_more_than_its_end(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    for number in range(5):
+        write(tmp_path, "a", b"".join(b"line %d of block %d\n" % (n, number) for n in range(20_000)))
+        book.look()
+    assert len(book.lines) <= KEPT_LINES
+    assert book.lines[-1].text == "line 19999 of block 4"
+    assert any("too quick to show" in line.text for line in book.lines)
+
+
+def test_one_machine_does_not_bury_what_another_says(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    write(tmp_path, "quiet", b"the link is down\n")
+    for _ in range(10):
+        write(tmp_path, "loud", b"blah\n" * KEPT_LINES)
+        book.look()
+    assert "quiet: the link is down" in texts(book)
+
+
+def test_one_look_reads_a_bounded_number_of_bytes(tmp_path: Path) -> None:
+    write(tmp_path, "a", b"x" * 99 + b"\n")
+    write(tmp_path, "a", (b"y" * 99 + b"\n") * 10_000)
+    book = LogBook(tmp_path)
+    book.look()
+    assert sum(len(line.text) + 1 for line in book.lines) <= BYTES_A_LOOK + 200
+
+
+def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    for _ in range(20):
+        write(tmp_path, "a", b"z" * 10_000)
+        book.look()
+    assert all(len(line.text) <= LONGEST_LINE + 3 for line in book.lines)
+
+
+def test_a_file_that_is_begun_again_is_read_from_its_start(tmp_path: Path) -> None:
+    book = LogBook(tmp_path)
+    write(tmp_path, "a", b"a long line of the first attempt\n")
+    book.look()
+    (tmp_path / "a.log").write_bytes(b"new\n")
+    assert texts(book)[-1] == "a: new"
+
+
+def test_lines_that_say_their_time_are_merged_by_it(tmp_path: Path) -> None:
+    write(tmp_path, "a", b"2026-01-01T09:00:00.500Z first\n2026-01-01T09:00:03Z third\n")
+    write(tmp_path, "b", b"2026-01-01T09:00:01Z second\nof two lines\n")
+    assert texts(LogBook(tmp_path)) == ["a: first", "b: second", "b: of two lines", "a: third"]
+
+
+def test_how_bad_a_line_sounds() -> None:
+    assert [level_of(text) for text in ("ERROR: x", "ValueError: y", "UserWarning: z", "step 3")] == [
+        "error", "error", "warning", "info",
+    ]  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=60))
+def test_any_beginning_of_a_line_is_no_error(text: str) -> None:
+    time, rest = time_of(text)
+    assert text.endswith(rest)
+    assert time is None or time > 0
+
+
+@settings(max_examples=25)
+@given(st.lists(st.binary(max_size=30), max_size=8))
+def test_any_bytes_are_shown(chunks: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        book = LogBook(Path(folder))
+        for chunk in chunks:
+            write(Path(folder), "a", chunk)
+            book.look()
+        assert book.lines == () or all("\n" not in line.text for line in book.lines)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from run_folders import BEGAN, started, steps
+
+from app.run_state import RunState, reduce_events
+from app.verdict import Alone, ending, lag, problems, slowest, verdict
+from training.events import ErrorEvent, MemberEvent, RunEvent
+
+LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
+
+
+def going(*more: object, until: int = 20) -> RunState:
+    return reduce_events([*started(), *steps(1, until), *more])  # type: ignore[list-item]
+
+
+def words(state: RunState, now: float = BEGAN + 20, **more: object) -> str:
+    said = verdict(state, now, **more)  # type: ignore[arg-type]
+    return " · ".join((said.word, *said.parts))
+
+
+def test_a_run_that_goes_well() -> None:
+    alone = Alone("studio", 12.0)
+    assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x of studio alone · done in 1:20"
+
+
+def test_without_a_prediction_no_speed_up_is_claimed() -> None:
+    assert "alone" not in words(going())
+
+
+def test_a_lost_machine_is_named_with_its_cause() -> None:
+    assert words(going(LOST)).startswith("Degraded · 2/3 machines · air lost (silent for 5 s)")
+
+
+def test_a_machine_that_is_back_is_over() -> None:
+    back = MemberEvent(member=1, time=BEGAN + 30, status="joined", name="air")
+    state = going(LOST, back, *steps(31, 40))
+    assert words(state, BEGAN + 40).startswith("Healthy · 3/3")
+    assert problems(state) == []
+
+
+def test_the_root_cause_comes_first() -> None:
+    after = ErrorEvent(member=2, time=BEGAN + 25, message="round failed")
+    assert [one.text for one in problems(going(after, LOST))] == ["air lost: silent for 5 s", "round failed"]
+
+
+def test_silence_is_noticed() -> None:
+    assert words(going(), BEGAN + 60).startswith("Stalled · 3/3 machines · no step for 0:40")
+
+
+def test_nobody_works_on_it() -> None:
+    assert words(going(), live=False) == "Interrupted · its supervisor is gone · step 20/100"
+
+
+@pytest.mark.parametrize(("status", "word"), [("completed", "Completed"), ("failed", "Failed"), ("paused", "Paused")])
+def test_what_the_run_says_of_itself(status: str, word: str) -> None:
+    state = going(RunEvent(time=BEGAN + 21, status=status, message="why"))  # type: ignore[arg-type]
+    assert words(state).startswith(word)
+
+
+def test_a_loss_that_is_no_number_is_watched() -> None:
+    assert words(going(*steps(21, 21, loss=float("nan")))).startswith("Watch · 3/3 machines · the loss is not a number")
+
+
+def test_the_end_is_told_with_its_doubt() -> None:
+    end = ending(going(), BEGAN + 20)
+    assert end is not None
+    assert (end.left, end.give_or_take) == pytest.approx((80.0, 0.0), abs=0.1)
+
+
+def test_who_computes_longest_holds_the_others_up() -> None:
+    state = reduce_events([*started(), *steps(1, 20, ranks=(0, 1)), *steps(1, 18, ranks=(2,), compute=1.5, wait=0.0)])
+    brake = slowest(state)
+    assert brake is not None
+    assert (brake.rank, lag(state, brake)) == (2, 2)
