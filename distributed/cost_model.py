@@ -23,11 +23,16 @@ OVERLAP = 0.4
 """Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
 BACKWARD = 2 / 3
 """Share of a micro-batch's compute that is backward: two products of matrices for each of forward."""
-HUB_MBIT = 5200.0
-"""Payload, in and out together, that a hub process works through in a second of one core, with TLS: 40 MB of two
-members in 0.234 s, of three in 0.372 s of processor time (benchmarks/exchange_work.py)."""
-MEMBER_MBIT = {"hub": 4400.0, "torch": 6800.0}
-"""The same for a member's own part, by engine: 80 MB in and out in 0.144 and 0.094 s of processor time."""
+FRAME = 0.0007
+"""Seconds of a core for every frame of the hub engine that a process sends or takes; a chunk is one frame a member and
+direction. Three codecs of one size tell frames from bytes: 1.3 M parameters of four members took a hub 0.062 s as fp32
+and 0.050 s as bf16."""
+HUB_MBIT = 9200.0
+"""Payload, in and out together, that a hub process works through in a second of one core beside that, with TLS. With
+frames 5200 in fp32: 40 MB of two members in 0.234 s, of three in 0.372 s (benchmarks/exchange_work.py)."""
+MEMBER_MBIT = {"hub": 7000.0, "torch": 6800.0}
+"""The same for a member's own part, by engine; with frames 4400 in fp32: 80 MB in and out in 0.144 s, torch 0.094 s."""
+FP32_HUB_MBIT = 5200.0
 CODEC_NS = {"fp32": (0.0, 0.0), "bf16": (0.7, 0.4), "fp16": (0.6, 0.4), "int8": (2.2, 1.7), "mxfp4": (4.3, 1.0),
             "topk": (16.2, 1.0)}  # fmt: skip
 """Nanoseconds of one core to encode and to decode a parameter (benchmarks/exchange_work.py)."""

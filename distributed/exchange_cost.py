@@ -91,26 +91,34 @@ class ExchangeCosts:
         return Exchange(seconds, slowest, tuple(sorted(moved.items())), work)
 
     def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
-        """Yield how long the processes at both ends work on an exchange of which each member carries so much.
+        """Yield how long the processes of each machine work on an exchange of which each member carries so much.
 
         A process has at most one core, and all of a machine have its cores between them.
         """
         own = self._own_work(choice, carried)
         hub = self._hub_work(choice, carried) if choice.hub else 0.0
         for name in choice.members:
-            here = sum(self._cluster.same_host(name, other) for other in choice.members) * own
-            here += hub if choice.hub and self._cluster.same_host(name, choice.hub) else 0.0
-            seconds = max(own / self._core(name), here / (self._cluster.machine(name).cores or here / own))
-            yield Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
+            if not (choice.hub and self._cluster.same_host(name, choice.hub)):
+                seconds = self._seconds(name, own, self._members_at(choice, name) * own)
+                yield Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
         if choice.hub:
-            seconds = hub / self._core(choice.hub)
+            all_there = hub + self._members_at(choice, choice.hub) * own
+            seconds = self._seconds(choice.hub, hub, all_there)
             yield Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
+
+    def _members_at(self, choice: Choice, place: str) -> int:
+        return sum(self._cluster.same_host(place, other) for other in choice.members)
+
+    def _seconds(self, name: str, one: float, together: float) -> float:
+        """Return how long a machine needs for core seconds of its busiest process and of all of them."""
+        cores = self._cluster.machine(name).cores
+        return max(one / self._core(name), together / cores if cores else 0.0)
 
     def _fill(self, choice: Choice, parts: Sequence[Bottleneck], slowest: Bottleneck) -> float:
         """Return how long the slowest part has nothing to do: while the first chunk comes to it and the last one goes
-        on through the others. The hub's network is two parts, up and down; a member is one at either end."""
+        on through the others. The network of a hub is two parts, up and down."""
         share = min(1.0, cost_model.CHUNK / self._trainable)
-        others = {part.kind: max(p.seconds for p in parts if p.kind == part.kind) for part in parts}
+        others = {part.kind: part.seconds for part in sorted(parts, key=lambda part: part.seconds)}
         del others[slowest.kind]
         network = parts[0]
         behind = 0.0
@@ -129,15 +137,20 @@ class ExchangeCosts:
     def _own_work(self, choice: Choice, carried: float) -> float:
         """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""
         decoded = 1.0 if choice.engine == "hub" else 2.0
-        moving = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine])
+        moving = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine]) + self._frames(choice, 1)
         return moving + cost_model.codec_seconds(self._trainable, choice.codec, 1.0, decoded)
 
     def _hub_work(self, choice: Choice, carried: float) -> float:
         """Return the core seconds of the hub, which decodes every member's vector and encodes the mean."""
         members = len(choice.members)
-        rate = self._cluster.machine(choice.hub).hub_mbit or cost_model.HUB_MBIT
-        coding = cost_model.codec_seconds(self._trainable, choice.codec, 1.0, members)
-        return cost_model.transfer(members * carried, rate) + coding
+        slower = cost_model.FP32_HUB_MBIT / (self._cluster.machine(choice.hub).hub_mbit or cost_model.FP32_HUB_MBIT)
+        moving = cost_model.transfer(members * carried, cost_model.HUB_MBIT) + self._frames(choice, members)
+        return slower * moving + cost_model.codec_seconds(self._trainable, choice.codec, 1.0, members)
+
+    def _frames(self, choice: Choice, members: int) -> float:
+        """Return the core seconds for the frames of so many members, up and down."""
+        chunks = max(1.0, self._trainable / cost_model.CHUNK)
+        return 2 * members * chunks * cost_model.FRAME if choice.engine == "hub" else 0.0
 
     def _core(self, name: str) -> float:
         """Return how much of one core a process there has; one where it is unknown."""
