@@ -22,7 +22,7 @@ from distributed.planning import Choice
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
-from tests.web.chromium import chromium, needs_chromium
+from tests.web.chromium import Page, chromium, needs_chromium
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
 
 HOSTILE = "</script><script>window.hit=1</script><img src=http://evil.test/x onerror=window.hit=1>\x1b[31m\u202e"
@@ -162,19 +162,13 @@ def test_a_browser_draws_every_chart_and_loads_nothing(tmp_path: Path) -> None:
             assert page.complaints == []
             assert {address.partition(":")[0] for address in page.requests} <= {"file", "data", "blob"}
 
-    asyncio.run(look())
-
-
-@needs_chromium
-def test_the_pages_policy_forbids_what_a_browser_would_load(tmp_path: Path) -> None:
-    """The check itself is checked: with an image from outside in the page, the browser complains."""
-    report = write_report(write_run(tmp_path, events()))
-    report.write_text(report.read_text().replace("<footer>", "<img src='http://evil.test/x'><footer>"))
-
-    async def look() -> list[str]:
-        async with chromium() as page:
+            # The check itself is checked: with an image from outside in the page, the browser complains.
+            report.write_text(report.read_text().replace("<footer>", "<img src='http://evil.test/x'><footer>"))
             await page.open(report.as_uri())
-            await page.until_true("document.documentElement.dataset.drawn")
-            return page.complaints
+            await page.until_true("document.querySelector('img') && document.documentElement.dataset.drawn")
+            await page.until(lambda: refused(page))
 
-    assert any("Content Security Policy" in complaint for complaint in asyncio.run(look()))
+    async def refused(page: Page) -> bool:
+        return any("Content Security Policy" in complaint for complaint in page.complaints)
+
+    asyncio.run(look())
