@@ -39,9 +39,9 @@ from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Trainer
 
-WARM_UP, STEPS, MOST_STEPS = 2, 6, 200
+WARM_UP, STEPS, MOST_STEPS = 2, 6, 60
 """Steps at one batch size: not counted, counted at least, counted at most."""
-LEAST_SECONDS, MOST_SECONDS = 4.0, 20.0
+LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
 """Of the counted steps at one batch size: a processor that others use is not equally fast in every second. A slow
 machine takes fewer steps, but one after its warm-up."""
 _STALL = 3.0
