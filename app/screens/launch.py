@@ -67,6 +67,8 @@ class LaunchScreen(StepScreen):
         return Content("\n").join([*parts, *([literal(launch.fix)] if launch.fix else [])])
 
     def empty(self, state: WizardState) -> Content:
+        if state.launch.status is Status.FAILED:
+            return Content("")
         return Content("\n").join(
             [muted(line) for line in state.launch.progress] or [muted("The run is being started.")]
         )

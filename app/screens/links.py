@@ -66,6 +66,8 @@ class LinksScreen(StepScreen):
         return matrix(links.names, links.rows, _NAME, _CELL) if wide and links.rows else Content("")
 
     def empty(self, state: WizardState) -> Content:
+        if state.links.status is Status.FAILED:
+            return Content("")
         lines = state.links.progress or ("Measuring." if state.busy else "No link to measure.",)
         return Content("\n").join([muted(line) for line in lines])
 

@@ -25,6 +25,7 @@ _COLUMNS = (
     Column("what", "what changes there", most=90, least=20, folds=True),
     Column("bytes", "size", right=True, most=9, least=6),
 )
+_RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
 _LABEL = 11
 
@@ -71,6 +72,8 @@ class PlanScreen(StepScreen):
         return literal(plan.way, "$text-success")
 
     def empty(self, state: WizardState) -> Content:
+        if Status.FAILED in (state.plan.status, state.strategy.status):
+            return Content("")
         return Content("\n").join(
             [muted(line) for line in state.strategy.progress] or [muted("The plan is being made.")]
         )
@@ -80,9 +83,15 @@ class PlanScreen(StepScreen):
         return "   ".join(filter(None, (f"profile {state.answers.profile}", time and f"about {time} of training")))
 
     def hint(self, state: WizardState) -> Content:
+        if Status.FAILED in (state.plan.status, state.strategy.status):
+            return muted("r tries again, b goes to the job, esc goes back.")
         if state.plan.saved:
             return literal("Saved: the command works now.", "$text-success")
         return muted("Enter starts. Until then nothing is changed anywhere.")
+
+    def offered_keys(self) -> tuple[Key, ...]:
+        failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
+        return (_RETRY, *self.KEYS[1:]) if failed else self.KEYS
 
     def action_go_on(self) -> None:
         self.do(actions.Confirm())

@@ -83,6 +83,8 @@ class StrategyScreen(StepScreen):
         )
 
     def empty(self, state: WizardState) -> Content:
+        if state.strategy.status is Status.FAILED:
+            return Content("")
         return Content("\n").join(
             [muted(line) for line in state.strategy.progress] or [muted("Nothing predicted yet.")]
         )

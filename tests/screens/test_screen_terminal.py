@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -82,3 +83,16 @@ def test_into_a_pipe_it_is_plain_text() -> None:
     with Terminal(sys.executable, "-c", piped) as terminal:
         assert terminal.end() == 0
     assert b"\x1b" not in terminal.written and terminal.words.rstrip().endswith("2")
+
+
+def test_a_fault_ends_in_two_lines_and_shows_no_variables(tmp_path: Path) -> None:
+    """A picture of all variables might hold a secret."""
+    broken = "from app.screens.home import HomeScreen\nHomeScreen.action_new = lambda self: 1 / 0\nsys.exit"
+    fault = SET_UP.replace("sys.exit", broken)
+    folder = {name: str(tmp_path) for name in ("XDG_STATE_HOME", "HOME")}
+    with Terminal(sys.executable, "-c", fault, environment=folder) as terminal:
+        terminal.until("New set-up")
+        terminal.press("n")
+        assert terminal.end() == 1
+    assert "error: unexpected: ZeroDivisionError: division by zero" in terminal.words
+    assert "hint: please report this" in terminal.words and "locals" not in terminal.words
