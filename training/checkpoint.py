@@ -117,6 +117,14 @@ class SnapshotStore:
                 verified.problems.append(f"{error.message}; passed over")
         return verified
 
+    def live(self, step: int) -> list[int]:
+        """Return the ranks that trained when the snapshot of ``step`` was written.
+
+        Raises:
+            DamagedSnapshot: it cannot be read.
+        """
+        return [int(rank) for rank in _read_manifest(self._folder(step))["state"].get("live", [])]
+
     def load(self, step: int, plan_hash: str | None = None) -> Snapshot:
         """Return the snapshot of ``step``, its tensors on the CPU.
 

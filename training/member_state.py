@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from training.checkpoint import Snapshot, SnapshotStore, load_optimizer, optimizer_tensors, restore_rng, rng_state
+from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors, restore_rng, rng_state
 from training.exchange.base import Anchor, Exchange
 from training.exchange.codecs import codec_by_name
 from training.strategies.flat import flatten, unflatten_into, weight_hash
@@ -77,21 +76,6 @@ def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     saved = model.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
-def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[str], None]) -> int | None:
-    """Return the newest step of which every member has a sound snapshot, ``None`` to start afresh."""
-    steps, problems = store.verified_steps()
-    for problem in problems:
-        warn(problem)
-    gathered = exchange.gather("resume/steps", json.dumps(steps).encode())
-    held = {rank: set(json.loads(payload)) for rank, payload in gathered.items()}
-    common = set.intersection(*held.values())
-    if not common and exchange.rank == min(held) and any(held.values()):
-        without = ", ".join(f"member {rank}" for rank, theirs in held.items() if not theirs)
-        why = f"{without} has none" if without else "each has others"
-        warn(f"there is no snapshot of one step on all members ({why}): the training starts from its beginning")
-    return max(common, default=None)
 
 
 def equalise_weights(parameters: list[nn.Parameter], exchange: Exchange, name: str) -> None:

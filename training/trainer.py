@@ -35,7 +35,6 @@ from training.events import (
 from training.exchange.base import Anchor, Exchange, Traffic
 from training.member_state import (
     MemberState,
-    agree_on_snapshot,
     equalise_weights,
     part,
     prefixed,
@@ -45,6 +44,7 @@ from training.optimizer import build_optimizer, set_learning_rate
 from training.plan import RunPlan
 from training.position import Position
 from training.precision import Precision, select_device, select_precision
+from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.strategies.base import Strategy, StrategyContext, SyncReport
 from training.strategies.flat import flatten, trainable, unflatten_into
@@ -155,16 +155,18 @@ class Trainer:
 
     def _take_starting_state(self) -> None:
         if self.exchange.is_newcomer:
-            self._join()
-            return
-        step = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
-        if step is None:
+            return self._join(self.exchange.fetch_anchor())
+        found = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
+        if found is None:
             equalise_weights(self.parameters, self.exchange, "start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
-        else:
+        elif self.rank in found.holders:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(self.store.load(step, self.plan.hash()))
+            self._restore(self.store.load(found.step, self.plan.hash()))
+            hand_over(found, self.exchange, self._anchor)
+        else:
+            self._join(take_over(found, self.exchange))
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step}))
 
     def _train(self) -> Ending:
@@ -375,8 +377,7 @@ class Trainer:
         snapshot = self.state.snapshot(self.position.step, tensors, state)
         path, size = self.store.save(snapshot, self.plan.hash())
         relative = str(path.relative_to(self.run_dir))
-        seconds = time.monotonic() - start
-        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds))
+        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=time.monotonic() - start))
 
     def _restore(self, snapshot: Snapshot) -> None:
         self.state.restore(snapshot)
@@ -387,8 +388,7 @@ class Trainer:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
         return self.state.anchor(tensors, {**self.position.state(), "strategy": self.strategy.newcomer_state()})
 
-    def _join(self) -> None:
-        anchor = self.exchange.fetch_anchor()
+    def _join(self, anchor: Anchor) -> None:
         state: dict[str, Any] = dict(anchor.state)
         self.state.adopt(anchor)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}

@@ -190,6 +190,29 @@ def test_a_resumed_group_gives_the_losses_of_an_uninterrupted_one(
         assert losses(first[rank]) + losses(rest[rank]) == pytest.approx(losses(whole[rank]), abs=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+def test_a_member_without_the_others_snapshot_takes_it_over(tmp_path: Path, serve: Serve, strategy: str) -> None:
+    options = {"strategy": strategy, "sync_interval": 4, "codec": "fp32"}
+    first = toy_plan(3, snapshot={"snapshot_interval": 4}, strategy=options)
+
+    def leaving(rank: int) -> Control:
+        control = Control()
+        control.post(Command(command="stop", at_step=2 if rank == 1 else 8, at_sync=rank == 1, snapshot=rank != 1))
+        return control
+
+    check_no_errors(run_group(first, serve(first), lambda _: ToyTask(), tmp_path, leaving))
+    again = toy_plan(3, snapshot={"snapshot_interval": 4}, strategy=options, resume=True)
+    members = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    assert [next(e.step for e in m.events if isinstance(e, StepEvent)) for m in members.values()] == [9, 9, 9]
+    assert torch.equal(weights(members[0]), weights(members[1])) and torch.equal(
+        weights(members[0]), weights(members[2])
+    )
+    assert sorted(members[0].trainer.position.batch_sizes) == [0, 1, 2]
+    said = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
+    assert said == ["member 1 has no snapshot of step 8 and takes it over from member 0"]
+
+
 def test_members_take_the_newest_snapshot_that_all_have(tmp_path: Path, serve: Serve) -> None:
     plan = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3})
     check_no_errors(run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path))
