@@ -85,7 +85,8 @@ def _share(agreed: Agreed, exchange: Exchange, mine: Anchor | None) -> Anchor:
     holder = agreed.holders[0]
     said = exchange.gather("resume/state", _description(mine) if mine is not None else b"")[holder]
     described = anchor_from_bytes(said)
-    shapes: Mapping[str, Any] = dict(described.state[_FLAT])  # type: ignore[call-overload]
+    document: dict[str, Any] = dict(described.state)
+    shapes: Mapping[str, Any] = document[_FLAT]
     if any(name.startswith("strategy/sent") for name in shapes):
         message = f"the snapshot of step {agreed.step} was written during an exchange, and not all members have it"
         raise RunFailed(message, "start the run again without --resume")
@@ -94,7 +95,7 @@ def _share(agreed: Agreed, exchange: Exchange, mine: Anchor | None) -> Anchor:
     for name, (kind, shape) in sorted(shapes.items()):
         flat = source[name].detach().to("cpu", torch.float32).reshape(-1) if source else None
         tensors[name] = _spread(f"resume/{name}", math.prod(shape), flat, exchange).to(_FLOATS[kind]).reshape(shape)
-    return Anchor(tensors, dict(described.state["state"]))  # type: ignore[call-overload]
+    return Anchor(tensors, document["state"])
 
 
 def _description(anchor: Anchor) -> bytes:
