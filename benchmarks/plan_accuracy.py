@@ -275,7 +275,7 @@ class Result:
             "strategy": cell.strategy if cell.hosts > 1 else "alone",
             "predicted, s": f"{found.predicted_step:.3f}",
             "measured, s": f"{found.measured_step:.3f}",
-            "ratio": f"{self.ratio:.2f}" + ("" if abs(self.ratio - 1) <= WITHIN else " *"),
+            "ratio": f"{self.ratio:.2f}{_mark(self)}",
             "compute": f"{slowest.predicted:.3f} / {slowest.measured:.3f}",
             "wait": f"{found.predicted_wait:.3f} / {found.measured_wait:.3f}",
         }
@@ -285,6 +285,24 @@ def table(rows: Sequence[dict[str, str]]) -> str:
     """Return rows as markdown."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
+
+
+def matrix(results: Sequence[Result]) -> list[dict[str, str]]:
+    """Return measured over predicted, a row for each strategy, model and quotas."""
+    found = {(r.cell.strategy, r.cell.size, r.cell.quota, r.cell.hosts, r.cell.mbit): r for r in results}
+    columns = sorted({(r.cell.hosts, r.cell.mbit) for r in results})
+    rows = []
+    for strategy, size, quota in sorted({(r.cell.strategy, r.cell.size, r.cell.quota) for r in results}):
+        row = {"strategy": strategy, "model": size, "cores": quota}
+        for hosts, mbit in columns:
+            one = found.get((strategy, size, quota, hosts, mbit))
+            row[f"{hosts} at {mbit:g}"] = f"{one.ratio:.2f}{_mark(one)}" if one else ""
+        rows.append(row)
+    return rows
+
+
+def _mark(result: Result) -> str:
+    return "" if abs(result.ratio - 1) <= WITHIN else " *"
 
 
 def picks(results: Sequence[Result]) -> list[dict[str, str]]:
@@ -321,6 +339,7 @@ def report(results: Sequence[Result]) -> None:
     """Print tables and shares."""
     ordered = sorted(results, key=lambda r: (r.cell.strategy, r.cell.size, r.cell.quota, r.cell.mbit, r.cell.hosts))
     print(table([r.row for r in ordered]), end="\n\n")
+    print(table(matrix([r for r in ordered if r.cell.hosts > 1])), end="\n\n")
     chosen = picks(ordered)
     if chosen:
         print(table(chosen), end="\n\n")

@@ -79,8 +79,8 @@ def _samples(batch: Any) -> int:
 def computed() -> CustomJob:
     """0.4 M weights: one bucket."""
     dice = torch.Generator().manual_seed(1)
-    samples = torch.randn(512, _LENGTH, 128, generator=dice)
-    wanted = torch.randint(10, (512,), generator=dice)
+    samples = torch.randn(768, _LENGTH, 128, generator=dice)
+    wanted = torch.randint(10, (768,), generator=dice)
     return CustomJob(_Encoder(128, 2), TensorDataset(samples, wanted), None, nn.functional.cross_entropy)
 
 
@@ -90,7 +90,7 @@ def _no_step(self: torch.optim.Optimizer, closure: Any = None) -> None:
 
 def _emulated(encoder: nn.Module, sample: float) -> CustomJob:
     torch.optim.AdamW.step = _no_step  # type: ignore[method-assign]
-    return CustomJob(_Emulated(encoder, sample), TensorDataset(torch.zeros(512, 1)))
+    return CustomJob(_Emulated(encoder, sample), TensorDataset(torch.zeros(768, 1)))
 
 
 def small() -> CustomJob:
