@@ -304,4 +304,5 @@ def request_of(state: WizardState) -> Request:
         save_as=answers.save_as,
         trusted=_trusted(state),
         planning=state.strategy.planning,
+        measure=state.strategy.measure,
     )

@@ -93,7 +93,7 @@ def _with_interval(choice: Choice, steps: int) -> Choice:
 def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
     """Ask the machines, measure what is not known yet, and rank all ways to train.
 
-    This computer alone is not measured: there is nothing to choose, and the run would wait for it.
+    This computer alone is measured on demand only: there is nothing to choose, and the run would wait for it.
 
     Raises:
         NotReady: a machine cannot take part, or could not run the task.
@@ -102,9 +102,10 @@ def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
     manner = Manner(tell, trust_in(request.trusted), repair=False)
     machines = prepare(hosts_of(request.machines), profile.model.task, manner)
     wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
-    alone = len(request.machines) == 1 and request.machines[0].here
+    wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
+    max_age = 0.0 if request.measure else wish.max_age
     try:
-        found = measure_ready(machines, profile, Wish(not alone, not alone, wish.max_age), tell)
+        found = measure_ready(machines, profile, Wish(wanted, wanted, max_age), tell)
     finally:
         for link, _ in machines:
             link.close()

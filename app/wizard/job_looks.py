@@ -73,7 +73,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
     except BadInput as error:
         guilty = next((name for name in given if f"{name} = " in error.message), "")
         whole = "" if guilty else str(error)
-        problems[guilty] = error.message.rpartition('": ')[2] if guilty else error.message
+        problems[guilty] = _without_place(error.message, guilty, given)
     rows = [
         _option(spec, current, plain, given.get(spec.name), problems.get(spec.name, ""))
         for spec in options()
@@ -90,6 +90,12 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), ""),
         fix="choose another one" if problems.keys() & {"model", "dataset"} else "",
     )
+
+
+def _without_place(message: str, name: str, given: Mapping[str, str]) -> str:
+    """A row has its option's name beside it; a model or data set has not."""
+    problem = message.rpartition('": ')[2] if name else message
+    return f"'{given[name]}': {problem}" if name in ("model", "dataset") else problem
 
 
 def _problem(name: str, text: str) -> str:

@@ -56,6 +56,8 @@ class Request:
     """Fingerprints of new host keys that a person accepted."""
     planning: Any = field(default=None, repr=False, compare=False)
     """``Strategy.planning`` of the forecast that ``chosen`` is from."""
+    measure: bool = False
+    """A person asked for new figures: what was measured before does not do."""
 
 
 @dataclass(frozen=True)

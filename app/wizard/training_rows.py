@@ -107,6 +107,8 @@ class Strategy:
     """Why the recommended one; the deciding sentence first."""
     progress: tuple[str, ...] = ()
     recommended: int = 0
+    measure: bool = False
+    """New figures were asked for."""
     status: Status = Status.WAITING
     cause: str = ""
     fix: str = ""

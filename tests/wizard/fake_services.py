@@ -84,6 +84,7 @@ class FakeServices:
     launch_problems: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    forecasts: list[Request] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     see: Callable[[Sight], None] | None = None
 
@@ -164,6 +165,7 @@ class FakeServices:
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         self._asked("forecast")
+        self.forecasts.append(request)
         rows = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
         return Strategy(rows, ("because",), planning=rows)
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from app.wizard.machine_looks import access_row
 from app.wizard.real_services import RealServices
 from app.wizard.services import Sight
 from app.wizard.state import MachineRow, Machines, Need, Status
+from distributed.access import check_access
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
@@ -77,8 +79,7 @@ def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, 
 
 
 def test_a_server_that_stalls_is_said_to_stall(lab: LightLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = machine_looks.check_access
-    monkeypatch.setattr(machine_looks, "check_access", lambda target, **more: check(target, timeout=1.0, **more))
+    monkeypatch.setattr(machine_looks, "check_access", partial(check_access, timeout=1.0))
     with silent_server() as port:
         found = access_row(row("mute", lab.ssh_config, "127.0.0.1", port), ())
     assert (found.code, found.words) == ("stalled", "stalled")

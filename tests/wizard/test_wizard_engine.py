@@ -258,3 +258,13 @@ def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
     assert wizard.state.answers.picked == ("here", ANNA.key)
     assert [row.name for row in wizard.state.machines.rows] == ["desk", "anna"]
     until(wizard, lambda state: services.added == ["ada@10.0.0.2"])
+
+
+def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
+    services = FakeServices()
+    wizard = with_machines(make, services)
+    on(wizard, Step.STRATEGY)
+    until(wizard, lambda state: state.strategy.status is Status.OK)
+    wizard.do(do.Retry())
+    until(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
+    assert [request.measure for request in services.forecasts] == [False, True]

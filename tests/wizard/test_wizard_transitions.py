@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard import actions as do
+from app.wizard.actions import Action
 from app.wizard.observations import Begun, Done, Failed, Kind, Observation, Sighted, Task, Told
 from app.wizard.services import Sight
 from app.wizard.slots import stamp, wanted
@@ -67,20 +68,23 @@ FOUND = {
 
 
 @st.composite
-def changes(draw: st.DrawFn, state: WizardState) -> do.Action | Observation:
+def changes(draw: st.DrawFn, state: WizardState) -> Action | Observation:
     """An action, or something that may be seen in this state: of a wanted task, or of one that is stale."""
     if draw(st.booleans()):
         return draw(ACTIONS)
     if draw(st.integers(0, 3)) == 0:
         return Sighted(Sight(Machines(tuple(draw(ROWS)))))
     asked = wanted(state)
-    task = draw(st.sampled_from(asked)) if asked and draw(st.booleans()) else None
-    if task is None:
-        kind = draw(st.sampled_from(list(Kind)))
-        key = draw(KEYS)
-        task = Task(kind, key, draw(st.sampled_from([stamp(state, kind, key), "stale"])))
+    kind, key = draw(st.sampled_from(list(Kind))), draw(KEYS)
+    task = Task(kind, key, draw(st.sampled_from([stamp(state, kind, key), "stale"])))
+    is_wanted = draw(st.booleans())
+    if asked and is_wanted:
+        task = asked[draw(st.integers(0, len(asked) - 1))]
     done = st.builds(Done, st.just(task), FOUND[task.kind])
-    return draw(st.one_of(done, st.builds(Failed, st.just(task), TEXT), st.just(Begun(task)), st.just(Told(task, "x"))))
+    seen: Observation = draw(
+        st.one_of(done, st.builds(Failed, st.just(task), TEXT), st.just(Begun(task)), st.just(Told(task, "x")))
+    )
+    return seen
 
 
 @settings(max_examples=120, deadline=None)

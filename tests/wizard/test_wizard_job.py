@@ -1,0 +1,96 @@
+"""The Job screen's facts: options with their errors, the data set, the model's size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.wizard.job_looks import data_of, fit_rows, job_of, resolved
+from app.wizard.model_size import parameters
+from app.wizard.services import JobAnswers
+from app.wizard.state import CheckRow, FindingRow, Job, MachineRow, OptionRow, Status
+from profiles.schema import DataSettings, Profile
+from tests.wizard.fake_services import ANNA
+from training.data_findings import findings
+
+ROOT = Path(__file__).parents[2]
+DEMO = JobAnswers("demo")
+
+
+def option(job: Job, name: str) -> OptionRow:
+    return next(row for row in job.options if row.name == name)
+
+
+def test_the_demos_options_with_a_change() -> None:
+    job = job_of(JobAnswers("demo", (("batch_size", "4"),)))
+    assert (option(job, "batch_size").value, option(job, "batch_size").default) == ("4", "16")
+    assert option(job, "batch_size").changed and not option(job, "learning_rate").changed
+    assert [row.name for row in job.options[:2]] == ["max_steps", "epochs"]
+    assert (job.model, job.dataset, job.status) == ("tiny-commands", "spoken-commands", Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("batch_size", "many", "whole number"),
+        ("learning_rate", "99", "<= 10"),
+        ("sync_delay", "77", "below sync_interval"),
+    ],
+)
+def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: str) -> None:
+    row = option(job_of(JobAnswers("demo", ((name, value),))), name)
+    assert row.status is Status.FAILED and cause in row.cause and row.value == value
+
+
+def test_a_model_that_is_none_is_said() -> None:
+    job = job_of(JobAnswers("demo", (("model", "no-such"),)))
+    assert job.status is Status.FAILED and "no-such" in job.cause
+
+
+def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
+    assert resolved(DEMO).profile.strategy.strategy == "auto"
+    assert resolved(JobAnswers("demo", (("strategy", "diloco"),))).profile.strategy.strategy == "diloco"
+
+
+def test_a_profile_without_data_says_so_at_once() -> None:
+    row = data_of(resolved(JobAnswers("whisper-tiny-lora"), complete=False).profile)
+    assert (row.status, row.cause) == (Status.FAILED, "no data set is chosen")
+
+
+def test_broken_recordings_are_counted(tmp_path: Path) -> None:
+    good = next((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus"))
+    (tmp_path / "good.opus").write_bytes(good.read_bytes())
+    (tmp_path / "bad.wav").write_bytes(b"no sound")
+    (tmp_path / "train.csv").write_text("id,audio_path,text\na,good.opus,yes\nb,bad.wav,no\n")
+    found = findings(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))))
+    assert found["splits"] == {"train": 2} and found["broken_count"] == 1
+    assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "low", "high"),
+    [("examples/tiny_whisper", 100_000, 2_000_000), ("examples/nanogpt/model", 10_000, 10**8)],
+)
+def test_a_models_size_is_known_from_its_files(folder: str, low: int, high: int) -> None:
+    assert low < parameters(str(ROOT / folder)) < high
+
+
+def test_sizes_of_weights_are_counted(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": [5]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert parameters(str(tmp_path)) == 17
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert parameters(str(tmp_path)) == 0
+
+
+def test_a_model_that_does_not_fit_is_said(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    profile = resolved(JobAnswers("demo", (("model_path", str(tmp_path)),))).profile
+    seen = FindingRow("memory", "memory", Status.OK, seen="7.3 of 15.6 GB free")
+    (row,) = fit_rows([ANNA], profile, {ANNA.key: CheckRow(ANNA.key, "anna", findings=(seen,))})
+    assert (row.status, row.words) == (Status.FAILED, "does not fit")
+    (unknown,) = fit_rows([MachineRow("x", "x")], profile, {})
+    assert unknown.words == "not known yet"
