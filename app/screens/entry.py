@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from app.console import visible
 from app.shell.frame import TooSmall, fit
 from app.shell.key_bar import key_line
 from app.shell.keys import Key
@@ -46,6 +47,8 @@ class TextDialog(ModalScreen[str | None]):
     TextDialog #choices { margin-top: 1; max-height: 8; background: $surface; }
     TextDialog #keys { height: 1; margin-top: 1; }
     """
+    FREE: ClassVar[bool] = True
+    """Whether anything may be typed."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", show=False),
         Binding("down", "choices", show=False),
@@ -62,7 +65,7 @@ class TextDialog(ModalScreen[str | None]):
         choices: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__()
-        self._heading, self._about, self._value = heading, about, value
+        self._heading, self._about, self._value = heading, about, visible(value)
         self._accept, self._secret, self._choices = accept, secret, choices
 
     def compose(self) -> ComposeResult:
@@ -78,7 +81,7 @@ class TextDialog(ModalScreen[str | None]):
 
     def _keys(self) -> Content:
         keys = [Key("enter", "accept", self._accept, main=True), Key("escape", "close", "Close")]
-        if self._choices:
+        if self._choices and self.FREE:
             keys.append(Key("down", "choices", "To the list"))
         return key_line(keys, _KEY_LINE, ())
 
@@ -86,11 +89,15 @@ class TextDialog(ModalScreen[str | None]):
         fit(self, self.app.size)
         field = self.query_one("#field", Input)
         field.cursor_blink = False
-        field.focus()
+        self.begin()
         for table in self.query(RowTable):
             table.show([Row(value, (literal(value), literal(about, "$text-muted"))) for value, about in self._choices])
             if self._value in [value for value, _ in self._choices]:
                 table.select(self._value)
+
+    def begin(self) -> None:
+        """Go to where the answer is given."""
+        self.query_one("#field", Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -121,13 +128,13 @@ class TextDialog(ModalScreen[str | None]):
 class ChoiceDialog(TextDialog):
     """Asks for one of a few values."""
 
+    FREE = False
     DEFAULT_CSS = """
     ChoiceDialog #field { display: none; }
     ChoiceDialog #choices { max-height: 14; }
     """
 
-    def on_mount(self) -> None:
-        super().on_mount()
+    def begin(self) -> None:
         self.query_one(RowTable).focus()
 
     def action_accept(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -78,13 +79,21 @@ class LaunchScreen(StepScreen):
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
         return muted("The run goes on in the background, whatever happens to this screen.")
 
+    def offered_keys(self) -> tuple[Key, ...]:
+        watch, retry, drop = self.KEYS
+        if self.state.launch.status is Status.FAILED:
+            return (replace(retry, main=True), drop)
+        return (watch, drop) if self.state.launch.run else (replace(watch, label="Watch when it runs"),)
+
     def leave_question(self) -> str:
         working = self.state.launch.status is Status.WORKING
         return "The run is being started, and goes on without this screen. Leave?" if working else ""
 
     def action_go_on(self) -> None:
         run = self.state.launch.run
-        if run:
+        if self.state.launch.status is Status.FAILED:
+            self.action_retry()
+        elif run:
             cast("WizardApp", self.app).open_dashboard(Path(run))
 
     def action_drop(self) -> None:

@@ -113,7 +113,6 @@ class StepScreen(BaseScreen):
         yield Static(id="said", markup=False)
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.set_class(self.DETAIL_BELOW, "-below")
         self.table.focus()
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
+from app.shell.text import literal
+
 GAP = 2
 _HEADER_LINES = 2
 MARGIN = 2
@@ -111,7 +113,7 @@ def _shrink(shown: Sequence[Column], wanted: dict[str, int], room: int) -> bool:
 def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]:
     """Return the lines of labels: a label wider than its column takes two."""
     shown = [column for column in columns if column.key in cells]
-    labels = [Content(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
+    labels = [literal(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
     height = max((len(label) for label in labels), default=0)
     lines = []
     for line in range(height):

@@ -19,6 +19,7 @@ from textual.visual import Visual
 
 from app.shell.frame import muster
 from app.shell.row_layout import MARGIN, Column, Line, Row, draw, header, widths
+from app.shell.text import literal
 
 
 class RowTable(ScrollView, can_focus=True):
@@ -175,7 +176,8 @@ class RowTable(ScrollView, can_focus=True):
         self._to_cursor()
 
     def _when_empty(self, room: int) -> list[Line]:
-        text = Content(f"nothing here contains '{self.filter_text}'; esc ends the filter") if self._all else self._empty
+        nothing = literal(f"nothing here contains '{self.filter_text}'; esc ends the filter")
+        text = nothing if self._all else self._empty
         parts = [part for line in text.split("\n", allow_blank=True) for part in (line.wrap(room) if line else [line])]
         return [Line("", part, True) for part in parts]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 from app.wizard.actions import Action
@@ -181,7 +182,7 @@ WHOLE = WizardState(
 MAIN_KEYS = {
     Step.HOME: "enter Open", Step.MACHINES: "enter Continue", Step.ACCESS: "enter Continue",
     Step.CHECKS: "enter Continue", Step.LINKS: "enter Continue", Step.JOB: "enter Continue",
-    Step.STRATEGY: "enter Continue", Step.PLAN: "enter Start", Step.LAUNCH: "enter Watch",
+    Step.STRATEGY: "enter Continue", Step.PLAN: "enter Start", Step.LAUNCH: "r Retry",
 }  # fmt: skip
 
 
@@ -199,3 +200,15 @@ class Still:
 def at(step: Step, **changes: Any) -> Still:
     """Return the set-up at a step."""
     return Still(replace(WHOLE, step=step, **changes))
+
+
+def hostile(value: Any) -> Any:
+    """Return a state in which every text is as bad as it can be."""
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return f"{EVIL}{value}\n\x9b5n\U0001f600"
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = ("key", "sign", "run", "type", "identity", "picked", "aliases")
+        return replace(
+            value, **{one.name: hostile(getattr(value, one.name)) for one in fields(value) if one.name not in kept}
+        )
+    return tuple(map(hostile, value)) if isinstance(value, tuple) else value

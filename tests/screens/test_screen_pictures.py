@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.wizard.steps import Step
 from tests.screens.pilot import SIZES, fixed_clock, lines, matches, resize, run, text
-from tests.screens.states import EVIL, MAIN_KEYS, at
+from tests.screens.states import EVIL, MAIN_KEYS, at, hostile
 
 FIRST_COLUMN = {
     Step.HOME: ("talk", "nanogpt", "Doctor"),
@@ -63,6 +64,22 @@ def test_pure_ascii(step: Step) -> None:
             assert text(pilot.app).isascii()
 
     run(app_at(step, ascii_only=True), drive)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_hostile_text_is_shown_and_never_obeyed(step: Step) -> None:
+    steering = at(step)
+    steering.state = replace(hostile(steering.state), step=step)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert not {character for character in text(pilot.app) if not character.isprintable()} - {"\n"}
+        if step is not Step.STRATEGY:  # whose names are cut before
+            assert "[bold red]" in text(pilot.app)
+        for _ in range(3):
+            await pilot.press("down")
+        await pilot.press("e", "escape", "g", "escape", "y")
+
+    run(WizardApp(steering, clock=fixed_clock), drive, size=(120, 32))
 
 
 def test_a_hostile_name_is_shown_as_it_is() -> None:

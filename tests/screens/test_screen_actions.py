@@ -1,0 +1,84 @@
+"""Which action a key sends. The set-up behind it stands still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from app.screens.app import WizardApp
+from app.wizard import actions as do
+from app.wizard.steps import Step
+from tests.screens.pilot import fixed_clock, run, text
+from tests.screens.states import ACCESS, DESK, at
+
+SENT: list[tuple[Step, list[str], do.Action]] = [
+    (Step.HOME, ["n"], do.NewSetup()),
+    (Step.HOME, ["d"], do.Doctor()),
+    (Step.HOME, ["down", "enter"], do.NewSetup()),
+    (Step.HOME, ["down", "down", "enter"], do.Rerun("talk")),
+    (Step.HOME, ["r"], do.Refresh()),
+    (Step.MACHINES, ["space"], do.Pick(DESK.key)),
+    (Step.MACHINES, ["enter"], do.Next()),
+    (Step.MACHINES, ["a", *"ada", "at", *"pi", "enter"], do.AddMachine("ada@pi")),
+    (Step.ACCESS, ["s"], do.Skip("SHA256:attic")),
+    (Step.ACCESS, ["r"], do.Retry("SHA256:attic")),
+    (Step.ACCESS, ["down", "down", "enter", *"pw", "enter"], do.GivePassword("SHA256:pc", "pw")),
+    (Step.ACCESS, ["down", "down", "down", "enter", "enter"], do.TrustKey("SHA256:studio", ACCESS[3].fingerprint)),
+    (Step.CHECKS, ["F"], do.FixAll()),
+    (Step.CHECKS, ["down", "f"], do.Fix("SHA256:studio", "")),
+    (Step.CHECKS, ["down", "down", "f"], do.Fix("SHA256:studio", "torch")),
+    (Step.CHECKS, ["down", "down", "s"], do.Skip("SHA256:studio")),
+    (Step.LINKS, ["n"], do.Next()),
+    (Step.JOB, ["enter"], do.Next()),
+    (Step.JOB, ["down", "enter", "down", "enter"], do.ChooseProfile("nanogpt")),
+    (Step.JOB, ["down", "down", "enter", *"mine", "enter"], do.SetOption("model", "mine")),
+    (Step.JOB, [*["down"] * 5, "enter", "8", "enter"], do.SetOption("batch_size", "8")),
+    (Step.JOB, [*["down"] * 5, "d"], do.ResetOption("batch_size")),
+    (Step.JOB, ["o", "end", "enter", "down", "enter"], do.SetOption("engine", "hub")),
+    (Step.STRATEGY, ["down"], do.ChooseStrategy(1)),
+    (Step.STRATEGY, ["right_square_bracket"], do.SetInterval(20)),
+    (Step.STRATEGY, ["left_square_bracket"], do.SetInterval(5)),
+    (Step.STRATEGY, ["p"], do.SetPreference("closest-to-exact")),
+    (Step.PLAN, ["enter"], do.Confirm()),
+    (Step.PLAN, ["w"], do.SaveOnly()),
+    (Step.PLAN, ["a", *"mine", "enter"], do.SaveAs("mine")),
+    (Step.PLAN, ["escape"], do.Back()),
+    (Step.LAUNCH, ["x"], do.Drop("desk")),
+    (Step.LAUNCH, ["enter"], do.Retry("desk")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", Step)
+def test_keys_send_actions(step: Step) -> None:
+    """All keys of a step in one application; what was sent is compared after each."""
+
+    async def drive(pilot: Pilot[Any], steering: Any, keys: list[str], wanted: do.Action) -> None:
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert wanted in steering.done, (keys, steering.done, text(pilot.app))
+
+    for _, keys, wanted in [sent for sent in SENT if sent[0] is step]:
+        steering = at(step)
+        run(WizardApp(steering, clock=fixed_clock), lambda pilot, s=steering, k=keys, w=wanted: drive(pilot, s, k, w))
+
+
+def test_a_live_run_opens_and_escape_comes_back() -> None:
+    opened: list[Path] = []
+
+    def dashboard(folder: Path) -> Screen[Any]:
+        opened.append(folder)
+        return Screen()
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("enter")
+        assert opened == [Path("output/20260921-130000-ab12-talk")]
+
+    run(WizardApp(at(Step.HOME), clock=fixed_clock, dashboard=dashboard), drive)
+
+
+def test_a_password_is_in_no_repr_of_what_is_sent() -> None:
+    assert "secret" not in repr(do.GivePassword("key", "secret"))
