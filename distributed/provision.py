@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -77,6 +78,10 @@ class Base:
     uv: str = ""
 
 
+_SCREENS = ("plotly", "questionary", "textual", "textual-serve")
+"""Packages that only a person's own machine needs: nothing that runs on the others draws."""
+
+
 @lru_cache
 def usual_recipe() -> Recipe:
     """Return the recipe of the packages that Muster needs.
@@ -89,7 +94,12 @@ def usual_recipe() -> Recipe:
         lock = (REPOSITORY / "constraints.txt").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is not to be found on this machine", "make setup") from None
-    return Recipe(tuple(line for line in wanted if "extra ==" not in line), lock)
+    return Recipe(tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _SCREENS), lock)
+
+
+def _package(requirement: str) -> str:
+    """Return the name of what is required."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
 def find_environment(link: Link, recipe: Recipe | None = None) -> str:

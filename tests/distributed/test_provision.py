@@ -116,6 +116,7 @@ def test_the_usual_recipe_is_what_muster_asks_for_in_tested_versions() -> None:
     recipe = usual_recipe()
     assert any(line.startswith("torch") for line in recipe.requirements)
     assert not any("extra" in line for line in recipe.requirements)
+    assert not any(line.startswith(("textual", "plotly")) for line in recipe.requirements), "nothing draws there"
     assert "\ntorch==" in recipe.lock
 
 
