@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +12,19 @@ from app.dashboard.screen import DashboardScreen
 from app.event_source import EventSource
 from app.shell.base_app import CommandRecord, MusterApp
 from profiles.errors import ExitCode
+
+
+TERMINAL = 1.0
+"""Seconds between two looks whether the terminal is still there."""
+_HANGUP = 128 + signal.SIGHUP
+
+
+def _end_without_terminal() -> None:
+    """End where the terminal is gone and no SIGHUP said so: there is nobody to ask and nothing to write to."""
+    watched = select.poll()
+    watched.register(0, select.POLLHUP)
+    if any(happened & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, happened in watched.poll(0)):
+        os._exit(_HANGUP)
 
 
 class DashboardApp(MusterApp):
@@ -26,6 +42,8 @@ class DashboardApp(MusterApp):
 
     def on_mount(self) -> None:
         self.push_screen(self.dashboard)
+        if not self.is_headless and os.isatty(0):
+            self.set_interval(TERMINAL, _end_without_terminal)
 
     def headless_command(self) -> str:
         return self.dashboard.headless()

@@ -54,7 +54,7 @@ class Machines(Pane):
 
     def compose(self) -> ComposeResult:
         yield Words(id="who")
-        yield RowTable(COLUMNS, empty="No machine has said anything yet.", id="machines")
+        yield RowTable(COLUMNS, empty="No machine has said anything yet.", id="rows")
 
     def show(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.content import Content
 from textual.style import Style
 from textual.widgets import ContentSwitcher
@@ -26,7 +27,7 @@ from app.dashboard.words import Words
 from app.event_source import EventSource
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import muster
-from app.shell.keys import Key
+from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
 from distributed.hosts_schema import Machine
@@ -43,7 +44,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", Logs),
     ("6", "Events", Events),
 )
-_NAMES = {"overview": "Overview", "machines": "Machines"}
+_OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
 
 class DashboardScreen(BaseScreen):
@@ -54,6 +55,7 @@ class DashboardScreen(BaseScreen):
         source: where its events come from, where that is not the folder (a replay).
     """
 
+    AUTO_FOCUS = ""
     HEADING = "Dashboard"
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("d", "detach", "Detach", "Leave; the run goes on in the background.", main=True),
@@ -66,6 +68,7 @@ class DashboardScreen(BaseScreen):
         Key("o", "report", "Report", "Write the report of this run and open it."),
         *[Key(key, f"tab('{name.lower()}')", name, f"Tab: {name}.", shown=False) for key, name, _ in TABS],
     )
+    BINDINGS: ClassVar[list[BindingType]] = bindings(_OF_TABS.values())
     DEFAULT_CSS = """
     DashboardScreen > #body { padding: 0 1; }
     DashboardScreen #tabs { height: 1; text-wrap: nowrap; }

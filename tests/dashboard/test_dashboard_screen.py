@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pilot import SIZES, lines, resize, run, text, until, until_text
+from run_folders import BEGAN, live, new_folder, started, steps
+from textual.pilot import Pilot
+
+from app.dashboard.app import DashboardApp
+from app.dashboard.machines import Machines
+from distributed.requests import take_requests
+from training.events import MemberEvent, RequestEvent, RunEvent
+from training.run_folder import RunFolder
+
+Drive = Callable[[Pilot[Any], DashboardApp], Awaitable[None]]
+TABS = "123456"
+LOST = MemberEvent(member=1, time=BEGAN + 31, status="lost", name="air", message="silent for 5 s")
+BACK = MemberEvent(member=1, time=BEGAN + 40, status="joined", name="air", message="joins a running group")
+
+
+@pytest.fixture()
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    with live(new_folder(tmp_path), [*started(), *steps(1, 30)]) as run_folder:
+        yield run_folder
+
+
+def show(path: Path, drive: Drive, size: tuple[int, int] = (80, 24), **more: Any) -> None:
+    """Show a run until ``drive`` is done; it begins when everything was read."""
+    app = DashboardApp(path, **more)
+
+    async def whole(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: app.dashboard.picture.read)
+        await drive(pilot, app)
+
+    run(app, whole, size)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (72, 20)])
+def test_every_tab_is_whole_at_every_size(folder: RunFolder, size: tuple[int, int]) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        for key in TABS:
+            await pilot.press(key)
+            shown = lines(app)
+            assert len(shown) == size[1]
+            assert all(word in shown[-1] for word in ("d Detach", "esc Back", "? Help", "^p Palette")), shown[-1]
+            assert all(f"{place} " in shown[1] for place in TABS)
+            if key in "2":
+                assert all(any(name in line for line in shown) for name in ("studio", "air", "pc"))
+
+    show(folder.path, drive, size)
+
+
+def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("2", "down", "down")
+        focused = app.focused
+        assert app.dashboard.query_one(Machines).selected == 2
+        for size in ((160, 45), (80, 24), (60, 16), (160, 45)) * 5:
+            await resize(pilot, *size)
+            if size == (60, 16):
+                assert "needs 72x20" in text(app)
+        assert app.dashboard.query_one(Machines).selected == 2
+        assert app.focused is focused
+
+    show(folder.path, drive)
+
+
+def test_a_lost_machine_and_its_return(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        for event in (LOST, *steps(32, 35, ranks=(0, 2))):
+            folder.append(event)
+        await until_text(pilot, "air lost (silent for 5 s)")
+        assert "Degraded · 2/3 machines" in lines(app)[2]
+        await pilot.press("2")
+        await until_text(pilot, "✗ lost")
+        assert sum("silent for 5 s" in line for line in lines(app)) == 2  # verdict and row
+        await pilot.press("5")
+        await until_text(pilot, "root cause")
+        for event in (BACK, *steps(36, 45)):
+            folder.append(event)
+        await until(pilot, lambda: "2/3" not in lines(app)[2] and "root cause" not in text(app))
+        await pilot.press("6")
+        await until_text(pilot, "air is back")
+
+    show(folder.path, drive)
+
+
+def test_the_cause_that_a_machine_logged_stands_above_what_followed(folder: RunFolder) -> None:
+    before, after = (datetime.fromtimestamp(BEGAN + at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for at in (24, 32))
+    (folder.path / "logs" / "air.log").write_text(f"{before} ERROR network: en0: link is down\n")
+    (folder.path / "logs" / "pc.log").write_text(f"{after} ERROR nothing came from air\n" * 900)
+    folder.append(LOST)
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("5")
+        await until_text(pilot, "root cause")
+        await until(pilot, lambda: "link is down" in lines(app)[4])
+        assert "then" in lines(app)[5] and "air lost: silent for 5 s" in lines(app)[5]
+
+    show(folder.path, drive)
+
+
+def test_logs_are_sieved_by_machine_level_and_words(folder: RunFolder) -> None:
+    (folder.path / "logs" / "air.log").write_text("fine\nWARNING warm\nERROR hot\n")
+    (folder.path / "logs" / "pc.log").write_text("also fine\n")
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("5")
+        await until_text(pilot, "all machines, all levels: 4 lines")
+        await pilot.press("l", "l")
+        await until_text(pilot, "errors: 1 lines")
+        await pilot.press("l", "m")
+        await until_text(pilot, "air, all levels: 3 lines")
+        await pilot.press("m", "m", "slash", *"FINE")
+        await until_text(pilot, "with 'FINE': 2 lines")
+        await pilot.press("escape")
+        await until_text(pilot, "all machines, all levels: 4 lines")
+
+    show(folder.path, drive)
+
+
+def test_a_frozen_picture_stands_still_and_goes_on(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("space")
+        await until_text(pilot, "frozen")
+        for event in steps(31, 60):
+            folder.append(event)
+        await pilot.pause(0.7)
+        assert "step 30/100" in text(app)
+        await pilot.press("space")
+        await until_text(pilot, "step 60/100")
+
+    show(folder.path, drive)
+
+
+def test_requests_are_left_and_their_outcome_is_shown(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("s")
+        (asked,) = take_requests(folder.path)
+        assert asked.action == "snapshot"
+        folder.append(RequestEvent(request=asked.id, action="snapshot", outcome="refused", message="too early"))
+        await until_text(pilot, "snapshot refused: too early")
+        folder.append(RunEvent(status="paused"))
+        await until_text(pilot, "Paused")
+        await pilot.press("p")
+        assert [one.action for one in take_requests(folder.path)] == ["resume"]
+
+    show(folder.path, drive)
+
+
+def test_a_machine_is_let_go_after_a_question(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("minus", "down", "minus")
+        await until_text(pilot, "Let air go?")
+        await pilot.press("escape")
+        assert take_requests(folder.path) == []
+        await pilot.press("minus", "enter")
+        assert [(one.action, one.machine) for one in take_requests(folder.path)] == [("drop", "air")]
+
+    show(folder.path, drive)
+
+
+def test_a_machine_is_added_by_its_address(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("plus", *"me@mini.local", "enter")
+        (asked,) = take_requests(folder.path)
+        assert asked.action == "add" and asked.entry is not None
+        assert (asked.entry.user, asked.entry.address) == ("me", "mini.local")
+
+    show(folder.path, drive)
+
+
+def test_leaving_asks_while_the_run_lives_and_detach_does_not(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("q")
+        await until_text(pilot, "The run goes on without this screen")
+        await pilot.press("escape", "d")
+        assert not app.is_running or app._exit
+
+    show(folder.path, drive)
+    assert take_requests(folder.path) == []
+
+
+def test_stop_asks_and_shows_that_nothing_is_left(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("x", "enter")
+        await until_text(pilot, "the run was asked to stop")
+        assert [one.action for one in take_requests(folder.path)] == ["stop"]
+        folder.append(RunEvent(status="cancelled", message="stopped by the user"))
+        folder.finish("cancelled", {}, "stopped by the user")
+        folder.close()
+        await until_text(pilot, "the run has ended (cancelled)")
+        assert "--resume" in text(app)
+
+    show(folder.path, drive)
+
+
+def test_a_finished_run_opens_in_the_same_screens(folder: RunFolder) -> None:
+    folder.append(RunEvent(status="completed"))
+    folder.finish("completed", {"seconds": 3.0})
+    folder.close()
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "Completed · step 30/100")
+        for key in TABS:
+            await pilot.press(key)
+        assert "o Report" in lines(app)[-1] and "Pause" not in lines(app)[-1]
+        await pilot.press("s")
+        await until(pilot, lambda: any("nobody works on" in one.message for one in app._notifications))
+
+    show(folder.path, drive)
+
+
+def test_charts_take_log_scale_smoothing_zoom_and_machines(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("3", "l", "w", "z")
+        await until_text(pilot, "smoothed 0.98  log  zoom 2x")
+        await pilot.press("m", "left_square_bracket")
+        await until_text(pilot, "studio  air  pc")
+        await pilot.press("slash", *"wait", "enter")
+        await until_text(pilot, "wait share")
+
+    show(folder.path, drive, (120, 32))
+
+
+def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    name = "[red]a\x1b[31mb[/]"
+    hello = MemberEvent(member=0, time=BEGAN, status="started", name=name, message=name)
+    with live(new_folder(tmp_path), [*started(1), hello, *steps(1, 3, ranks=(0,))]) as folder:
+        (folder.path / "logs" / "x.log").write_text(f"{name}\n")
+
+        async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+            for key in TABS:
+                await pilot.press(key)
+                assert "\x1b" not in text(app)
+            await pilot.press("5")
+            await until_text(pilot, "[red]a\\x1b[31mb[/]")
+
+        show(folder.path, drive)
+
+
+def test_ascii_is_ascii_on_every_tab(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        for key in TABS:
+            await pilot.press(key)
+            strips = app.screen._compositor.render_strips()
+            for strip in strips:
+                filtered = strip.apply_filter(app._filters[-1], app.screen.background_colors[1])
+                assert filtered.text.isascii()
+
+    show(folder.path, drive, ascii_only=True)
