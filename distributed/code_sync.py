@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from distributed.hash_cache import SMALLEST, HashCache
 from distributed.here import Process
 from distributed.link import FILES, Link
 from distributed.ssh_errors import SshError
@@ -178,22 +179,29 @@ def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) ->
 
 
 def _tree(paths: Iterable[Path], top: Path) -> Tree:
-    files, sources = {}, {}
+    files, sources, cache = {}, {}, HashCache()
     for path in paths:
-        blob = _hash(path)
+        blob = _hash(path, cache)
         files[str(path.relative_to(top))] = blob
         sources[blob] = path
+    cache.save()
     return Tree(files, sources)
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Path, cache: HashCache) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as stream:
+            stat = os.fstat(stream.fileno())
+            known = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
+            if known:
+                return known
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
         raise BadInput(*explain(error, path)) from None
+    if stat.st_size >= SMALLEST:
+        cache.put(path, stat, digest.hexdigest())
     return digest.hexdigest()
 
 
