@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import re
@@ -66,7 +67,7 @@ def _download(files: Path, requirements: Sequence[str], lock: str, there: Mappin
     if is_like_here(there):
         command += ["-c", str(files / "lock.txt"), "-r", str(files / "requirements.txt")]
     else:
-        (files / "requirements.txt").write_text("\n".join(locked_for(lock, there)))
+        (files / "requirements.txt").write_text("\n".join(locked_for(lock, there, requirements)))
         command += ["--no-deps", "-r", str(files / "requirements.txt"), *target_options(there)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -80,23 +81,56 @@ def is_like_here(there: Mapping[str, Any]) -> bool:
     return same and (there["system"], there["machine"]) == (platform.system(), platform.machine())
 
 
-def locked_for(lock: str, there: Mapping[str, Any]) -> list[str]:
+def locked_for(lock: str, there: Mapping[str, Any], requirements: Sequence[str] = ()) -> list[str]:
     """Return the pins of a lock file that hold for the Python of another machine.
 
     pip judges markers by the Python it runs on, so they are judged here.
+
+    Args:
+        requirements: only what these need in the end, as far as this machine's packages tell; none: the whole file.
     """
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
+    facts = _facts(there)
+    pins = [Requirement(line) for line in lock.splitlines() if line.strip() and not line.startswith("#")]
+    held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(facts)]
+    needed = _needed(requirements, facts)
+    return [f"{pin.name}{pin.specifier}" for pin in held if not requirements or canonicalize_name(pin.name) in needed]
+
+
+def _needed(requirements: Sequence[str], facts: dict[str, str]) -> set[str]:
+    """Return the names of packages and of everything that they need there."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    seen: set[tuple[str, str]] = set()
+    waiting = [Requirement(line) for line in requirements]
+    while waiting:
+        wanted = waiting.pop()
+        for extra in {"", *wanted.extras}:
+            if (wanted.name, extra) in seen:
+                continue
+            seen.add((wanted.name, extra))
+            try:
+                lines = importlib.metadata.requires(wanted.name) or []
+            except importlib.metadata.PackageNotFoundError:  # of another system: what it needs is not known here
+                continue
+            further = [Requirement(line) for line in lines]
+            waiting += [one for one in further if one.marker is None or one.marker.evaluate({**facts, "extra": extra})]
+    return {canonicalize_name(name) for name, _ in seen}
+
+
+def _facts(there: Mapping[str, Any]) -> dict[str, str]:
+    """Return what markers ask for, of another machine."""
     major, minor, micro = there["version"]
-    facts = {
+    return {
         "python_version": f"{major}.{minor}",
         "python_full_version": f"{major}.{minor}.{micro}",
         "platform_system": str(there["system"]),
         "sys_platform": str(there["system"]).lower(),
         "platform_machine": str(there["machine"]),
     }
-    pins = [Requirement(line) for line in lock.splitlines() if line.strip() and not line.startswith("#")]
-    return [f"{pin.name}{pin.specifier}" for pin in pins if pin.marker is None or pin.marker.evaluate(facts)]
 
 
 def target_options(there: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed.code_sync import REPOSITORY
 from distributed.offline_wheels import collect_wheels, is_like_here, locked_for, platforms, target_options
+from distributed.provision import usual_recipe
 from profiles.errors import BadInput
 
 HERE = {
@@ -27,6 +29,13 @@ nvidia==1.0; platform_system == "Linux"
 def test_pins_are_chosen_for_the_python_there() -> None:
     assert locked_for(LOCK, MAC) == ["numpy==2.2.6"]
     assert locked_for(LOCK, {**MAC, "version": [3, 12, 0], "system": "Linux"}) == ["numpy==2.4.6", "nvidia==1.0"]
+
+
+def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
+    lock = (REPOSITORY / "constraints.txt").read_text()
+    names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, usual_recipe().requirements)}
+    assert names >= {"torch", "numpy", "sympy", "grpcio", "pyarrow", "huggingface-hub", "python-dateutil"}
+    assert not names & {"pytest", "mypy", "textual", "plotly", "tensorboard", "wandb"}
 
 
 def test_the_platforms_of_a_mac_and_of_linux() -> None:
