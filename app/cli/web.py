@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def web(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="Run to show; none: the guided set-up.")] = "",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run to show; none: the guided set-up.")] = "",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="TCP port; 0: any free one.")] = 0,
     listen: Annotated[
         str, typer.Option("--listen", metavar="ADDRESS", help="Let other machines in: this machine's address there.")
