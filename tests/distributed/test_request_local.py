@@ -16,7 +16,7 @@ from training.local_plan import plan_local_run
 from training.local_run import LocalOutcome, LocalRun
 from training.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.lab.fixtures import MakeLightLab
 from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
 from training.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 class Asked:
@@ -66,7 +66,11 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     alone = run.ask("drop", "a")
     assert (alone.outcome, alone.message) == ("refused", "nobody would be left to train (stop the run instead)")
     assert run.ask("add", "a").message == "a takes part already"
-    assert "known" not in run.ask("add", "z").message
+    assert "z is not a machine of this run" in run.ask("add", "z").message
+    twin = run.end_of(
+        run.leave("add", entry=lab.hosts("a").machines[0].model_copy(update={"name": "e", "address": "a"}))
+    )
+    assert twin.outcome == "refused" and "is the same machine as a" in twin.message
 
     wanted = [run.leave("add", "b"), run.leave("add", "c"), run.leave("add", entry=lab.hosts("d").machines[0])]
     assert [run.end_of(identity).outcome for identity in wanted] == ["done"] * 3
