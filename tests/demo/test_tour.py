@@ -1,0 +1,157 @@
+"""Somebody who never saw the project, in a terminal of 80x24, with nothing but the keys that the screens name."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from distributed.requests import leave_request
+from tests.demo.tmux_terminal import Tmux
+from training.run_files import is_live
+from training.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("app", "distributed", "profiles", "training", "config.ini", "cli_typer.py", "wizard.py", "constraints.txt")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
+]
+
+
+TOUR = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from app.demo.services import DemoServices
+from app.screens.app import run_wizard
+sys.exit(run_wizard(DemoServices(3, speed=4.0), "", False))
+"""
+"""``wizard.py --demo 3``, four times as fast."""
+
+
+def set_up(folder: Path, *arguments: str, script: Path = ROOT / "wizard.py") -> Tmux:
+    return Tmux([sys.executable, str(script), *arguments], folder)
+
+
+def first_run(output: Path) -> Path:
+    (path,) = output.iterdir()
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_the_scripted_tour(tmp_path: Path) -> None:
+    """Home to the dashboard; a machine is lost and comes back; and out again, while the run goes on."""
+    with Tmux([sys.executable, "-c", TOUR], tmp_path) as terminal:
+        terminal.until("What do you want to do?", "New set-up", "enter Open", "? Help", "^p Palette")
+        terminal.press("Enter")
+        terminal.until("1 picked of 3 found", "demo-pc")
+        terminal.press("Down", "Space", "Down", "Space")
+        terminal.until("3 picked of 3 found")
+        terminal.press("Enter")
+        terminal.until("May we log in there?", "first meeting", "? password")
+        terminal.press("Enter")
+        terminal.until("It is the same")
+        terminal.press("Enter")
+        terminal.until("1 of 2 let us in")
+        terminal.press("Down", "Enter")
+        terminal.until("Install a key")
+        terminal.write("s3cret-words")
+        assert "s3cret" not in terminal.screen
+        terminal.press("Enter")
+        terminal.until("2 of 2 let us in")
+        terminal.press("Enter")
+        terminal.until("Can they train?", "2 of 3 ready", "another version")
+        terminal.press("F")
+        terminal.until("3 of 3 ready")
+        terminal.press("Enter")
+        terminal.until("How fast is the network", "3 links", "Wi-Fi")
+        terminal.press("Enter")
+        terminal.until("What is to be trained", "whisper-small", "6400 samples")
+        terminal.press("n")
+        terminal.until("recommended", "1.59x")
+        terminal.press("Enter")
+        terminal.until("Shall this be done?", "enter Start", "scripted")
+        terminal.press("Enter")
+        terminal.until("1 Overview", "Healthy", "3/3 machines", "step ")
+        run = first_run(tmp_path / "output")
+        terminal.until("Degraded", "2/3 machines", "demo-studio lost", patience=120)
+        terminal.press("5")
+        terminal.until("root cause", "link is down")
+        terminal.press("1")
+        terminal.until("Healthy", "3/3 machines", patience=60)
+        terminal.press("d")
+        terminal.until_gone("1 Overview")
+        terminal.press("C-c")
+        terminal.until("exit code 130")
+        assert is_live(run)
+    leave_request(run, "kill")
+    assert all(b"s3cret" not in path.read_bytes() for path in run.rglob("*") if path.is_file())
+
+
+def test_leaving_anywhere_changes_no_file(tmp_path: Path) -> None:
+    """ctrl+c in the middle; typed answers and dialogs included."""
+    before = (ROOT / "config.ini").read_bytes(), sorted((ROOT / "profiles").rglob("*.ini"))
+    with set_up(tmp_path, "--demo", "2") as terminal:
+        terminal.until("New set-up")
+        terminal.press("Enter")
+        terminal.until("1 picked of 2 found")
+        terminal.press("Enter")
+        terminal.until("What is to be trained", "epochs")
+        terminal.press("Down", "Down", "Down", "Down", "Enter")
+        terminal.until("max_steps", "esc Close")
+        terminal.write("7")
+        terminal.press("C-c")
+        terminal.until("exit code 130")
+    assert before == ((ROOT / "config.ini").read_bytes(), sorted((ROOT / "profiles").rglob("*.ini")))
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The project in another folder, so that what the set-up saves stays out of this one."""
+    folder = tmp_path / "muster"
+    folder.mkdir()
+    ignore = shutil.ignore_patterns("__pycache__", "saved")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignore)
+        else:
+            shutil.copy2(source, folder / name)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.mark.timeout(400)
+def test_enter_enter_trains_on_this_machine(copy: Path) -> None:
+    """The shortest way really trains; only the number of steps is typed, so that it is over soon."""
+    config = (copy / "config.ini").read_bytes()
+    with set_up(copy, script=copy / "wizard.py") as terminal:
+        terminal.until("What do you want to do?", "New set-up")
+        terminal.press("n")
+        terminal.until("1 picked of", "(here)")
+        terminal.press("Enter")
+        terminal.until("What is to be trained", "max_steps", "2700")
+        terminal.press("Down", "Down", "Down", "Down", "Enter")
+        terminal.until("max_steps", "esc Close")
+        terminal.press("C-u")
+        terminal.until_gone("2700")
+        terminal.write("4")
+        terminal.until("│   4 ")
+        terminal.press("Enter")
+        terminal.until("4 *")
+        terminal.until("3880 samples", patience=120)
+        terminal.press("n")
+        terminal.until("How do they work together?", "alone", patience=180)
+        terminal.press("Enter")
+        terminal.until("Shall this be done?", "enter Start")
+        terminal.press("Enter")
+        terminal.until("1 Overview", "Completed", patience=240)
+        terminal.press("C-c")
+        terminal.until("exit code")
+    run = first_run(copy / "output")
+    assert (run / "model" / "config.json").is_file()
+    assert RunFolder.open(run).metadata.metrics["steps"] == 4
+    assert (copy / "config.ini").read_bytes() == config
