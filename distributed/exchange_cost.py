@@ -16,7 +16,8 @@ from distributed.planning import Choice
 class Exchange:
     """One exchange of a group."""
 
-    seconds: float
+    each: tuple[float, ...]
+    """Seconds of each member's way: what it sends, until what it gets is there."""
     slowest: Bottleneck
     moved: tuple[tuple[str, float], ...]
     """Bytes sent and received over the network, by machine."""
@@ -24,7 +25,12 @@ class Exchange:
     """Seconds that the exchange takes from each member's compute as far as both go on at the same time: where the
     processor trains, all its cores do."""
     correction: float = 1.0
-    """Factor of earlier runs, which ``seconds`` have in them."""
+    """Factor of earlier runs, which ``each`` has in it."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the longest way."""
+        return max(self.each)
 
 
 class ExchangeCosts:
@@ -65,12 +71,12 @@ class ExchangeCosts:
         if key not in self._known:
             found = self._exchange(choice)
             factor = self._corrections.exchange_of(choice.members, choice.strategy, choice.engine)
-            self._known[key] = replace(found, seconds=found.seconds * factor, correction=factor)
+            self._known[key] = replace(found, each=tuple(factor * one for one in found.each), correction=factor)
         return self._known[key]
 
     def _exchange(self, choice: Choice) -> Exchange:
         if choice.alone:
-            return Exchange(0.0, cost_model.NOTHING, (), (0.0,))
+            return Exchange((0.0,), cost_model.NOTHING, (), (0.0,))
         members = len(choice.members)
         up = cost_model.payload_bytes(self._trainable, choice.codec)
         down = cost_model.reply_bytes(self._trainable, choice.codec, members)
@@ -79,16 +85,16 @@ class ExchangeCosts:
         network = cost_model.slowest_part(self._cluster, flows)
         if choice.engine == "torch":
             network = replace(network, seconds=network.seconds * cost_model.all_to_all_factor(members))
-        parts = [network, *self._processes(choice, carried)]
-        slowest = max(parts, key=lambda part: part.seconds)
-        fixed = cost_model.longest_round_trip(self._cluster, flows) + self._operation(choice)
-        seconds = slowest.seconds + self._fill(choice, parts, slowest) + fixed
+        processes = list(self._processes(choice, carried))
+        slowest = max(network, *processes, key=lambda part: part.seconds)
+        round_trip = cost_model.longest_round_trip(self._cluster, flows)
+        each = tuple(self._way(choice, name, network, processes, round_trip) for name in choice.members)
         moved: dict[str, float] = {}
         for ends, size in flows.items():
             for end in ends:
                 moved[end] = moved.get(end, 0.0) + size
         work = tuple(self._taken(choice, name, carried) for name in choice.members)
-        return Exchange(seconds, slowest, tuple(sorted(moved.items())), work)
+        return Exchange(each, slowest, tuple(sorted(moved.items())), work)
 
     def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
         """Yield how long the processes of each machine work on an exchange of which each member carries so much.
@@ -114,25 +120,30 @@ class ExchangeCosts:
         cores = self._cluster.machine(name).cores
         return max(one / self._core(name), together / cores if cores else 0.0)
 
-    def _fill(self, choice: Choice, parts: Sequence[Bottleneck], slowest: Bottleneck) -> float:
-        """Return how long the slowest part has nothing to do: while the first chunk comes to it and the last one goes
-        on through the others. The network of a hub is two parts, up and down."""
+    def _way(
+        self, choice: Choice, name: str, network: Bottleneck, processes: Sequence[Bottleneck], round_trip: float
+    ) -> float:
+        """Return how long a member's exchange takes: its slowest part, and what that part has nothing to do while the
+        first chunk comes to it and the last one goes on through the others. The network of a hub is two parts, up and
+        down, and none for who is on the hub's machine."""
         share = min(1.0, cost_model.CHUNK / self._trainable)
-        others = {part.kind: part.seconds for part in sorted(parts, key=lambda part: part.seconds)}
-        del others[slowest.kind]
-        network = parts[0]
+        parts = [part.seconds for part in processes if part.kind == "hub" or part.subject == name]
+        cores = [self._core(part.subject) for part in processes if part.kind == "hub"] + [self._core(name)]
+        fixed = cost_model.OPERATION[choice.engine] / min(cores)
         behind = 0.0
-        if choice.hub:
-            flows = sum(not self._cluster.same_host(name, choice.hub) for name in choice.members)
-            behind = share
-            if network.kind in ("interface", "air"):
-                behind += (1.0 - share) * cost_model.behind_by_uneven_flows(flows)
-        return share * sum(others.values()) + behind * network.seconds
+        if not (choice.hub and self._cluster.same_host(name, choice.hub)):
+            parts.append(network.seconds)
+            fixed += round_trip
+            behind = self._behind(choice, network, share) * network.seconds
+        return max(parts) + share * (sum(parts) - max(parts)) + behind + fixed
 
-    def _operation(self, choice: Choice) -> float:
-        """Return the fixed time of an exchange, of which processors without a whole core need more."""
-        slowest = min(self._core(name) for name in (*choice.members, *filter(None, [choice.hub])))
-        return cost_model.OPERATION[choice.engine] / slowest
+    def _behind(self, choice: Choice, network: Bottleneck, share: float) -> float:
+        """Return how far, as a share, the way down from a hub is behind the way up."""
+        if not choice.hub:
+            return 0.0
+        flows = sum(not self._cluster.same_host(name, choice.hub) for name in choice.members)
+        shared = network.kind in ("interface", "air")
+        return share + (1.0 - share) * (cost_model.behind_by_uneven_flows(flows) if shared else 0.0)
 
     def _own_work(self, choice: Choice, carried: float) -> float:
         """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""

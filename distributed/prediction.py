@@ -183,30 +183,37 @@ class Predictor:
         """Return the time of a step, and how much of it the slowest waits because no two steps take the same time."""
         if choice.alone:
             return split.compute, 0.0
-        busy = self._busy(choice, split, exchange)
         spreads = [self.cluster.machine(name).spread for name in choice.members]
         deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
-        last = cost_model.expected_last(busy, deviations, choice.interval)
-        waited = (exchange.seconds - self._hidden(choice, split, exchange)) / choice.interval
-        return last + waited, last - max(busy)
+        ways = zip(
+            self._busy(choice, split, exchange), exchange.each, self._hidden(choice, split, exchange), strict=True
+        )
+        steps = [busy + (taken - hidden) / choice.interval for busy, taken, hidden in ways]
+        last = cost_model.expected_last(steps, deviations, choice.interval)
+        return last, last - max(steps)
 
-    def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> float:
-        """Return how many seconds of an exchange the compute hides."""
+    def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
+        """Return how many seconds of an exchange each member's compute hides."""
+        each = zip(split.seconds, exchange.each, strict=True)
         if STRATEGIES[choice.strategy].periodic:
-            return min(exchange.seconds, choice.delay * split.compute)
+            return [min(taken, choice.delay * compute) for compute, taken in each]
         bucket = self.job.bucket_mb / (4e-6 * self.job.trainable)
-        credit = cost_model.overlap_credit(split.compute / split.accumulation, exchange.seconds, bucket)
-        return min(exchange.seconds, credit)
+        return [
+            min(taken, cost_model.overlap_credit(compute / split.accumulation, taken, bucket))
+            for compute, taken in each
+        ]
 
     def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
         """Return what each member does in a step without waiting: compute, what it works for exchanges meanwhile, and
         the merge of a periodic strategy."""
         if choice.alone:
             return list(split.seconds)
-        share = self._hidden(choice, split, exchange) / exchange.seconds
         merge_ns = STRATEGIES[choice.strategy].merge_ns
+        hidden = self._hidden(choice, split, exchange)
         found = []
-        for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
+        for name, compute, work, share in zip(
+            choice.members, split.seconds, exchange.work, map(_share, hidden, exchange.each), strict=True
+        ):
             merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
             found.append(compute + (work * share + merge) / choice.interval)
         return found
@@ -297,6 +304,10 @@ class Predictor:
                 memory_free=machine.memory_free,
                 bytes_per_hour=moved.get(self._exchanges.place(name), 0.0) * hourly,
             )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _bottleneck(part: Bottleneck) -> Reason:
