@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.wizard.machine_entries import Naming
+from app.wizard.machine_entries import Identities, Naming
 from app.wizard.saved_profiles import saved_hosts
 from app.wizard.services import Sight
 from app.wizard.state import Machines, Presence
@@ -51,6 +51,7 @@ class Lookout:
         here = [(Origin.HOSTS_FILE, HOSTS_FILE)] if HOSTS_FILE.exists() and _hosts(HOSTS_FILE) else []
         self._files = (*here, *((Origin.PROFILE, path) for path, _ in self._saved.values()))
         self._hosts = [hosts for _, path in self._files if (hosts := _hosts(path)) is not None]
+        self._identities = Identities()
         self._typed: list[str] = []
         self._discoveries: list[Discovery] = []
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class Lookout:
     def _sight(self, states: Sequence[State]) -> Sight:
         state = _together(states)
         found = machines(state)
-        rows = Naming(self._typed, self._hosts).rows(found)
+        rows = Naming(self._typed, self._hosts).rows(found, self._identities.aliases(found))
         seconds = time.monotonic() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER

@@ -22,6 +22,9 @@ SSH_CONFIG = "ssh_config"
 _KEPT = ("key", "python", "project_path", "devices", "interface", "found_at")
 """Fields of a hosts file's entry that a row has no place for."""
 _LONGEST_NAME = 64
+_MOST_TRAITS = 10_000
+_NO_HOST = "not-a-host-name.invalid"
+"""Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
 
 
 def here_name() -> str:
@@ -62,6 +65,34 @@ def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
     return details.get("devices", "") or details.get("model", ""), size, details.get("system", "")
 
 
+class Identities:
+    """Remembers what machines were called before their host keys were seen, so that a choice made then still holds."""
+
+    def __init__(self) -> None:
+        self._ids: dict[object, str] = {}
+
+    def aliases(self, found: Sequence[FoundMachine]) -> dict[str, tuple[str, ...]]:
+        """Return earlier ids by present id. Memory is bounded as discovery's is."""
+        unknown = [machine for machine in found if not machine.fingerprint and not machine.here]
+        for machine in unknown:
+            for trait in _traits(machine):
+                self._ids.pop(trait, None)
+                self._ids[trait] = machine.id
+        while len(self._ids) > _MOST_TRAITS:
+            del self._ids[next(iter(self._ids))]
+        present = {machine.id for machine in found}
+        return {
+            machine.id: tuple(before)
+            for machine in found
+            if machine.fingerprint and (before := {self._ids.get(t, "") for t in _traits(machine)} - {"", *present})
+        }
+
+
+def _traits(machine: FoundMachine) -> list[object]:
+    """What stays the same when a machine's host key becomes known: its ways, or its names where it has none yet."""
+    return [path.endpoint for path in machine.paths] or [name.casefold() for name in machine.names]
+
+
 class Naming:
     """How machines that were found are reached: as typed, as their hosts file says, by alias, or by ``.local`` name."""
 
@@ -71,9 +102,13 @@ class Naming:
         for hosts in files:
             for machine in hosts.machines:
                 self._entries.setdefault(machine.name.casefold(), (machine, hosts.ssh_config))
+        self._before: Mapping[str, tuple[str, ...]] = {}
 
-    def rows(self, found: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
-        """Return one row a machine."""
+    def rows(
+        self, found: Sequence[FoundMachine], aliases: Mapping[str, tuple[str, ...]] | None = None
+    ) -> tuple[MachineRow, ...]:
+        """Return one row a machine; ``aliases``: what a machine was called before, by its id."""
+        self._before = aliases or {}
         hosts = [self._local_name(machine) for machine in found]
         claimed = {host for host in hosts if host and hosts.count(host) > 1}
         return tuple(
@@ -112,8 +147,8 @@ class Naming:
 
     def _aliases(self, machine: FoundMachine) -> tuple[str, ...]:
         names = {name.casefold() for name in machine.names}
-        typed = tuple(f"typed:{text}" for host, text in self._typed.items() if host in names)
-        return (*typed, *(() if machine.here else (f"name:{machine.names[0].casefold()}",) if machine.names else ()))
+        typed = (f"typed:{text}" for host, text in self._typed.items() if host in names)
+        return (*typed, *self._before.get(machine.id, ()))
 
     def _entry(self, machine: FoundMachine, host: str) -> tuple[Machine, str]:
         """Return how to reach it, as a hosts file would say it, and the SSH configuration of that file."""
@@ -141,8 +176,8 @@ def _found_entry(machine: FoundMachine, host: str) -> Machine:
     """By its alias, by its ``.local`` name at the address where it was found, or by that address."""
     name = _plain(machine.name)
     best = machine.paths[0].endpoint if machine.paths else None
-    if Origin.SSH_CONFIG in machine.found_by or best is None:
-        return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else "")
+    if best is None or (Origin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
+        return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else _NO_HOST)
     port = best.port if best.port != 22 else None
     if not host or not _is_host(host):
         return Machine(name=name or best.address, address=best.scoped, port=port)
@@ -150,7 +185,7 @@ def _found_entry(machine: FoundMachine, host: str) -> Machine:
 
 
 def _is_host(text: str) -> bool:
-    return re.fullmatch(r"[\w:][\w.:%-]*", text) is not None
+    return re.fullmatch(r"[\w:][\w.:%-]{0,200}", text, re.ASCII) is not None
 
 
 def _settings(entry: Machine, ssh_config: str) -> tuple[tuple[str, object], ...]:
@@ -201,5 +236,4 @@ def row_of(machine: Machine, ssh_config: str = "") -> MachineRow:
         found_by=(Origin.PROFILE.value,),
         python=machine.python,
         settings=_settings(machine, ssh_config),
-        aliases=(f"name:{machine.name.casefold()}",),
     )

@@ -117,14 +117,16 @@ def _add(state: State, action: do.AddMachine) -> State:
 
 def typed_row(text: str) -> MachineRow | None:
     """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
-    from distributed.hosts import split_address  # pydantic is loaded with it, which the first paint can do without
+    from distributed.hosts import Machine, split_address  # with pydantic, which the first paint does without
 
     place = split_address(text)
-    host = str(place["name"])
-    if not host or host.startswith("-") or not host.isprintable() or " " in text:
+    host, user = str(place["name"]), place["user"] or ""
+    try:
+        Machine(name=host, address=host, port=place["port"], user=user)
+    except ValueError:
         return None
     return MachineRow(
-        key=f"typed:{text}", name=host, words="looking", address=host, port=place["port"], user=place["user"] or "",
+        key=f"typed:{text}", name=host, words="looking", address=host, port=place["port"], user=user,
         found_by=("typed",),
     )  # fmt: skip
 

@@ -65,6 +65,17 @@ def on(wizard: Wizard, step: Step) -> None:
         wizard.do(do.Next())
 
 
+def replanned(profile: str) -> set[str]:
+    """Return the machines of a set-up that begins at the Plan of a saved profile."""
+    wizard = Wizard(RealServices(), profile)
+    try:
+        state = until(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.hash))
+        assert f"distributed-train {profile}" in state.plan.command
+        return {row.name for row in state.members}
+    finally:
+        wizard.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_was_chosen_is_what_runs(
@@ -95,6 +106,7 @@ def test_what_was_chosen_is_what_runs(
         words = state.plan.command.split()
         assert main([*words[2:], "--dry-run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.hash
+        assert replanned(state.plan.profile) == {"a", "b"}
         wizard.do(do.Confirm())
         state = until(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
         assert state.launch.status is Status.OK, state.launch

@@ -1,0 +1,90 @@
+"""Machines between discovery, the set-up's rows, and the hosts file of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.wizard.machine_entries import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
+from app.wizard.state import Status
+from distributed.hosts import Hosts, Machine, dump_hosts, parse_hosts
+from distributed.machine_identity import FoundMachine, FoundPath
+from distributed.network_interfaces import Endpoint, PathKind
+from distributed.sightings import Origin
+from distributed.sightings import Status as Seen
+
+PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Seen.ONLINE, None)
+STUDIO = FoundMachine(
+    "SHA256:x", "Studio", ("Studio", "studio.local"), Seen.ONLINE, (Origin.BONJOUR,), (PATH,), "SHA256:x"
+)
+
+
+def test_a_machine_of_the_network_is_reached_by_name_at_its_address() -> None:
+    (row,) = Naming((), ()).rows([STUDIO])
+    assert (row.key, row.name, row.status, row.words) == ("SHA256:x", "Studio", Status.OK, "online")
+    machine = machine_of(row)
+    assert (machine.address, machine.found_at) == ("studio.local", "192.168.1.7")
+    assert (row.paths[0].where, row.paths[0].kind) == ("192.168.1.7:22", "wired")
+
+
+def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:
+    other = replace(PATH, endpoint=Endpoint("192.168.1.8", "en0"))
+    twin = replace(STUDIO, id="SHA256:y", fingerprint="SHA256:y", paths=(other,))
+    rows = Naming((), ()).rows([STUDIO, twin])
+    assert [machine_of(row).address for row in rows] == ["192.168.1.7", "192.168.1.8"]
+    assert [machine.name for machine in hosts_of(rows).machines] == ["Studio", "Studio-2"]
+
+
+def test_what_was_typed_and_what_a_file_says_come_first() -> None:
+    typed = replace(STUDIO, names=("studio.local",), found_by=(Origin.TYPED, Origin.BONJOUR))
+    (row,) = Naming(["ada@studio.local:2222"], ()).rows([typed])
+    assert (row.address, row.port, row.user) == ("studio.local", 2222, "ada")
+    assert "typed:ada@studio.local:2222" in row.aliases
+    entry = Machine(name="Studio", address="10.9.9.9", python="/opt/py", user="eve")
+    listed = replace(STUDIO, found_by=(Origin.HOSTS_FILE,))
+    (row,) = Naming((), [Hosts(machines=(entry,), ssh_config="/etc/mine")]).rows([listed])
+    hosts = hosts_of([row])
+    assert hosts.machines == (entry,) and hosts.ssh_config == "/etc/mine"
+
+
+def test_a_choice_made_before_the_host_key_was_seen_still_holds() -> None:
+    identities = Identities()
+    before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Seen.CHECKING)
+    assert identities.aliases([before]) == {}
+    assert identities.aliases([STUDIO]) == {"SHA256:x": ("unidentified:Studio",)}
+    (row,) = Naming((), ()).rows([STUDIO], identities.aliases([STUDIO]))
+    assert row.aliases == ("unidentified:Studio",)
+
+
+def test_this_computer_trains_with_this_python() -> None:
+    here = FoundMachine("x", "desk", ("desk",), Seen.ONLINE, (Origin.HERE,), (), here=True)
+    (row,) = Naming((), ()).rows([here])
+    assert row.key == HERE_KEY and row.here and row.memory.endswith(" GB")
+    machine = machine_of(row)
+    assert machine.here and "python" in machine.python
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [Machine(name="a", address="a.local", port=22, user="u", key="~/.ssh/k", devices=("cpu",)), Machine(name="b")],
+)
+def test_a_saved_machine_comes_back_as_it_was(machine: Machine) -> None:
+    again = machine_of(row_of(machine))
+    assert again == machine.model_copy(update={"address": machine.host})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=80), st.text(max_size=80)), max_size=4), st.sampled_from(list(Origin)[1:]))
+def test_names_of_the_network_always_make_a_hosts_file(names: list[tuple[str, str]], origin: Origin) -> None:
+    found = [
+        replace(STUDIO, id=str(number), name=name or "x", names=(name or "x", f"{host}.local"), found_by=(origin,))
+        for number, (name, host) in enumerate(names)
+    ]
+    rows = Naming((), ()).rows(found)
+    if rows:
+        hosts = hosts_of(rows)
+        assert parse_hosts(dump_hosts(hosts.model_copy(update={"machines": hosts.machines[:1]})), "test").machines
+        assert len({machine.name.casefold() for machine in hosts.machines}) == len(rows)
