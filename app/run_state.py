@@ -87,6 +87,8 @@ class RunState:
     updated: float | None = None
     """Time of the newest event."""
     total_steps: int | None = None
+    phase: str = ""
+    """What the run itself prepares before the first step: ``machines 1/3``."""
     members: Mapping[int, MemberState] = field(default_factory=dict)
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
@@ -167,6 +169,9 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_member(changed(state, errors=errors), event)
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_figures(_with_member(state, event), event)
+        case ProgressEvent(member=None):
+            total = f"/{event.total}" if event.total else ""
+            return changed(state, phase=f"{event.phase} {event.done}{total}")
         case MemberEvent() | ProgressEvent():
             return _with_member(state, event)
         case RequestEvent():
@@ -195,6 +200,7 @@ def _run(state: RunState, event: RunEvent) -> RunState:
         state,
         status=event.status,
         message=event.message,
+        phase="" if event.status == "running" else state.phase,
         started=event.time if event.status == "starting" or state.started is None else state.started,
         total_steps=event.total_steps if event.total_steps is not None else state.total_steps,
     )

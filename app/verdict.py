@@ -152,7 +152,7 @@ def _progress(state: RunState) -> tuple[str, ...]:
 def _phases(state: RunState) -> Sequence[str]:
     busy = [member for member in state.members.values() if member.phase]
     if not busy:
-        return ()
+        return (state.phase,) if state.phase else ()
     furthest = min(busy, key=lambda member: member.phase_done / (member.phase_total or 1))
     total = f"/{furthest.phase_total}" if furthest.phase_total else ""
     return (f"{furthest.phase} {furthest.phase_done}{total}",)

@@ -13,7 +13,6 @@ from app.event_source import EventSource
 from app.shell.base_app import CommandRecord, MusterApp
 from profiles.errors import ExitCode
 
-
 TERMINAL = 1.0
 """Seconds between two looks whether the terminal is still there."""
 _HANGUP = 128 + signal.SIGHUP

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from app.dashboard.picture import Picture
 from app.shell.base_app import CommandRecord
-from distributed.hosts import load_hosts
 from distributed.hosts_schema import Machine
 from distributed.leftovers import leftovers
+from distributed.newcomers import HOSTS, all_hosts
 from distributed.requests import Action, leave_request
 from profiles.errors import BadInput, MusterError
 from training.run_files import is_live
-
-HOSTS = "hosts.json"
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Proof:
 
     def _ask(self) -> None:
         try:
-            found = leftovers(load_hosts(self._path / HOSTS), self._run_id, self._wait)
+            found = leftovers(all_hosts(self._path), self._run_id, self._wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return

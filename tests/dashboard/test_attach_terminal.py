@@ -18,7 +18,7 @@ from training.run_folder import RunFolder
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     now = time.time() - 31
     with live(new_folder(tmp_path), [*started(at=now), *steps(1, 30, at=now)]) as run:

@@ -22,7 +22,7 @@ LOST = MemberEvent(member=1, time=BEGAN + 31, status="lost", name="air", message
 BACK = MemberEvent(member=1, time=BEGAN + 40, status="joined", name="air", message="joins a running group")
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with live(new_folder(tmp_path), [*started(), *steps(1, 30)]) as run_folder:
         yield run_folder
