@@ -137,7 +137,7 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
         place = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
         lines.append({**place, "line": {"color": colour, "width": 1, "dash": "dash"}})
         text = {"x": mark.step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
-        words = f"{label(evidence.name(mark.rank))[:40]} {mark.status}"
+        words = f"{label(evidence.name(mark.rank)[:40])} {mark.status}"
         texts.append({**text, "text": words, "font": {"color": colour, "size": 11}})
     return {"shapes": lines, "annotations": texts}
 
@@ -201,7 +201,7 @@ def _throughput(points: Sequence[Point]) -> Chart | None:
 
 def _bars(evidence: Evidence, name: str, values: Sequence[float], colour: str) -> dict[str, Any]:
     ranks = sorted(evidence.record.totals)
-    names = [f"{label(evidence.name(rank))[:40]} ({rank})" for rank in ranks]
+    names = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in ranks]
     return {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "marker": {"color": colour}}
 
 
@@ -258,7 +258,7 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
                 "customdata": [sync.wait * 1000 for sync in shown],
                 "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of them waited for",
                 "mode": "markers",
-                "name": label(evidence.name(rank))[:40],
+                "name": label(evidence.name(rank)[:40]),
                 "marker": {"size": max(4, 10 - 2 * len(traces)), "color": _COLOURS[rank % len(_COLOURS)]},
             }
         )
