@@ -26,13 +26,6 @@ WORDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    subprocess.run([sys.executable, ROOT / "docs" / "make_pictures.py", "--output", folder], check=True, timeout=110)
-    return folder
-
-
 def text_of(picture: Path) -> str:
     """Return what a picture says, blanks put together."""
     parts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
@@ -40,24 +33,19 @@ def text_of(picture: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_picture_shows_its_screen(drawn: Path) -> None:
-    assert {path.stem for path in drawn.iterdir()} == set(WORDS)
-    for name, words in WORDS.items():
-        said = text_of(drawn / f"{name}.svg")
-        assert [word for word in words if word not in said] == [], name
-
-
-@pytest.mark.slow
-def test_the_documentation_has_these_pictures(drawn: Path) -> None:
+def test_the_documentation_has_the_pictures_of_these_screens(tmp_path: Path) -> None:
     """A screen that has changed needs its picture drawn anew: docs/make_pictures.py does it."""
-    for path in drawn.iterdir():
-        kept = ROOT / "docs" / "pictures" / path.name
-        assert text_of(kept) == text_of(path), path.name
+    subprocess.run([sys.executable, ROOT / "docs" / "make_pictures.py", "--output", tmp_path], check=True, timeout=110)
+    assert {path.stem for path in tmp_path.iterdir()} == set(WORDS)
+    for name, words in WORDS.items():
+        drawn, kept = (folder / f"{name}.svg" for folder in (tmp_path, ROOT / "docs" / "pictures"))
+        said = text_of(drawn)
+        assert [word for word in words if word not in said] == [], name
+        assert text_of(kept) == said, name
 
 
-@pytest.mark.slow
-def test_pictures_are_small_and_load_nothing(drawn: Path) -> None:
-    for path in drawn.iterdir():
+def test_pictures_are_small_and_load_nothing() -> None:
+    for path in (ROOT / "docs" / "pictures").iterdir():
         drawing = path.read_text(encoding="utf-8")
         assert len(drawing) < 100_000
         assert "@font-face" not in drawing and "url(http" not in drawing

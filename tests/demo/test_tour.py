@@ -70,7 +70,7 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.press("Enter")
         terminal.until("What is to be trained", "whisper-small", "6400 samples")
         terminal.press("n")
-        terminal.until("recommended", "1.59x")
+        terminal.until("How do they work together?", "recommended")
         terminal.press("Enter")
         terminal.until("Shall this be done?", "enter Start", "scripted")
         terminal.press("Enter")
