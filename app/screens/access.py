@@ -44,7 +44,7 @@ class AccessScreen(StepScreen):
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("s", "skip", "Skip", "Go on without the selected machine."),
+        Key("s", "skip", "Skip", "Go on without the selected machine, or take it back in."),
         Key("r", "retry", "Retry", "Try the selected machine again; takes a skipped one back in."),
     )
 
@@ -102,12 +102,16 @@ class AccessScreen(StepScreen):
             self._ask_password(row)
 
     def _to_the_next_need(self) -> None:
-        """To a machine that waits for the person, else to the next step."""
-        needy = [r for r in self.state.access if r.need is not Need.NOTHING and r.key not in self.state.answers.skipped]
+        """To a machine that waits for the person, else to the next step; to one that failed where it keeps us here."""
+        kept = [row for row in self.state.access if row.key not in self.state.answers.skipped]
+        needy = [row for row in kept if row.need is not Need.NOTHING]
+        failed = [row for row in kept if row.status is Status.FAILED]
         if needy:
             self.table.select(needy[0].key)
-        else:
-            self.action_next()
+            return
+        self.action_next()
+        if failed and self.table.cursor not in [row.key for row in failed]:
+            self.table.select(failed[0].key)
 
     def _ask_trust(self, row: AccessRow) -> None:
         about = [
@@ -135,7 +139,8 @@ class AccessScreen(StepScreen):
         self.app.push_screen(dialog, answered)
 
     def action_skip(self) -> None:
-        self.do(actions.Skip(self.table.cursor))
+        key = self.table.cursor
+        self.do(actions.Retry(key) if key in self.state.answers.skipped else actions.Skip(key))
 
     def copied(self) -> str:
         """What is to be typed about the selected machine."""

@@ -43,7 +43,7 @@ class ChecksScreen(StepScreen):
         NEXT,
         Key("f", "fix", "Fix", "Mend the selected finding, or all of the selected machine."),
         Key("F", "fix_all", "Fix all", "Mend everything that is safe to mend, on all machines."),
-        Key("s", "skip", "Skip", "Go on without the selected machine."),
+        Key("s", "skip", "Skip", "Go on without the selected machine, or take it back in."),
         Key("o", "show_all", "All", "Show also what is in order, or only what is not."),
     )
 
@@ -99,7 +99,8 @@ class ChecksScreen(StepScreen):
         self.do(actions.FixAll())
 
     def action_skip(self) -> None:
-        self.do(actions.Skip(self.table.cursor.partition(_BETWEEN)[0]))
+        key = self.table.cursor.partition(_BETWEEN)[0]
+        self.do(actions.Retry(key) if key in self.state.answers.skipped else actions.Skip(key))
 
     def action_retry(self) -> None:
         self.do(actions.Retry(self.table.cursor.partition(_BETWEEN)[0]))

@@ -103,7 +103,8 @@ class HomeScreen(StepScreen):
         if not self._placed and self.ready and self.state.home.profiles:
             self._placed = True
             live = next((run.key for run in self.state.home.runs if run.live), "")
-            self.table.select(f"run:{live}" if live else NEW)
+            if live and self.table.cursor in ("", NEW):  # unless the person was quicker
+                self.table.select(f"run:{live}")
 
     def leave_question(self) -> str:
         return ""

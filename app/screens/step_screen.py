@@ -43,7 +43,7 @@ class StepScreen(BaseScreen):
     StepScreen #question { height: auto; }
     StepScreen #head { height: auto; margin-top: 1; }
     StepScreen #main { height: 1fr; margin-top: 1; layout: vertical; }
-    StepScreen #rows { width: 1fr; height: auto; max-height: 100%; }
+    StepScreen #rows { width: 1fr; height: 1fr; }
     StepScreen #side { display: none; height: auto; max-height: 100%; }
     StepScreen.-widest #main, StepScreen.-below.-wide #main { layout: horizontal; }
     StepScreen.-widest #side, StepScreen.-below.-wide #side {
@@ -52,7 +52,7 @@ class StepScreen(BaseScreen):
     StepScreen.-widest #side { width: 60; }
     StepScreen #said { height: auto; max-height: 3; margin: 1 0; }
     StepScreen #side.-nothing { border: none; }
-    StepScreen.-below.-narrow #rows { max-height: 50%; }
+    StepScreen.-below.-narrow #rows { height: auto; max-height: 50%; }
     StepScreen.-below.-narrow #side { display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; }
     """
 

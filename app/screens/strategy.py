@@ -132,9 +132,9 @@ class StrategyScreen(StepScreen):
 def _row(app: MusterApp, row: CandidateRow, chosen: bool, wide: bool) -> Row:
     look = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN
     best = " recommended" if row.recommended else ""
-    name = Content.assemble(
-        (app.symbol(look) + " ", look.style), literal(row.name, "bold" if chosen else ""), (best, "$text-success")
-    )
+    who = f" {', '.join(row.members)}" if row.alone else f" x{len(row.members)}"
+    symbol = Content.styled(app.symbol(look) + " ", look.style)
+    name = Content.assemble(symbol, literal(row.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
     if row.status is Status.FAILED:
         return Row(row.key, (name, literal(row.label, "$text-error"), *[Content("")] * 6), selectable=False)
     return Row(row.key, (name, *_figures(app, row, wide)))
