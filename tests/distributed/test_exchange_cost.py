@@ -66,3 +66,21 @@ def test_members_whose_steps_vary_wait_for_each_other() -> None:
     merged = EVERY_STEP.model_copy(update={"strategy": "diloco", "interval": 100})
     assert every.skew == pytest.approx(0.103, abs=0.001)
     assert predict(joined(machines, 1000), job(1_000_000), merged).skew == pytest.approx(0.0103, abs=0.001)
+
+
+def test_who_ends_its_step_sooner_has_begun_the_exchange_sooner() -> None:
+    way = HUB_ON_A.model_copy(update={"members": ("a", "b", "c")})
+
+    def step(cores: float, samples_per_second: float) -> float:
+        members = [machine("a", 8, cores=8), machine("b", 8, cores=8), machine("c", samples_per_second, cores=cores)]
+        return predict(joined(members, 1000), job(400_000, global_batch=3), way).step
+
+    assert step(0.1, 8) > step(8, 8) + 0.05  # its processor is slow, and everybody waits for it
+    assert step(0.1, 80) == pytest.approx(step(8, 80), rel=0.01)  # but not if it begins a tenth of a second before
+
+
+def test_the_hubs_own_member_crosses_no_network() -> None:
+    alike = on_fast_links(400_000, 20)
+    members = [machine("a", 1), machine("b", 8)]
+    slow_at_the_hub = predict(joined(members, 20), job(400_000, global_batch=2), HUB_ON_A)
+    assert slow_at_the_hub.step - slow_at_the_hub.compute < alike.step - alike.compute
