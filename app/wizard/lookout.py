@@ -52,6 +52,8 @@ class Lookout:
         self._files = (*here, *((Origin.PROFILE, path) for path, _ in self._saved.values()))
         self._hosts = [hosts for _, path in self._files if (hosts := _hosts(path)) is not None]
         self._identities = Identities()
+        self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
+        self._present: Mapping[str, tuple[Presence, ...]] = {}
         self._typed: list[str] = []
         self._discoveries: list[Discovery] = []
         self._lock = threading.Lock()
@@ -104,11 +106,16 @@ class Lookout:
         return Sight(Machines(rows, _searched(state, self._files), seconds, advice), self._presence(found))
 
     def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
+        """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""
         online = [machine for machine in found if machine.status is Seen.ONLINE]
-        return {
-            name: tuple(Presence(m.name, _is_present(m, hosts, online)) for m in hosts.machines)
-            for name, (_, hosts) in self._saved.items()
-        }
+        here = frozenset((machine.id, machine.names) for machine in online)
+        if here != self._online:
+            self._online = here
+            self._present = {
+                name: tuple(Presence(m.name, _is_present(m, hosts, online)) for m in hosts.machines)
+                for name, (_, hosts) in self._saved.items()
+            }
+        return self._present
 
 
 def _is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from app.console import bytes_text, duration_text
+from app.console import bytes_text, command_line, duration_text
 from app.wizard.state import (
     AccessRow,
     CandidateRow,
@@ -25,7 +25,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
     """Runs that live, and what to choose from."""
     for run in state.home.runs:
         if run.live:
-            yield f"live: {run.name} {run.key}, since {run.started}"
+            yield f"live: {run.name}, since {run.started}; watch it with: {command_line('attach', run.key)}"
     yield "  1  a new set-up"
     for number, row in enumerate(state.home.profiles, 2):
         present = sum(machine.present is True for machine in row.machines)
