@@ -10,10 +10,12 @@ from app.dashboard.picture import Picture
 from app.shell.base_app import CommandRecord
 from distributed.hosts_schema import Machine
 from distributed.leftovers import leftovers
-from distributed.newcomers import HOSTS, all_hosts
+from distributed.newcomers import all_hosts
 from distributed.requests import Action, leave_request
 from profiles.errors import BadInput, MusterError
 from training.run_files import is_live
+
+HOSTS = "hosts.json"
 
 
 @dataclass(frozen=True)

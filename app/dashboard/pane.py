@@ -33,6 +33,8 @@ _STATES = {
     "left": Mark.STOPPED,
 }
 
+_STATES_AT_THE_END = ("done", "lost", "failed", "left")
+
 
 class Pane(Vertical):
     """One tab."""
@@ -58,6 +60,8 @@ def state_of(member: MemberState, picture: Picture, ascii_only: bool) -> Content
     """Return symbol and word of a member's state."""
     if picture.state.status == "paused" and member.active:
         return Mark.PAUSED.show("paused", ascii_only=ascii_only)
+    if picture.state.status in ("completed", "cancelled", "failed") and member.status not in _STATES_AT_THE_END:
+        return Mark.STOPPED.show("stopped", ascii_only=ascii_only)
     return _STATES.get(member.status, Mark.WORKING).show(member.status, ascii_only=ascii_only)
 
 

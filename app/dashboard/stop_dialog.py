@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from textual.content import Content
 from textual.widgets import Static
@@ -62,5 +63,7 @@ class StopDialog(Dialog):
 def _next(picture: Picture) -> list[Content]:
     if picture.plan is None or picture.state.status == "completed":
         return []
-    command = command_line("distributed-train", "--resume", picture.plan.run_id)
+    folder = picture.path.parent
+    where = [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
+    command = command_line("distributed-train", "--resume", picture.plan.run_id, *where)
     return [Content(""), literal("go on with it later:", "$text-muted"), literal(command, "bold")]

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import started, steps
+
+from app.dashboard.network import advice, mbit
+from app.dashboard.picture import Picture
+from app.member_state import Sync
+from app.run_state import reduce_events
+from distributed.job import Job
+from distributed.planning import Candidate, Choice, Planning
+from training.events import SyncEvent
+
+
+def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0) -> Candidate:
+    choice = Choice(strategy=strategy, codec="fp32", engine="hub", members=members)
+    return Candidate(choice=choice, useful_speed_up=speed_up, step=0.5, samples_per_second=samples)
+
+
+def picture(chosen: int | None) -> Picture:
+    job = Job(trainable=10, total=10, samples=100)
+    ranking = (way("diloco", 2.0, "a", "b"), way("allreduce", 1.25, "a", "b"), way("allreduce", 1.0, "a", samples=12.0))
+    planning = Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
+    return Picture(Path("run"), reduce_events([*started(), *steps(1, 9)]), planning=planning)
+
+
+def said(shown: Picture) -> str:
+    return " ".join(line.plain for line in advice(shown))
+
+
+def test_a_faster_way_is_named_with_its_predicted_gain() -> None:
+    assert "diloco, fp32, over 2 machines, predicted 1.60x as fast (500 ms a step)" in said(picture(1))
+
+
+def test_the_fastest_way_gets_no_advice() -> None:
+    assert "no way" in said(picture(0))
+
+
+def test_without_a_prediction_there_is_no_advice() -> None:
+    assert "nothing was predicted" in said(Picture(Path("run")))
+
+
+def test_the_machine_alone_is_the_fastest_one_that_was_predicted() -> None:
+    alone = picture(0).alone
+    assert alone is not None
+    assert (alone.name, alone.samples_per_second) == ("a", 12.0)
+
+
+def test_the_rate_of_a_synchronisation() -> None:
+    assert mbit(Sync(1, 10, 1_000_000, 2_500_000, 0.2, 0.1, "")) == pytest.approx(100.0)
+    assert mbit(Sync(1, 10, 1, 1, 0.0, 0.0, "")) == 0.0
+
+
+def test_syncs_of_one_round_are_one_row() -> None:
+    from app.dashboard.network import _rounds
+
+    syncs = [SyncEvent(member=rank, time=9.0, step=9, round=1, bytes_sent=1, bytes_received=1, seconds=0.1, wait=0.0,
+                       members=[0, 1]) for rank in (0, 1)]  # fmt: skip
+    rounds = _rounds(Picture(Path("run"), reduce_events([*started(), *syncs])))
+    assert [(key, len(found)) for key, found in rounds] == [((9, 1), 2)]
