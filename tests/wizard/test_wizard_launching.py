@@ -1,0 +1,81 @@
+"""The grid of a start, from a run's events; and what a Plan says will change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.wizard.launching import STEPS, Grid, _refused, tail
+from app.wizard.planning_looks import SSH, plan_of
+from app.wizard.services import JobAnswers, Request
+from app.wizard.state import Status
+from distributed.ssh_errors import PortClosed
+from profiles.schema import Profile
+from tests.wizard.fake_services import ANNA, HERE
+from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
+from training.plan import MemberPlan, RunPlan
+
+CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\nhub_port = 4711\n"
+STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0)
+
+
+def grid(*events: Event) -> Grid:
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
+    found = Grid(RunPlan(run_id="1", profile=Profile(name="x"), members=members, engine="hub"))
+    for event in events:
+        found.take(event)
+    return found
+
+
+def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
+    events: list[Event] = [
+        ProgressEvent(phase="machines", done=2, total=2),
+        MemberEvent(member=0, status="started"),
+        MemberEvent(member=0, status="ready"),
+    ]
+    launch = grid(*events).launch(tmp_path)
+    assert launch.steps == STEPS and launch.run == str(tmp_path) and launch.status is Status.WORKING
+    assert [sum(cell is Status.OK for cell in row.cells) for row in launch.rows] == [4, 2]
+    steps = [STEP.model_copy(update={"member": rank}) for rank in (0, 1)]
+    launch = grid(*events, *steps).launch(tmp_path)
+    assert launch.status is Status.OK
+    assert {cell for row in launch.rows for cell in row.cells} == {Status.OK}
+
+
+def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "b.log").write_text("\n".join(f"line {number}" for number in range(100)))
+    events = (
+        MemberEvent(member=1, status="started"),
+        ErrorEvent(member=1, message="no memory", hint="a smaller batch"),
+    )
+    row = grid(*events).launch(tmp_path).rows[1]
+    assert (row.status, row.cause, row.fix) == (Status.FAILED, "no memory", "a smaller batch")
+    assert row.cells[3] is Status.FAILED and row.log[-1] == "line 99"
+    assert grid(*events).launch(tmp_path).rows[0].status is Status.WORKING
+
+
+def test_a_member_without_a_log_has_none(tmp_path: Path) -> None:
+    assert tail(tmp_path, "x") == ()
+
+
+def test_machines_that_refuse_have_a_row_each() -> None:
+    launch = _refused(["a", "b"], [PortClosed("b", "its port is closed", "start sshd")])
+    assert [(row.status, row.cause) for row in launch.rows] == [(Status.OK, ""), (Status.FAILED, "its port is closed")]
+
+
+def test_events_of_strangers_change_nothing() -> None:
+    before = grid().launch(Path("x"))
+    assert grid(STEP, STEP.model_copy(update={"member": 7})).launch(Path("x")) == before
+
+
+def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text(CONFIG)
+    plan = plan_of(Request((HERE, ANNA), JobAnswers("mine")), config)
+    signs = {(row.sign, row.machine) for row in plan.changes}
+    assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
+    assert plan.encrypted == (SSH,) and plan.ports == ("SSH from this computer to each machine",)
+    assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
+    alone = plan_of(Request((HERE,), JobAnswers("mine")), config)
+    assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
+    assert list(tmp_path.iterdir()) == [config]
