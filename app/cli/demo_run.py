@@ -40,9 +40,9 @@ def demo_run(
         plan, planning = demo_plan(scripted_machines(machines), new_run_id())
         path = start_demo_run(output, plan, planning, sys.argv, seed, speed)
     if not (at_once or detach):
-        from app.cli.distributed import attach_command
+        from app.cli.main import attach
 
-        return attach_command(output, path.name, as_json)
+        return attach(path.name[:20], output=output, as_json=as_json)
     if as_json:
         show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
         return ExitCode.DONE

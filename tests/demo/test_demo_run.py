@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from pathlib import Path
 
 import pytest
 
+from app.cli.main import main
 from app.demo.machines import MOST, scripted_machines
 from app.demo.player import play
 from app.demo.run import start_demo_run, write_demo_run
@@ -107,6 +109,14 @@ def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
     assert [pair for pair in said if pair[1] != "accepted"] == [
         ("pause", "done"), ("drop", "done"), ("add", "refused"), ("resume", "done"), ("stop", "done"),
     ]  # fmt: skip
+
+
+def test_demo_run_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["demo-run", "--at-once", "--machines", "2", "--json", "--output", str(tmp_path)]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert RunFolder.open(Path(said["run_dir"])).metadata.status == "completed"
+    assert main([*words[:3], "9", *words[4:]]) == 2
 
 
 def reach(path: Path, *statuses: str) -> None:
