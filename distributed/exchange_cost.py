@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distributed import cost_model
@@ -85,10 +86,11 @@ class ExchangeCosts:
         network = cost_model.slowest_part(self._cluster, flows)
         if choice.engine == "torch":
             network = replace(network, seconds=network.seconds * cost_model.all_to_all_factor(members))
-        processes = list(self._processes(choice, carried))
-        slowest = max(network, *processes, key=lambda part: part.seconds)
+        processes = self._processes(choice, carried)
+        slowest = max(network, *processes.values(), key=lambda part: part.seconds)
         round_trip = cost_model.longest_round_trip(self._cluster, flows)
-        each = tuple(self._way(choice, name, network, processes, round_trip) for name in choice.members)
+        behind = self._behind(choice, network)
+        each = tuple(self._way(choice, name, network, processes, round_trip, behind) for name in choice.members)
         moved: dict[str, float] = {}
         for ends, size in flows.items():
             for end in ends:
@@ -96,24 +98,27 @@ class ExchangeCosts:
         work = tuple(self._taken(choice, name, carried) for name in choice.members)
         return Exchange(each, slowest, tuple(sorted(moved.items())), work)
 
-    def _processes(self, choice: Choice, carried: float) -> Iterator[Bottleneck]:
-        """Yield how long the processes of each machine work on an exchange of which each member carries so much.
+    def _processes(self, choice: Choice, carried: float) -> dict[str, Bottleneck]:
+        """Return how long the processes of each machine work on an exchange of which each member carries so much: by
+        member, those at the hub left out, and "" for the hub with them.
 
         A process has at most one core, and all of a machine have its cores between them.
         """
         own = self._own_work(choice, carried)
-        hub = self._hub_work(choice, carried) if choice.hub else 0.0
+        crowd = Counter(self._places[name] for name in choice.members)
+        found = {}
         for name in choice.members:
-            if not (choice.hub and self._cluster.same_host(name, choice.hub)):
-                seconds = self._seconds(name, own, self._members_at(choice, name) * own)
-                yield Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
+            if not self._at_hub(choice, name):
+                seconds = self._seconds(name, own, crowd[self._places[name]] * own)
+                found[name] = Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
         if choice.hub:
-            all_there = hub + self._members_at(choice, choice.hub) * own
-            seconds = self._seconds(choice.hub, hub, all_there)
-            yield Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
+            hub = self._hub_work(choice, carried)
+            seconds = self._seconds(choice.hub, hub, hub + crowd[self._places[choice.hub]] * own)
+            found[""] = Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
+        return found
 
-    def _members_at(self, choice: Choice, place: str) -> int:
-        return sum(self._cluster.same_host(place, other) for other in choice.members)
+    def _at_hub(self, choice: Choice, name: str) -> bool:
+        return bool(choice.hub) and self._places[name] == self._places[choice.hub]
 
     def _seconds(self, name: str, one: float, together: float) -> float:
         """Return how long a machine needs for core seconds of its busiest process and of all of them."""
@@ -121,27 +126,32 @@ class ExchangeCosts:
         return max(one / self._core(name), together / cores if cores else 0.0)
 
     def _way(
-        self, choice: Choice, name: str, network: Bottleneck, processes: Sequence[Bottleneck], round_trip: float
+        self,
+        choice: Choice,
+        name: str,
+        network: Bottleneck,
+        processes: Mapping[str, Bottleneck],
+        round_trip: float,
+        behind: float,
     ) -> float:
         """Return how long a member's exchange takes: its slowest part, and what that part has nothing to do while the
         first chunk comes to it and the last one goes on through the others. The network of a hub is two parts, up and
         down, and none for who is on the hub's machine."""
         share = min(1.0, cost_model.CHUNK / self._trainable)
-        parts = [part.seconds for part in processes if part.kind == "hub" or part.subject == name]
-        cores = [self._core(part.subject) for part in processes if part.kind == "hub"] + [self._core(name)]
-        fixed = cost_model.OPERATION[choice.engine] / min(cores)
-        behind = 0.0
-        if not (choice.hub and self._cluster.same_host(name, choice.hub)):
+        parts = [processes[key].seconds for key in (name, "") if key in processes]
+        core = min(self._core(name), self._core(choice.hub) if choice.hub else 1.0)
+        fixed = cost_model.OPERATION[choice.engine] / core
+        if not self._at_hub(choice, name):
             parts.append(network.seconds)
-            fixed += round_trip
-            behind = self._behind(choice, network, share) * network.seconds
-        return max(parts) + share * (sum(parts) - max(parts)) + behind + fixed
+            fixed += round_trip + behind * network.seconds
+        return max(parts) + share * (sum(parts) - max(parts)) + fixed
 
-    def _behind(self, choice: Choice, network: Bottleneck, share: float) -> float:
+    def _behind(self, choice: Choice, network: Bottleneck) -> float:
         """Return how far, as a share, the way down from a hub is behind the way up."""
         if not choice.hub:
             return 0.0
-        flows = sum(not self._cluster.same_host(name, choice.hub) for name in choice.members)
+        share = min(1.0, cost_model.CHUNK / self._trainable)
+        flows = sum(not self._at_hub(choice, name) for name in choice.members)
         shared = network.kind in ("interface", "air")
         return share + (1.0 - share) * (cost_model.behind_by_uneven_flows(flows) if shared else 0.0)
 
