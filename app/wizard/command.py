@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
-            say("left; nothing was started")
+            say("left; a run that was started goes on, and nothing else was changed")
         return ExitCode.STOPPED
 
 
