@@ -20,6 +20,7 @@ from training.events import (
     Event,
     MemberEvent,
     ProgressEvent,
+    RequestEvent,
     RunEvent,
     SnapshotEvent,
     StepEvent,
@@ -201,6 +202,9 @@ def change_line(before: RunState, event: Event) -> str:
             return f"warning: {event.message}"
         case ErrorEvent():
             return f"error: {event.message}"
+        case RequestEvent():
+            what = f"{event.action} {event.machine}".strip()
+            return f"{what}: {event.outcome}{f', {event.message}' if event.message else ''}"
         case _:
             return ""
 

@@ -26,6 +26,7 @@ from distributed.host_keys import HostKeyInfo
 from distributed.hosts import load_hosts, save_hosts
 from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
 from distributed.leftovers import leftovers
+from distributed.newcomers import all_hosts
 from distributed.planning import read_planning
 from distributed.preflight import NotReady
 from distributed.preparation import Manner, hosts_of, prepare
@@ -290,13 +291,14 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
     """Stop a run and show, machine by machine, that nothing of it is left.
 
     Raises:
-        BadInput: no such run, or not one that runs in the background.
+        BadInput: no such run, or one on this machine that has ended.
         NotReady: machines that could not be asked.
     """
     moments = {"asked": time.time()}
     path = find_run(output, reference)
-    if not is_distributed(path):
-        raise BadInput(f"{path.name} runs on this machine only", "stop it with Ctrl-C where it was started")
+    distributed = is_distributed(path)
+    if not distributed and not is_live(path):
+        raise BadInput(f"nobody works on {path.name} any more", f"see {command_line('runs', 'show', reference)}")
     action: Action = "kill" if kill else "stop"
     if is_live(path):
         leave_request(path, action)
@@ -306,7 +308,12 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
         _wait_until_gone(path)
         moments["ended"] = time.time()
 
-    found = leftovers(load_hosts(path / HOSTS), RunFolder.open(path).metadata.run_id, ended)
+    found: dict[str, list[str] | MusterError]
+    if distributed:
+        found = leftovers(all_hosts(path), RunFolder.open(path).metadata.run_id, ended)
+    else:
+        ended()
+        found = {"this machine": []}  # its workers end with the process that has just gone
     moments["proved"] = time.time()
     return _tell_leftovers(path, found, moments, as_json)
 

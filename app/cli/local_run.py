@@ -12,6 +12,7 @@ from typing import Protocol
 from app.console import say
 from app.progress import Progress
 from app.report import Ended
+from distributed.request_desk import LocalMachines, RequestDesk
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import Event
 from training.local_run import LocalOutcome, LocalRun
@@ -89,17 +90,21 @@ def run_to_end(
         MusterError: the run could not be started.
     """
     is_new = folder.metadata.attempt == 1
+    desks: list[RequestDesk] = []
 
     def on_event(event: Event) -> None:
         progress(event)
         if listener is not None:
             listener(event)
+        for desk in desks:
+            desk(event)
 
     try:
         with folder, _noted_failure(folder), _stop_signals() as stop, progress:
             run = start_run(plan, folder, on_event)
             run.start()
             stop.watch(run)
+            desks += _desk_of(run, plan, folder)
             outcome = run.wait()
     except BadInput:
         _forget(folder, is_new)
@@ -116,6 +121,15 @@ def run_to_end(
         outcome.metrics,
         progress.state,
     )
+
+
+def _desk_of(run: Run, plan: RunPlan, folder: RunFolder) -> list[RequestDesk]:
+    """Let a run obey what is left in its folder, as one on several machines does."""
+    if not isinstance(run, LocalRun):
+        return []
+    desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
+    desk.open()
+    return [desk]
 
 
 @contextlib.contextmanager

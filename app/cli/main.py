@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -124,7 +124,9 @@ def distributed_train(
     if hosts is not None:
         from app.cli.distributed import MachineRequest, train_on_hosts
 
-        machines = MachineRequest(hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new, dashboard)
+        machines = MachineRequest(
+            hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new, dashboard
+        )
         return train_on_hosts(request, machines)
     if detach or plan_file is not None or dashboard:
         option = "--detach" if detach else "--plan" if plan_file is not None else "--dashboard"
@@ -213,6 +215,24 @@ def stop(
     from app.cli.distributed import stop_command
 
     return stop_command(output, run, kill, as_json)
+
+
+def ask(
+    run: RunReference,
+    action: Annotated[
+        Literal["pause", "resume", "snapshot", "drop", "add", "stop", "kill"],
+        typer.Argument(metavar="ACTION", help="pause, resume, snapshot, drop, add, stop or kill."),
+    ],
+    machine: Annotated[
+        str, typer.Argument(metavar="[MACHINE]", help="Of drop and add: a machine of the run, or user@host to add.")
+    ] = "",
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Ask a live run for something: a pause, a snapshot, a machine more or less."""
+    from app.cli.requests import ask_command
+
+    return ask_command(output, run, action, machine, as_json)
 
 
 def transcribe(
@@ -352,7 +372,7 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command("distributed-check")(distributed_check)
     app.command()(access)
     app.command()(clean)
-    for command in (attach, logs, stop, transcribe, evaluate, discover, announce):
+    for command in (attach, logs, ask, stop, transcribe, evaluate, discover, announce):
         app.command()(command)
     app.command()(measure)
     app.command()(plan)
