@@ -27,7 +27,7 @@ from app.shell.frame import muster
 from app.shell.symbols import bar
 from app.shell.text import literal
 
-SMOOTHING = 0.9
+SMOOTHING = 0.8
 _BESIDE = 62
 """Cells of a strip beside the course of its speed."""
 _MOST_MARKS = 24

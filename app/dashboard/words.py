@@ -12,6 +12,7 @@ class Words(Static):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(markup=False, id=id, classes=classes)
         self._shown = Content("")
+        self.auto_links = False
 
     def show(self, content: Content) -> None:
         """Show another content; does nothing where it is the same."""
