@@ -11,9 +11,9 @@ import pytest
 from distributed import preflight
 from distributed.here import HereConnection
 from distributed.hosts_schema import Hosts, Machine
-from distributed.run_members import plan_run
 from distributed.link import Link
 from distributed.preflight import Facts, NotReady, Readiness, ready
+from distributed.run_members import plan_run
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 
