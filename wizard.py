@@ -8,7 +8,7 @@ from profiles.bootstrap import ensure_environment
 
 ensure_environment(__file__)
 
-from app.wizard.command import main  # noqa: E402 - the environment has to be known to be there
+from app.cli.wizard import main  # noqa: E402 - the environment has to be known to be there
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

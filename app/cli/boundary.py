@@ -5,23 +5,16 @@ With ``--json`` the same failure is the one document on stdout: ``{"error": {"me
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
-import platformdirs
 import typer
 
 from app.console import say_error, show_json
+from app.crash_log import save_traceback
 from profiles.errors import ExitCode, MusterError
-
-KEPT_CRASH_LOGS = 20
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
@@ -71,30 +64,6 @@ def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:
     except BrokenPipeError:
         _silence_stdout()
     return int(code)
-
-
-def save_traceback() -> Path:
-    """Write the traceback of the current exception into the user's log folder and return the file's path."""
-    try:
-        folder = Path(platformdirs.user_log_dir("muster", ensure_exists=True))
-        _forget_old(folder)
-        return _write_traceback(folder)
-    except OSError:
-        return _write_traceback(Path(tempfile.gettempdir()))
-
-
-def _write_traceback(folder: Path) -> Path:
-    prefix = time.strftime("crash-%Y%m%d-%H%M%S-")
-    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(traceback.format_exc())
-    return Path(name)
-
-
-def _forget_old(folder: Path) -> None:
-    for path in sorted(folder.glob("crash-*.log"))[: -KEPT_CRASH_LOGS + 1]:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def _flush() -> None:

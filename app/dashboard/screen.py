@@ -294,7 +294,7 @@ class DashboardScreen(BaseScreen):
 
     def action_add(self) -> None:
         """Ask which machine is to take part."""
-        from app.screens.entry import TextDialog  # only when asked for
+        from app.shell.entry import TextDialog  # only when asked for
 
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self._picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip

@@ -8,11 +8,11 @@ from typing import ClassVar, cast
 from textual.content import Content
 
 from app.console import command_line, visible
-from app.screens.entry import TextDialog
 from app.screens.steering import cause_lines, shown_state, shown_status
 from app.screens.step_screen import GO_ON, NEXT, StepScreen
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import QuestionDialog
+from app.shell.entry import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark

@@ -8,10 +8,10 @@ from typing import ClassVar, cast
 from textual.content import Content
 
 from app.console import command_line
-from app.screens.entry import TextDialog
 from app.screens.steering import cause_lines, shown_state
 from app.screens.step_screen import GO_ON, StepScreen
 from app.shell.base_app import MusterApp
+from app.shell.entry import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable

@@ -8,10 +8,10 @@ from typing import ClassVar, cast
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
-from app.screens.entry import TextDialog
 from app.screens.steering import cause_lines
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
+from app.shell.entry import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark

@@ -129,7 +129,7 @@ class MusterApp(App[None]):
 
     def _fatal_error(self) -> None:
         """End in one line instead of a picture of all variables, in which a secret might stand."""
-        from app.cli.boundary import save_traceback  # only after a fault
+        from app.crash_log import save_traceback  # only after a fault
 
         error = self._exception
         about = Text.assemble(("error: ", "bold red"), visible(f"unexpected: {type(error).__name__}: {error}"))

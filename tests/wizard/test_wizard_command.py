@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.wizard import services_for
 from app.demo.services import DemoServices
 from app.wizard import actions as do
-from app.wizard.command import services_for
 from app.wizard.engine import Wizard
 from app.wizard.state import AccessRow, Need, Status, WizardState
 from app.wizard.steps import Step
@@ -47,7 +47,7 @@ def test_without_a_terminal_it_says_what_to_type() -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\ntry:\n"
-        "    from app.wizard.command import main\n    main(['--help'])\nexcept SystemExit: pass\n"
+        "    from app.cli.wizard import main\n    main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = ('torch', 'transformers', 'textual', 'pydantic', 'questionary')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
