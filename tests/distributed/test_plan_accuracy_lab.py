@@ -22,9 +22,9 @@ from tests.lab.fixtures import MakeLab
 from training.run_files import is_live
 from training.run_folder import RunFolder
 
-MBIT = 50.0
+MBIT = 100.0
 WEIGHTS = 500_000
-PAUSE = 0.15
+PAUSE = 0.05
 """Seconds that a step takes at least: a processor that others use moves it little."""
 STEPS = 10
 
@@ -62,7 +62,7 @@ def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profil
     figures = measure(hosts, profile, Wish(), cache=MeasurementCache(tmp_path / "figures")).figures
     choice = Choice(strategy="allreduce", codec="fp32", engine="hub", hub="near", members=("near", "far"))
     candidate = predict(figures.cluster, job_of(profile, figures.workload), choice)
-    assert candidate.exchange == pytest.approx(WEIGHTS * 32e-6 / (0.95 * MBIT), rel=0.8)
+    assert 1.0 < candidate.exchange / (WEIGHTS * 32e-6 / MBIT) < 3.0
     for _ in range(2):  # once more, where others held up the processor
         found = compare(candidate, run(hosts, profile).events(), figures.workload.trainable)
         assert found is not None
