@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -37,7 +38,7 @@ class Link:
         self.machine = machine
         self.host = host
         self.name = machine.name
-        self.python = _there(machine.python_command or "python3")
+        self.python = _there(machine.python_command or (sys.executable if machine.here else "python3"))
         self.root = machine.project_path or CACHE
         """Muster's folder there; absolute once :meth:`missing` has asked."""
         self._dial = dial

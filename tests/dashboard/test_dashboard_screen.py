@@ -16,6 +16,8 @@ from distributed.requests import take_requests
 from training.events import MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 Drive = Callable[[Pilot[Any], DashboardApp], Awaitable[None]]
 TABS = "123456"
 LOST = MemberEvent(member=1, time=BEGAN + 31, status="lost", name="air", message="silent for 5 s")

@@ -22,6 +22,8 @@ from profiles.errors import BadInput
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
 from training.run_folder import RunFolder, new_run_id
 
+pytestmark = pytest.mark.slow
+
 FAST = 150.0
 PATIENCE = 30.0
 

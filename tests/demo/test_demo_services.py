@@ -17,6 +17,8 @@ from app.wizard.steps import Step
 from distributed.requests import leave_request
 from training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 FAST = 40.0
 PATIENCE = 20.0
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WORDS = {
     "machines": ("Which machines shall train?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),

@@ -28,6 +28,8 @@ from training.events import Event, StepEvent
 from training.run_folder import RunFolder
 from training.simulation import LocalTrainer
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import pickle, sys, time
 import torch

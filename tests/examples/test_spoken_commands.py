@@ -23,6 +23,8 @@ from transformers import (
     pipeline,
 )
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DATA = EXAMPLES / "spoken_commands"
 MODEL = EXAMPLES / "tiny_whisper"

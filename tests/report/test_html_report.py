@@ -25,6 +25,8 @@ from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "</script><script>window.hit=1</script><img src=http://evil.test/x onerror=window.hit=1>\x1b[31m\u202e"
 
 

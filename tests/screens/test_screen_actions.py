@@ -15,6 +15,8 @@ from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import ACCESS, DESK, at
 
+pytestmark = pytest.mark.slow
+
 SENT: list[tuple[Step, list[str], do.Action]] = [
     (Step.HOME, ["n"], do.NewSetup()),
     (Step.HOME, ["d"], do.Doctor()),

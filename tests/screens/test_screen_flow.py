@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Input
@@ -19,6 +20,8 @@ from app.wizard.state import Machines, Need, WizardState
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
+
+pytestmark = pytest.mark.slow
 
 SECRET = "correct horse"
 

@@ -13,6 +13,8 @@ from app.wizard.steps import Step
 from tests.screens.pilot import SIZES, fixed_clock, lines, matches, resize, run, text
 from tests.screens.states import EVIL, MAIN_KEYS, at, hostile
 
+pytestmark = pytest.mark.slow
+
 FIRST_COLUMN = {
     Step.HOME: ("talk", "nanogpt", "Doctor"),
     Step.MACHINES: ("[x] desk (here)", "[x] studio"),

@@ -13,6 +13,8 @@ from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, lines, resize, run, text
 from tests.screens.states import at
 
+pytestmark = pytest.mark.slow
+
 ROUND = ((160, 45), (80, 24), (60, 16), (160, 45))
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.lab.host import REPOSITORY
 from tests.screens.terminal import ESCAPE, Terminal
 
+pytestmark = pytest.mark.slow
+
 SET_UP = """
 import sys
 from app.screens.app import run_wizard

@@ -32,6 +32,8 @@ from tests.report.report_runs import write_run
 from training.events import Event, KnownEvent, MachineEvent, RunEvent
 from training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -15,6 +15,8 @@ from app.wizard.state import CheckRow, Need, Status
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
 from tests.wizard.scripted_person import ScriptedPerson
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
 from tests.wizard.fake_services import FakeWatch
 
+pytestmark = pytest.mark.slow
+
 SECRET = "tr0ub4dor-and-3"
 
 
