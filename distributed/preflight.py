@@ -120,13 +120,6 @@ def ready(found: Sequence[Readiness]) -> list[tuple[Link, Facts]]:
     return [(one.link, one.facts) for one in found if one.facts is not None]
 
 
-def hosts_with_pythons(hosts: Hosts, links: Sequence[Link]) -> Hosts:
-    """Return the hosts with the Python that :func:`check` chose where the hosts file names none."""
-    chosen = {link.name: link.python for link in links if not link.machine.python and link.python != "python3"}
-    machines = (m.model_copy(update={"python": chosen[m.name]}) if m.name in chosen else m for m in hosts.machines)
-    return hosts.model_copy(update={"machines": tuple(machines)})
-
-
 def _ask(link: Link, modules: Sequence[str]) -> Readiness:
     """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:

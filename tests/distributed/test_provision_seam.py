@@ -16,7 +16,7 @@ from distributed.hosts import load_hosts, save_hosts
 from distributed.hosts_schema import Machine
 from distributed.launcher import HOSTS, DistributedLauncher
 from distributed.link import Link, link_to
-from distributed.preflight import hosts_with_pythons
+from distributed.preparation import hosts_of
 from distributed.provision import look, usual_recipe
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
@@ -101,7 +101,7 @@ def test_a_run_on_a_machine_without_packages_of_its_own(lab: LightLab, tmp_path:
 def test_only_machines_without_a_chosen_python_get_one(lab: LightLab) -> None:
     hosts = lab.hosts("a")
     link = Link(hosts.machines[0], lambda: HereConnection("a"))
-    assert hosts_with_pythons(hosts, [link]) == hosts
+    assert hosts_of(hosts, [link]) == hosts
 
 
 def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypa
 
 
 def test_what_provisioning_needs_is_said_of_a_machine_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(name="bare", address="localhost")
+    machine = Machine(name="bare")
     monkeypatch.setattr(Link, "probe", no_python)
     one = preflight._ask_python(Link(machine, lambda: HereConnection("bare")), [])
     assert one.provisionable and one.problem is not None and one.problem.message == "bare: no Python there: python3"
