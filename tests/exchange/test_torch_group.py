@@ -27,6 +27,8 @@ from training.exchange.store_server import StoreServer, serve_store
 from training.exchange.torch_group import TorchGroup
 from training.exchange.torch_mean import slice_bounds
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 Result = tuple[str, Any]

@@ -22,6 +22,8 @@ from training.exchange.solo import SoloExchange
 from training.plan import RunPlan
 from training.trainer import Ending
 
+pytestmark = pytest.mark.slow
+
 Connect = Callable[[int], HubMember]
 Serve = Callable[[RunPlan], Connect]
 
