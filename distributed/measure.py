@@ -34,8 +34,8 @@ from training.plan import RunPlan
 
 Tell = Callable[[str], None]
 HERE_NAME = "this machine"
-_NOT_OF_THE_SPEED = ("run", "evaluation", "snapshot", "strategy")
-"""Sections of a profile that a step alone does not depend on."""
+_OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
+"""The training options that the time of a step alone depends on, beside model and data."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,8 @@ def known_speeds(
 
 def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:
     """What the speed of a seat depends on: the machine, its torch, the model, the data, and how they are trained."""
-    profile = inputs.plan.profile.model_dump(mode="json", exclude=set(_NOT_OF_THE_SPEED))
+    whole = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
+    profile = {**whole, "training": {name: whole["training"][name] for name in _OF_THE_SPEED}}
     trees = {place: tree.name for place, tree in inputs.trees.items() if place != "inputs/code"}
     member = seat.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
     text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
