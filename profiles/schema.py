@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-
 TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
 """Names of the trackers that a run's events can be sent to."""
 
