@@ -19,7 +19,7 @@ from training.run_folder import RunFolder
 from training.run_metadata import FINAL
 
 _INTERRUPTED = "interrupted: its supervisor is gone"
-_ROOM = 65_536
+_ROOM = 1_000_000
 """Bytes without which the end of a run cannot be written down."""
 
 
