@@ -1,7 +1,7 @@
 """Seconds from the command to the first step of a run on three lab hosts, from ``stop`` to nothing left, and where
 they go.
 
-    .venv/bin/python benchmarks/start_and_stop.py [--repeats 3] [--profiles demo nanogpt] [--hosts 3] [--json FILE]
+    .venv/bin/python benchmarks/start_and_stop.py [--strategy auto] [--repeats 3] [--profiles demo nanogpt] [--hosts 3]
 
 Needs root and Linux: the hosts are network namespaces with an sshd each (``tests/lab``), and share the processors of
 this machine, so its CPU seconds are shown beside the wall time. The hosts are prepared: a run before the first counted
@@ -34,7 +34,7 @@ from training.run_folder import RunFolder
 
 PATIENCE = 180.0
 STEPS_BEFORE_STOP = 3
-OPTIONS = ("--strategy", "allreduce", "--threads", "1", "--no-eval-before", "--snapshot-interval", "100000")
+OPTIONS = ("--threads", "1", "--no-eval-before", "--snapshot-interval", "100000")
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ def busy_seconds() -> float:
 class Commands:
     """The command line, in a folder of its own; byte code is kept, as it is where nothing forbids it."""
 
-    def __init__(self, folder: Path, hosts_file: Path) -> None:
+    def __init__(self, folder: Path, hosts_file: Path, strategy: str) -> None:
         self.output = folder / "output"
         self._hosts_file = hosts_file
+        self._strategy = strategy
         dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
         self._environment = {**kept, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
@@ -87,7 +88,7 @@ class Commands:
     def train(self, profile: str) -> Path:
         """Start a run in the background and return its folder."""
         words = ["distributed-train", profile, "--hosts", str(self._hosts_file), "--detach", *OPTIONS]
-        return find_run(self.output, self.run(*words).strip())
+        return find_run(self.output, self.run(*words, "--no-input", "--strategy", self._strategy).strip())
 
 
 def events_of(run: Path) -> list[Event]:
@@ -111,11 +112,11 @@ def wait_for_step(run: Path, members: int, step: int) -> None:
         time.sleep(0.2)
 
 
-def measure_start(commands: Commands, profile: str, members: int) -> tuple[Path, Start]:
+def measure_start(commands: Commands, profile: str) -> tuple[Path, Start]:
     """Start a run and return its folder and what its first step took."""
     busy, begin = busy_seconds(), time.time()
     run = commands.train(profile)
-    wait_for_step(run, members, 1)
+    wait_for_step(run, RunFolder.open(run).plan().world_size, 1)
     events = events_of(run)
     first = max(event.time for event in steps(events).values())
     return run, Start(first - begin, busy_seconds() - busy, parts_of(events, begin))
@@ -177,17 +178,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--strategy", default="allreduce", help="auto: planned from figures of the run before")
     parser.add_argument("--profiles", nargs="+", default=["demo", "nanogpt"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
     with Lab(*(f"host{n}" for n in range(arguments.hosts))) as lab, tempfile.TemporaryDirectory() as folder:
-        commands = Commands(Path(folder), lab.hosts_file)
+        commands = Commands(Path(folder), lab.hosts_file, arguments.strategy)
         for profile in arguments.profiles:
             starts, stops = [], []
             for number in range(arguments.repeats + 1):
-                run, start = measure_start(commands, profile, arguments.hosts)
-                wait_for_step(run, arguments.hosts, STEPS_BEFORE_STOP)
+                run, start = measure_start(commands, profile)
+                wait_for_step(run, RunFolder.open(run).plan().world_size, STEPS_BEFORE_STOP)
                 stop = measure_stop(commands, run)
                 if number:
                     starts.append(start)
