@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0
 """Seconds between two plain lines of the same kind."""
-PLAIN_BURST = 12
+PLAIN_BURST = 24
 """Plain lines about warnings and changes in one interval; what is more is only counted."""
 
 Clock = Callable[[], float]
@@ -140,9 +140,11 @@ class PlainProgress:
             case SnapshotEvent():
                 if event.step != before.snapshot_step:
                     self._bounded(f"snapshot of step {event.step} written")
+            case RunEvent():  # what the run is comes through, whatever its members have to say
+                if text := change_line(before, event):
+                    self._line(text)
             case _:
-                text = change_line(before, event)
-                if text:
+                if text := change_line(before, event):
                     self._bounded(text)
 
     def _is_due(self, kind: str, once: bool = False) -> bool:
