@@ -44,9 +44,19 @@ def lab() -> Iterator[LightLab]:
 
 
 @pytest.fixture(scope="module")
-def a(lab: LightLab) -> Iterator[SshConnection]:
-    with SshConnection.connect(lab.target("a")) as connection:
-        yield connection
+def connections() -> Iterator[list[SshConnection]]:
+    made: list[SshConnection] = []
+    yield made
+    for connection in made:
+        connection.close()
+
+
+@pytest.fixture
+def a(lab: LightLab, connections: list[SshConnection]) -> SshConnection:
+    """One connection for all tests, made again where a test has lost it."""
+    if not connections or not connections[-1].alive():
+        connections.append(SshConnection.connect(lab.target("a")))
+    return connections[-1]
 
 
 def configured(lab: LightLab, folder: Path, text: str) -> str:
