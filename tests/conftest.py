@@ -27,8 +27,8 @@ def _own_cache() -> object:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """As many as there are processors, those that are only threads of one included."""
-    return os.cpu_count() or 1
+    """One more than there are processors: many tests wait, for a process or for an answer."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

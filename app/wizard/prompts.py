@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import select
 import sys
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,8 @@ from app.console import visible
 if TYPE_CHECKING:
     from prompt_toolkit.output import ColorDepth
     from prompt_toolkit.styles import Style
+
+_LOOK = 0.2
 
 
 class Prompter(Protocol):
@@ -36,13 +39,21 @@ class BareLines:
     """For terminals that only print: no escape code is ever written."""
 
     def line(self, question: str, default: str = "") -> str:
-        return input(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}").strip() or default
+        print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
+        _until_typed()
+        return input().strip() or default
 
     def secret(self, question: str) -> str:
         return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
 
     def say(self, text: str = "") -> None:
         print("\n".join(visible(line) for line in text.split("\n")), flush=True)
+
+
+def _until_typed() -> None:
+    """Wait for a line in short turns: a ctrl+c just before a read that blocks would be held back until the next line."""
+    while not select.select([sys.stdin], [], [], _LOOK)[0]:
+        pass
 
 
 class Questions(BareLines):
