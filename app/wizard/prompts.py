@@ -51,7 +51,7 @@ class BareLines:
 
 
 def _until_typed() -> None:
-    """Wait for a line in short turns: a ctrl+c just before a read that blocks would be held back until the next line."""
+    """Wait for a line in short turns: a ctrl+c just before a read that blocks would wait for the next line."""
     while not select.select([sys.stdin], [], [], _LOOK)[0]:
         pass
 
