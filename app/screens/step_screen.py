@@ -60,11 +60,11 @@ class StepScreen(BaseScreen):
 
     def columns(self, state: WizardState) -> Sequence[Column]:
         """Return the columns of the table."""
-        raise NotImplementedError
+        raise NotImplementedError  # every step's screen has its own
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         """Return the rows of the table; no detail of the selected one is needed here."""
-        raise NotImplementedError
+        raise NotImplementedError  # every step's screen has its own
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """Return what there is to say about the selected row."""

@@ -98,7 +98,7 @@ class Tracking:
         due = time.monotonic() + FLUSH_EVERY
         for event in self._follower.events():
             if event is not None:
-                self._each(lambda sent, event=event: sent.send(event))  # type: ignore[misc]
+                self._each(lambda sent, event=event: sent.send(event))  # type: ignore[misc]  # mypy: lambda default
             if time.monotonic() > due:
                 self._each(_Sent.keep)
                 due = time.monotonic() + FLUSH_EVERY
