@@ -109,14 +109,17 @@ def test_weights_that_drift_apart_are_mended_and_said(tmp_path: Path, serve: Ser
     plan = toy_plan(2, strategy={"verify_interval": 2})
 
     class Drifting(ToyTask):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.drift = 1e-6 * (rank + 1)
+
         def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-            if not model.training:
-                return super().loss(model, batch)
-            with torch.no_grad():
-                next(model.parameters()).add_(1e-6 * (id(self) % 7 + 1))
+            if model.training:
+                with torch.no_grad():
+                    next(model.parameters()).add_(self.drift)
             return super().loss(model, batch)
 
-    members = run_group(plan, serve(plan), lambda _: Drifting(), tmp_path)
+    members = run_group(plan, serve(plan), Drifting, tmp_path)
     check_no_errors(members)
     assert torch.equal(weights(members[0]), weights(members[1]))
     messages = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
