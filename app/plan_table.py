@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
-from distributed.plan_words import sentence
-from distributed.planning import Candidate, Planning
-from distributed.statistical_cost import SOURCES
+from distributed.planning.document import Candidate, Planning
+from distributed.planning.statistical_cost import SOURCES
+from distributed.planning.words import sentence
 
 WIDTH = 80
 ROWS = 12

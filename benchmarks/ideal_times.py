@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.cost_model import LINE_SHARE, OVERLAP, payload_bytes, periodic_step, sharded, synchronous_step
-from distributed.cost_model import star as star_at
+from distributed.planning.cost_model import LINE_SHARE, OVERLAP, payload_bytes, periodic_step, sharded, synchronous_step
+from distributed.planning.cost_model import star as star_at
 
 __all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
 

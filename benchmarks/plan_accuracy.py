@@ -32,13 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from plan_lab import HERE, PlanLab
 
-from distributed.job import Figures, Job, job_of
-from distributed.link_figures import PairFigures
-from distributed.machine_figures import SpeedFigures
-from distributed.measure import Measured
-from distributed.plan_feedback import Comparison, compare
-from distributed.planning import Candidate, Choice
-from distributed.prediction import Predictor
+from distributed.measuring.link_figures import PairFigures
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.measuring.measure import Measured
+from distributed.planning.document import Candidate, Choice
+from distributed.planning.feedback import Comparison, compare
+from distributed.planning.job import Figures, Job, job_of
+from distributed.planning.prediction import Predictor
 from profiles.resolve import load_profile
 from training.events import Event, StepEvent
 

@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.hosts_schema import Hosts
+from distributed.hosts.schema import Hosts
 from distributed.launcher import DistributedLauncher
-from distributed.measure import Wish, measure
-from distributed.measurement_cache import MeasurementCache
+from distributed.measuring.measure import Wish, measure
+from distributed.planning.measurement_cache import MeasurementCache
 from profiles.errors import MusterError
 from profiles.resolve import load_profile
 from profiles.schema import Profile

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distributed.hosts_schema import Hosts, Machine
+from distributed.hosts.schema import Hosts, Machine
 from tests.lab import network
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from distributed.hosts import save_hosts
+from distributed.hosts.file import save_hosts
 from tests.distributed.muster_runs import Muster, until
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec

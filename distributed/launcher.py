@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from distributed.code_sync import REPOSITORY
-from distributed.hosts import Hosts, save_hosts
-from distributed.plan_words import why_in_words
-from distributed.preparation import Manner, hosts_of, prepare
-from distributed.run_planning import Planned, PlanWish, Ready, plan_machines
-from distributed.run_prediction import keep_planning
+from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
+from distributed.planning.words import why_in_words
+from distributed.preparation.code_sync import REPOSITORY
+from distributed.preparation.prepare import Manner, hosts_of, prepare
+from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
+from distributed.run.prediction import keep_planning
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.events import TimingEvent
@@ -26,8 +26,6 @@ from training.run_files import is_live
 from training.run_folder import RunFolder
 from training.timing import Laps
 
-HOSTS = "hosts.json"
-"""The machines of a run, in its folder."""
 _START_PATIENCE = 20.0
 
 
@@ -113,7 +111,7 @@ class DistributedLauncher:
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         if planned.planning is not None:
             keep_planning(folder.path, planned.planning, planned.figures)
-        save_hosts(self._hosts, folder.path / HOSTS)
+        save_hosts(self._hosts, folder.path / RUN_HOSTS)
         self._laps.end("command: plan")
         for timing in self._timings:
             folder.append(timing)

@@ -77,9 +77,9 @@ class NetworkTrainer(ObjectTrainer):
         check_names(parts)
 
     def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
-        from distributed.hosts import load_hosts
+        from distributed.hosts.file import load_hosts
         from distributed.launcher import DistributedLauncher
-        from distributed.preparation import Manner
+        from distributed.preparation.prepare import Manner
 
         manner = Manner(trust=(lambda key: True) if self._trust_new else None)
         launcher = DistributedLauncher(load_hosts(self._hosts), _without_a_choice(profile), manner)
@@ -118,7 +118,7 @@ def _without_a_choice(profile: Profile) -> Profile:
 
 def _with_job(plan: RunPlan, output: Path) -> RunPlan:
     """The plan of the same run with the job of its own folder."""
-    from distributed.code_sync import JOB_FACTORY
+    from distributed.preparation.code_sync import JOB_FACTORY
 
     profile = plan.profile
     place = output.resolve() / folder_name(plan) / JOB / _OBJECTS
@@ -154,7 +154,7 @@ def _job_folder(output: Path, parts: JobParts) -> Iterator[Path]:
 
 def _copy_code(modules: Iterable[str], folder: Path) -> None:
     """Copy the Python files that the modules need, so that the run can be resumed whatever is changed meanwhile."""
-    from distributed.code_sync import JOB_CODE, user_sources
+    from distributed.preparation.code_sync import JOB_CODE, user_sources
 
     (folder / JOB_CODE).mkdir()
     origin: dict[Path, Path] = {}
@@ -188,7 +188,7 @@ def _events(path: Path) -> Iterator[Event]:
 
 def _stop(path: Path) -> None:
     """Stop the run with snapshots and wait until nothing of it is left; a second Ctrl-C ends it at once."""
-    from distributed.requests import leave_request
+    from distributed.run.requests import leave_request
 
     with contextlib.suppress(MusterError):  # there is no such run any more
         try:

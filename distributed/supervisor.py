@@ -18,19 +18,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from distributed.agent import keep_awake
-from distributed.code_sync import Inputs, collect, synchronise
-from distributed.hosts import load_hosts
-from distributed.hosts_schema import Machine
-from distributed.launcher import HOSTS
-from distributed.link import Link, address_towards, link_to
-from distributed.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
-from distributed.remote_hub import RemoteHub
-from distributed.remote_worker import Assignment, Patience, RemoteWorker
-from distributed.request_desk import RequestDesk
-from distributed.requests import Request, leave_request
-from distributed.run_prediction import prediction_metrics
-from distributed.start_watch import StartWatch
+from distributed.hosts.file import RUN_HOSTS, load_hosts
+from distributed.hosts.schema import Machine
+from distributed.machine.agent import keep_awake
+from distributed.machine.link import Link, address_towards, link_to
+from distributed.preparation.code_sync import Inputs, collect, synchronise
+from distributed.run.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
+from distributed.run.prediction import prediction_metrics
+from distributed.run.request_desk import RequestDesk
+from distributed.run.requests import Request, leave_request
+from distributed.run.start_watch import StartWatch
+from distributed.workers.remote_hub import RemoteHub
+from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningEvent
 from training.local_run import LocalOutcome, LocalRun
@@ -302,7 +301,7 @@ def supervise_folder(path: Path) -> ExitCode:
     folder = RunFolder.take_over(path)
     with folder:
         try:
-            hosts = load_hosts(path / HOSTS)
+            hosts = load_hosts(path / RUN_HOSTS)
             links = [link_to(machine, hosts) for machine in hosts.machines]
             return ExitCode(Supervisor(folder, links, hosts.ssh_config).supervise().exit_code)
         except MusterError as error:

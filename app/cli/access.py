@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from app.console import say, show_json, show_line, visible
-from distributed.access import AccessReport, Stage, check_all, explain
-from distributed.host_keys import HostKeyInfo
-from distributed.hosts import Hosts, load_hosts, parse_hosts, split_address
-from distributed.key_setup import Installed, install_key
-from distributed.ssh import SshTarget, Trust
-from distributed.ssh_errors import PasswordRefused
+from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
+from distributed.ssh.access import AccessReport, Stage, check_all, explain
+from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.errors import PasswordRefused
+from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.key_setup import Installed, install_key
 from profiles.errors import ExitCode, MusterError
 
 _PASSWORD_TRIES = 3

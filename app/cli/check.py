@@ -6,10 +6,10 @@ from pathlib import Path
 
 from app.cli.distributed import trust
 from app.console import say, say_error, show_json, show_line, visible
-from distributed.examination import Examined, examine, repair
-from distributed.findings import Finding
-from distributed.hosts import load_hosts
-from distributed.preflight import Readiness
+from distributed.checks.examination import Examined, examine, repair
+from distributed.checks.findings import Finding
+from distributed.hosts.file import load_hosts
+from distributed.preparation.preflight import Readiness
 from profiles.errors import ExitCode
 from profiles.resolve import load_profile
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from app.cli.access import chosen
 from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
-from distributed.clean import PREPARED, Inventory, remove, survey
-from distributed.hosts import Hosts, Machine
-from distributed.key_setup import own_key_path, read_own_key
-from distributed.link import CACHE, Link, link_to
+from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
+from distributed.hosts.file import Hosts, Machine
+from distributed.machine.link import CACHE, Link, link_to
+from distributed.ssh.key_setup import own_key_path, read_own_key
 from profiles.errors import BadInput, ExitCode, MusterError
 
 

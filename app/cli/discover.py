@@ -21,9 +21,9 @@ from profiles.errors import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from distributed.discovery import Discovery, Sources
-    from distributed.machine_identity import FoundMachine
-    from distributed.sightings import State
+    from distributed.discovery.discovery import Discovery, Sources
+    from distributed.discovery.machine_identity import FoundMachine
+    from distributed.discovery.sightings import State
 
 _HOSTS_FILE = Path("distributed_hosts.json")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,7 +47,7 @@ def discover(
     hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to look at, too.")] = None,
 ) -> ExitCode:
     """Find the machines in this network and those this computer knows, and whether they answer."""
-    from distributed.discovery import Discovery
+    from distributed.discovery.discovery import Discovery
 
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
     with _until_signal() as stop, Discovery(_sources(typed, hosts)) as discovery:
@@ -64,7 +64,7 @@ def announce(
     name: Annotated[str, typer.Option("--name", help="How it is to be called; left out: its host name.")] = "",
 ) -> ExitCode:
     """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
-    from distributed.announce import Announcement
+    from distributed.discovery.announce import Announcement
 
     with _until_signal() as stop, Announcement(port, name) as announcement:
         say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C takes it back")
@@ -75,8 +75,8 @@ def announce(
 
 
 def _sources(typed: list[str], hosts: Path | None) -> Sources:
-    from distributed.discovery import Sources
-    from distributed.sightings import Origin
+    from distributed.discovery.discovery import Sources
+    from distributed.discovery.sightings import Origin
 
     path = hosts or (_HOSTS_FILE if _HOSTS_FILE.exists() else None)
     return Sources(tuple(typed), ((Origin.HOSTS_FILE, path),) if path else ())
@@ -141,7 +141,7 @@ def _changes(discovery: Discovery, seconds: float, stop: threading.Event) -> Ite
 
 
 def _machines(state: State) -> tuple[FoundMachine, ...]:
-    from distributed.machine_identity import machines
+    from distributed.discovery.machine_identity import machines
 
     return machines(state)
 
@@ -229,7 +229,7 @@ def _tell_notices(discovery: Discovery) -> None:
 
 
 def _tell_nobody(discovery: Discovery) -> None:
-    from distributed.mdns_records import SERVICES
+    from distributed.discovery.mdns_records import SERVICES
 
     interfaces = ", ".join(discovery.state.browsed.interfaces) or "no interface"
     say(f"nobody else found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")

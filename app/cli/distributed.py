@@ -22,18 +22,18 @@ from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState
 from app.trackers.start import checked_trackers, start_trackers
-from distributed.host_keys import HostKeyInfo
-from distributed.hosts import load_hosts, save_hosts
-from distributed.launcher import HOSTS, DistributedLauncher, start_supervisor
-from distributed.leftovers import leftovers
-from distributed.newcomers import all_hosts
-from distributed.planning import read_planning
-from distributed.preflight import NotReady
-from distributed.preparation import Manner, hosts_of, prepare
-from distributed.requests import Action, leave_request
-from distributed.run_planning import Planned, PlanWish
+from distributed.cleaning.leftovers import leftovers
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
+from distributed.launcher import DistributedLauncher, start_supervisor
+from distributed.planning.document import read_planning
+from distributed.preparation.preflight import NotReady
+from distributed.preparation.prepare import Manner, hosts_of, prepare
+from distributed.run.newcomers import all_hosts
+from distributed.run.planning import Planned, PlanWish
+from distributed.run.requests import Action, leave_request
 from distributed.runs import find_run
-from distributed.ssh import Trust
+from distributed.ssh.connection import Trust
+from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.resolve import load_profile
 from training.run_files import is_live
@@ -128,7 +128,7 @@ def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     for link in links:
         link.close()
     folder = RunFolder.resume(path, plan, list(request.command))
-    save_hosts(hosts_of(hosts, links), path / HOSTS)
+    save_hosts(hosts_of(hosts, links), path / RUN_HOSTS)
     folder.close()
     start_supervisor(path)
     start_trackers(path, trackers)
@@ -137,7 +137,7 @@ def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
 
 def is_distributed(path: Path) -> bool:
     """Whether a run folder is of a run on several machines."""
-    return (path / HOSTS).is_file()
+    return (path / RUN_HOSTS).is_file()
 
 
 def _detached(path: Path, as_json: bool) -> ExitCode:

@@ -12,7 +12,7 @@ from typing import Protocol
 from app.console import say
 from app.progress import Progress
 from app.report import Ended
-from distributed.request_desk import LocalMachines, RequestDesk
+from distributed.run.request_desk import LocalMachines, RequestDesk
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import Event
 from training.local_run import LocalOutcome, LocalRun

@@ -10,8 +10,8 @@ import typer
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
-    from distributed.cluster import Machine
-    from distributed.measure import Measured
+    from distributed.measuring.measure import Measured
+    from distributed.planning.cluster import Machine
 
 
 def measure(
@@ -41,10 +41,10 @@ def measure(
     from app.cli.distributed import trust
     from app.cli.option_flags import merged_overrides
     from app.console import say
-    from distributed.hosts import load_hosts
-    from distributed.job import write_figures
-    from distributed.measure import Wish
-    from distributed.measure import measure as measure_all
+    from distributed.hosts.file import load_hosts
+    from distributed.measuring.measure import Wish
+    from distributed.measuring.measure import measure as measure_all
+    from distributed.planning.job import write_figures
     from profiles.resolve import load_profile
 
     chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile

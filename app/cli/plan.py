@@ -10,9 +10,9 @@ import typer
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
-    from distributed.cluster import Cluster
-    from distributed.planning import Planning, Reason
-    from distributed.run_planning import PlanWish
+    from distributed.planning.cluster import Cluster
+    from distributed.planning.document import Planning, Reason
+    from distributed.run.planning import PlanWish
     from profiles.schema import Profile
 
 
@@ -49,8 +49,8 @@ def plan(
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and say which is best and why."""
     from app.cli.option_flags import merged_overrides
-    from distributed.planning import write_planning
-    from distributed.run_planning import PlanWish
+    from distributed.planning.document import write_planning
+    from distributed.run.planning import PlanWish
     from profiles.resolve import load_profile
 
     chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
@@ -66,9 +66,9 @@ def plan(
 
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: PlanWish) -> Planning:
-    from distributed.job import job_of, read_figures
-    from distributed.planner import plan as make_plan
-    from distributed.planner import signed
+    from distributed.planning.job import job_of, read_figures
+    from distributed.planning.planner import plan as make_plan
+    from distributed.planning.planner import signed
 
     found = read_figures(figures)
     job = job_of(profile, found.workload, wish.preference, wish.max_loss_increase)
@@ -83,9 +83,9 @@ def _from_machines(
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
     from app.cli.distributed import MachineRequest
     from app.cli.train import USUAL_HOSTS
-    from distributed.hosts import load_hosts
-    from distributed.preparation import prepare
-    from distributed.run_planning import propose
+    from distributed.hosts.file import load_hosts
+    from distributed.preparation.prepare import prepare
+    from distributed.run.planning import propose
 
     file = hosts or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
     manner = MachineRequest(file, allow_missing=allow_missing, trust_new=trust_new).manner()
@@ -99,8 +99,8 @@ def _from_machines(
 
 def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ...]]:
     """Return the part of the cluster that a hosts file names, and a reason for each machine that was not measured."""
-    from distributed.hosts import load_hosts
-    from distributed.planning import Reason
+    from distributed.hosts.file import load_hosts
+    from distributed.planning.document import Reason
 
     wanted = [machine.name.casefold() for machine in load_hosts(hosts_file).machines]
     known = {machine.name: machine.name.casefold().partition(":")[0] for machine in cluster.machines}
@@ -113,7 +113,7 @@ def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ..
 def _tell(planning: Planning, explain: bool, as_json: bool, out: Path | None) -> None:
     from app.console import say, show_json, show_line
     from app.plan_table import explanation_lines, summary_lines, table_lines
-    from distributed.plan_words import sentence
+    from distributed.planning.words import sentence
 
     if as_json:
         sentences = [sentence(reason) for reason in planning.reasons]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from app.console import command_line, show_json, show_line, visible
 from app.follow import follow_lines
-from distributed.hosts import split_address
-from distributed.hosts_schema import Machine
-from distributed.launcher import HOSTS
-from distributed.newcomers import all_hosts
-from distributed.requests import Action, leave_request
+from distributed.hosts.file import RUN_HOSTS, split_address
+from distributed.hosts.schema import Machine
+from distributed.run.newcomers import all_hosts
+from distributed.run.requests import Action, leave_request
 from distributed.runs import find_run
 from profiles.errors import BadInput, ExitCode
 from training.events import RequestEvent, from_line
@@ -45,7 +44,7 @@ def ask_command(output: Path, reference: str, action: Action, machine: str, as_j
 
 def _newcomer(path: Path, action: Action, machine: str) -> Machine | None:
     """Return the entry of a machine that the run has never had; ``None`` for one of its own."""
-    if action != "add" or not machine or not (path / HOSTS).is_file():
+    if action != "add" or not machine or not (path / RUN_HOSTS).is_file():
         return None
     if any(one.name == machine for one in all_hosts(path).machines):
         return None

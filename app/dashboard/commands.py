@@ -8,10 +8,10 @@ from pathlib import Path
 
 from app.dashboard.picture import Picture
 from app.shell.base_app import CommandRecord
-from distributed.hosts_schema import Machine
-from distributed.leftovers import leftovers
-from distributed.newcomers import all_hosts
-from distributed.requests import Action, leave_request
+from distributed.cleaning.leftovers import leftovers
+from distributed.hosts.schema import Machine
+from distributed.run.newcomers import all_hosts
+from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, MusterError
 from training.run_files import is_live
 

@@ -17,7 +17,7 @@ from app.member_state import Sync
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
-from distributed.planning import Candidate
+from distributed.planning.document import Candidate
 
 COLUMNS = (
     Column("round", "round", right=True, least=5),

@@ -11,7 +11,7 @@ from app.report import Ended
 from app.run_series import Series
 from app.run_state import RunState
 from app.verdict import Alone
-from distributed.planning import Candidate, Planning
+from distributed.planning.document import Candidate, Planning
 from training.plan import RunPlan
 from training.run_metadata import RunMetadata
 

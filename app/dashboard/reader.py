@@ -21,7 +21,7 @@ from app.frozen import changed
 from app.report import Ended
 from app.run_curves import names, of_run
 from app.run_state import RunState, apply
-from distributed.planning import Planning, read_planning
+from distributed.planning.document import Planning, read_planning
 from distributed.runs import list_runs
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events

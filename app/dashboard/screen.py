@@ -30,8 +30,8 @@ from app.shell.frame import muster
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
-from distributed.hosts_schema import Machine
-from distributed.requests import Action
+from distributed.hosts.schema import Machine
+from distributed.run.requests import Action
 
 PAINT = 0.5
 FIRST = 0.05

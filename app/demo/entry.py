@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from app.demo.machines import ScriptedMachine, Trouble
 from app.demo.pace import Pace
 from app.wizard.state import AccessRow, MachineRow, Need, Status
-from distributed.ssh_errors import REMOTE_LOGIN
+from distributed.ssh.errors import REMOTE_LOGIN
 
 _COMPARE = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 STAGES = ("reach", "host key", "login", "shell")

@@ -7,8 +7,8 @@ from itertools import combinations
 
 from app.demo.job import SAMPLES, TOTAL, TRAINABLE
 from app.demo.machines import ScriptedMachine
-from distributed.cluster import Cluster, Link, Machine, Measurement
-from distributed.job import Job, Preference, Workload, job_of
+from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.job import Job, Preference, Workload, job_of
 from profiles.schema import Profile
 
 AIR = "demo-wifi"

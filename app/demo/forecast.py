@@ -11,12 +11,12 @@ from app.demo.machines import ScriptedMachine
 from app.wizard.forecasting import MOST_ROWS, row_of
 from app.wizard.services import JobAnswers
 from app.wizard.state import CandidateRow, Status, Strategy
-from distributed.cluster import Cluster
-from distributed.job import Job, Preference
-from distributed.plan_words import sentence
-from distributed.planner import plan as rank_ways
-from distributed.planner import predict
-from distributed.planning import Candidate, Choice, Planning
+from distributed.planning.cluster import Cluster
+from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.job import Job, Preference
+from distributed.planning.planner import plan as rank_ways
+from distributed.planning.planner import predict
+from distributed.planning.words import sentence
 from profiles.schema import Profile
 
 

@@ -10,7 +10,7 @@ from app.demo.machines import ScriptedMachine
 from app.wizard.job_looks import MAIN
 from app.wizard.services import JobAnswers
 from app.wizard.state import DataRow, FitRow, Job, MachineRow, OptionRow, Status
-from distributed import memory_model
+from distributed.planning import memory_model
 from profiles.errors import BadInput
 from profiles.options import OptionSpec, as_text, check_value, options
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from app.demo.machines import ScriptedMachine, scripted_machine
 from app.wizard.state import ChangeRow, LinkRow, Plan, Status
-from distributed.cluster import Link
-from distributed.planning import Candidate
+from distributed.planning.cluster import Link
+from distributed.planning.document import Candidate
 from training.plan import MemberPlan, RunPlan
 
 CODE, DATA = 1_400_000, 84_000_000

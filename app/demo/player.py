@@ -8,7 +8,7 @@ from app.demo.beats import Beat
 from app.demo.requests_desk import ScriptedDesk, Stopped
 from app.demo.script import Script, metrics_of
 from app.demo.stage import Stage
-from distributed.run_prediction import prediction_metrics
+from distributed.run.prediction import prediction_metrics
 from training.events import RunEvent
 from training.run_folder import RunFolder
 

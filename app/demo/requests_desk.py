@@ -7,7 +7,7 @@ from typing import Literal
 
 from app.demo.stage import Stage
 from app.demo.training_script import snapshot_event
-from distributed.requests import Request, take_requests
+from distributed.run.requests import Request, take_requests
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
 
 _PAUSED_BY = "paused by the user"

@@ -24,10 +24,10 @@ from app.demo.player import play
 from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.demo.stage import Stage, utc_text
-from distributed.plan_words import why_in_words
-from distributed.planning import Planning
-from distributed.requests import leave_request
-from distributed.run_prediction import keep_planning, prediction_metrics
+from distributed.planning.document import Planning
+from distributed.planning.words import why_in_words
+from distributed.run.prediction import keep_planning, prediction_metrics
+from distributed.run.requests import leave_request
 from profiles.errors import RunFailed
 from training.events import RunEvent
 from training.plan import RunPlan

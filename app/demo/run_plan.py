@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from app.demo.figures import cluster_of, job_for
 from app.demo.job import demo_profile
 from app.demo.machines import HUB_PORT, ScriptedMachine, scripted_machine
-from distributed.cluster import Cluster
-from distributed.job import Job
-from distributed.plan_reasons import settings_of
-from distributed.planner import plan as rank_ways
-from distributed.planning import Candidate, Planning
+from distributed.planning.cluster import Cluster
+from distributed.planning.document import Candidate, Planning
+from distributed.planning.job import Job
+from distributed.planning.planner import plan as rank_ways
+from distributed.planning.reasons import settings_of
 from profiles.schema import Profile
 from training.plan import MemberPlan, RunPlan
 

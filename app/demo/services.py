@@ -38,8 +38,8 @@ from profiles.errors import BadInput
 
 if TYPE_CHECKING:
     from app.demo.forecast import Forecast
-    from distributed.job import Preference
-    from distributed.planning import Planning
+    from distributed.planning.document import Planning
+    from distributed.planning.job import Preference
     from training.plan import RunPlan
 
 MEASURING = 0.9

@@ -15,7 +15,7 @@ from app.demo.beats import Beat, LogLine, dice
 from app.demo.curves import evaluation_at, gradient_norm_at, learning_rate_at, loss_at
 from app.demo.job import SAMPLES, TRAINABLE
 from app.demo.machines import ScriptedMachine, scripted_machine
-from distributed.cost_model import payload_bytes
+from distributed.planning.cost_model import payload_bytes
 from training.events import EvaluationEvent, Event, MachineEvent, MemberEvent, RunEvent, StepEvent, SyncEvent
 from training.events import SnapshotEvent as Snapshot
 from training.plan import MemberPlan, RunPlan

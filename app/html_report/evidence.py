@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.html_report.record import Record, record_of
-from distributed.plan_feedback import Comparison, compare
-from distributed.planning import Planning, read_planning
+from distributed.planning.document import Planning, read_planning
+from distributed.planning.feedback import Comparison, compare
 from distributed.runs import RunSummary, size_of, summarise
 from profiles.errors import BadInput
 from training.plan import RunPlan

@@ -12,8 +12,8 @@ from app.console import bytes_text, command_line, duration_text, visible
 from app.figures import metric_label, metric_text, metrics_of
 from app.html_report.evidence import Evidence
 from app.run_state import Notice
-from distributed.plan_words import sentence
-from distributed.planning import Candidate, Reason
+from distributed.planning.document import Candidate, Reason
+from distributed.planning.words import sentence
 
 _GOOD = ("completed", "running")
 SHOWN_CANDIDATES = 8

@@ -11,17 +11,17 @@ from app.wizard.machine_entries import hosts_of
 from app.wizard.machine_looks import trust_in
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, Status, Strategy
-from distributed import planner
-from distributed.job import Figures, Preference
-from distributed.measure import Measured, Wish, measure_ready
-from distributed.plan_feedback import corrections
-from distributed.plan_reasons import settings_of
-from distributed.plan_words import sentence
-from distributed.planning import Candidate, Choice, Planning
-from distributed.prediction import STRATEGIES
-from distributed.preflight import NotReady
-from distributed.preparation import Manner, prepare
-from distributed.run_planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
+from distributed.measuring.measure import Measured, Wish, measure_ready
+from distributed.planning import planner
+from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.feedback import corrections
+from distributed.planning.job import Figures, Preference
+from distributed.planning.prediction import STRATEGIES
+from distributed.planning.reasons import settings_of
+from distributed.planning.words import sentence
+from distributed.preparation.preflight import NotReady
+from distributed.preparation.prepare import Manner, prepare
+from distributed.run.planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
 

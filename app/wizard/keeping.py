@@ -15,8 +15,8 @@ from app.console import command_line
 from app.wizard.job_looks import WAYS, resolved
 from app.wizard.machine_entries import hosts_of
 from app.wizard.services import Request
-from distributed.hosts import Hosts, dump_hosts, load_hosts, save_hosts
-from distributed.planning import Planning, write_planning
+from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
+from distributed.planning.document import Planning, write_planning
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder

@@ -17,11 +17,11 @@ from app.wizard.machine_looks import trust_in
 from app.wizard.planning_looks import chosen_planning
 from app.wizard.services import Request
 from app.wizard.state import Launch, LaunchRow, Status
-from distributed.hosts import load_hosts
+from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher
-from distributed.preflight import NotReady
-from distributed.preparation import Manner
-from distributed.run_planning import PlanWish
+from distributed.preparation.preflight import NotReady
+from distributed.preparation.prepare import Manner
+from distributed.run.planning import PlanWish
 from profiles.errors import MusterError, RunFailed
 from profiles.resolve import load_profile
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent

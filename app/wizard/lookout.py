@@ -13,14 +13,14 @@ from app.wizard.machine_entries import Identities, Naming
 from app.wizard.saved_profiles import saved_hosts
 from app.wizard.services import Sight
 from app.wizard.state import Machines, Presence
-from distributed.discovery import Discovery, Sources, State, machines
-from distributed.hosts import Hosts, Machine, load_hosts
-from distributed.known_machines import locate
-from distributed.machine_identity import FoundMachine
-from distributed.mdns_records import MUSTER, SFTP, SSH
-from distributed.sightings import Origin
-from distributed.sightings import Status as Seen
-from distributed.ssh import SshTarget
+from distributed.discovery.discovery import Discovery, Sources, State, machines
+from distributed.discovery.known_machines import locate
+from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
+from distributed.discovery.sightings import Origin
+from distributed.discovery.sightings import Status as Seen
+from distributed.hosts.file import Hosts, Machine, load_hosts
+from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 
 HOSTS_FILE = Path("distributed_hosts.json")

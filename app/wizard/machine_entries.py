@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from app.wizard.state import MachineRow, PathRow, Status
-from distributed.hosts import Hosts, Machine, split_address
-from distributed.machine_identity import FoundMachine
-from distributed.sightings import Origin
-from distributed.sightings import Status as Seen
+from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.sightings import Origin
+from distributed.discovery.sightings import Status as Seen
+from distributed.hosts.file import Hosts, Machine, split_address
 
 HERE_KEY = "here"
 _WORDS = {Seen.ONLINE: Status.OK, Seen.CHECKING: Status.WORKING, Seen.OFFLINE: Status.FAILED, Seen.UNCHECKED: Status.OK}

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from app.wizard.machine_entries import HERE_KEY, hosts_of, machine_of
 from app.wizard.state import AccessRow, CheckRow, FindingRow, LinkRow, MachineRow, Need, Status
-from distributed.access import AccessReport, check_access, explain
-from distributed.examination import Examined, examine, repair
-from distributed.findings import Finding
-from distributed.host_keys import HostKeyInfo
-from distributed.key_setup import install_key
-from distributed.link_figures import PairFigures
-from distributed.measure import Wish, measure_ready
-from distributed.preflight import check, ready
-from distributed.ssh import SshTarget, Trust
+from distributed.checks.examination import Examined, examine, repair
+from distributed.checks.findings import Finding
+from distributed.measuring.link_figures import PairFigures
+from distributed.measuring.measure import Wish, measure_ready
+from distributed.preparation.preflight import check, ready
+from distributed.ssh.access import AccessReport, check_access, explain
+from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.key_setup import install_key
 from profiles.errors import MachinesNotReady, MusterError
 from profiles.schema import Profile
 

@@ -101,7 +101,7 @@ class PathRow:
     where: str
     """Address and port."""
     kind: str = ""
-    """``wired``, ``wifi``, ``vpn``, ...: see ``distributed.network_interfaces.PathKind``."""
+    """``wired``, ``wifi``, ``vpn``, ...: see ``distributed.discovery.network_interfaces.PathKind``."""
     interface: str = ""
     online: bool = False
 

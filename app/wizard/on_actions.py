@@ -117,7 +117,7 @@ def _add(state: State, action: do.AddMachine) -> State:
 
 def typed_row(text: str) -> MachineRow | None:
     """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
-    from distributed.hosts import Machine, split_address  # with pydantic, which the first paint does without
+    from distributed.hosts.file import Machine, split_address  # with pydantic, which the first paint does without
 
     place = split_address(text)
     host, user = str(place["name"]), place["user"] or ""

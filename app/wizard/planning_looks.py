@@ -10,8 +10,8 @@ from app.wizard.job_looks import WAYS, resolved
 from app.wizard.keeping import Keeping, as_saved, keeping
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
-from distributed.code_sync import collect
-from distributed.planning import Planning
+from distributed.planning.document import Planning
+from distributed.preparation.code_sync import collect
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan

@@ -70,7 +70,7 @@ class RealServices:
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         from app.wizard.machine_entries import row_of
         from app.wizard.saved_profiles import saved_hosts
-        from distributed.hosts import load_hosts
+        from distributed.hosts.file import load_hosts
 
         path = saved_hosts(self._config).get(profile)
         if path is None:

@@ -32,7 +32,7 @@ def profile_rows(config: Path | None = None) -> tuple[ProfileRow, ...]:
     Raises:
         BadInput: ``config.ini`` cannot be read.
     """
-    from distributed.hosts import load_hosts  # pydantic's models; what lists no saved profile does without
+    from distributed.hosts.file import load_hosts  # pydantic's models; what lists no saved profile does without
 
     library, hosts = Library.open(config), saved_hosts(config)
     rows = []

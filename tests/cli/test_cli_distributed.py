@@ -10,7 +10,7 @@ import pytest
 
 from app.cli.distributed import trust
 from app.cli.main import main
-from distributed.host_keys import HostKeyInfo
+from distributed.ssh.host_keys import HostKeyInfo
 from profiles.resolve import profile_from_options
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
 from app.dashboard.machines import Machines
-from distributed.requests import take_requests
+from distributed.run.requests import take_requests
 from training.events import MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
 

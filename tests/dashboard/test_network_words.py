@@ -9,8 +9,8 @@ from app.dashboard.network import advice, mbit
 from app.dashboard.picture import Picture
 from app.member_state import Sync
 from app.run_state import reduce_events
-from distributed.job import Job
-from distributed.planning import Candidate, Choice, Planning
+from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.job import Job
 from training.events import SyncEvent
 
 

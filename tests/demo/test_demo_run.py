@@ -16,7 +16,7 @@ from app.demo.run import start_demo_run, write_demo_run
 from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.run_state import reduce_events
-from distributed.requests import leave_request
+from distributed.run.requests import leave_request
 from distributed.runs import list_runs
 from profiles.errors import BadInput
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent

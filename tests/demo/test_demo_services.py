@@ -14,7 +14,7 @@ from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.state import Need, Status, WizardState
 from app.wizard.steps import Step
-from distributed.requests import leave_request
+from distributed.run.requests import leave_request
 from training.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow

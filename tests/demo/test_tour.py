@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.requests import leave_request
+from distributed.run.requests import leave_request
 from tests.demo.tmux_terminal import Tmux
 from training.run_files import is_live
 from training.run_folder import RunFolder

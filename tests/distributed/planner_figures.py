@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from distributed.cluster import Cluster, Link, Machine, Measurement
-from distributed.job import Job
+from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.job import Job
 
 TINY, LARGE = 39_000_000, 1_550_000_000
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from distributed import agent
-from distributed.agent import Spool
+from distributed.machine import agent
+from distributed.machine.agent import Spool
 
 AGENT = Path(agent.__file__)
 WORKER = """

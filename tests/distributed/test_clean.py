@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed import agent
-from distributed.clean import PREPARED, Inventory, _read, remove, survey
-from distributed.here import HereConnection
+from distributed.cleaning.clean import PREPARED, Inventory, _read, remove, survey
+from distributed.machine import agent
+from distributed.machine.here import HereConnection
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
 HASH, SHORT = "ab" * 32, "cd" * 8

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from distributed.cluster import Cluster, Link, Machine, Measurement
-from distributed.job import Figures, Workload, job_of, read_figures, write_figures
+from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.job import Figures, Workload, job_of, read_figures, write_figures
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile, TrainingSettings
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from distributed import agent_files
-from distributed.code_sync import Inputs, collect, fetch_folder, synchronise, user_sources
-from distributed.here import HereConnection
-from distributed.hosts_schema import Machine
-from distributed.link import Link
-from distributed.ssh_errors import SshError
+from distributed.hosts.schema import Machine
+from distributed.machine import agent_files
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link
+from distributed.preparation.code_sync import Inputs, collect, fetch_folder, synchronise, user_sources
+from distributed.ssh.errors import SshError
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.local_plan import plan_local_run
@@ -89,7 +89,7 @@ def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_full_of_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.code_sync.MOST_FILES", 2)
+    monkeypatch.setattr("distributed.preparation.code_sync.MOST_FILES", 2)
     for number in range(3):
         (tmp_path / f"file_{number}.py").write_text("")
     with pytest.raises(BadInput, match="more than 2 Python files"):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed import statistical_cost
-from distributed.cluster import Cluster, Link, Machine
-from distributed.cost_model import (
+from distributed.planning import statistical_cost
+from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.cost_model import (
     CHUNK,
     LINE_SHARE,
     OVERLAP,

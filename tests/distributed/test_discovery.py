@@ -18,13 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
 
-from distributed.discovery import Discovery, Sources
-from distributed.host_keys import HostKeyInfo, fingerprint
-from distributed.known_machines import KnownKeys, candidates, config_names, locate, look_up, read_known_keys
-from distributed.machine_identity import FoundMachine, machines
-from distributed.mdns_records import RecordBook, parse_txt
-from distributed.mdns_sockets import explain_browsing
-from distributed.network_interfaces import (
+from distributed.discovery.discovery import Discovery, Sources
+from distributed.discovery.known_machines import KnownKeys, candidates, config_names, locate, look_up, read_known_keys
+from distributed.discovery.machine_identity import FoundMachine, machines
+from distributed.discovery.mdns_records import RecordBook, parse_txt
+from distributed.discovery.mdns_sockets import explain_browsing
+from distributed.discovery.network_interfaces import (
     Endpoint,
     Interface,
     Interfaces,
@@ -33,8 +32,8 @@ from distributed.network_interfaces import (
     list_interfaces,
     parse_hardware_ports,
 )
-from distributed.reachability import Failure, explain, explain_silence, read_host_key
-from distributed.sightings import (
+from distributed.discovery.reachability import Failure, explain, explain_silence, read_host_key
+from distributed.discovery.sightings import (
     LONGEST_NAME,
     MOST_ENDPOINTS,
     MOST_PER_SOURCE,
@@ -53,7 +52,8 @@ from distributed.sightings import (
     Withdrawn,
     apply,
 )
-from distributed.ssh_config import SshTarget
+from distributed.ssh.config import SshTarget
+from distributed.ssh.host_keys import HostKeyInfo, fingerprint
 from profiles.errors import BadInput
 
 EN0 = Interface("en0", 4, (ipaddress.ip_interface("192.168.1.2/24"),), PathKind.WIFI, True)

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from app.cli import discover
-from distributed.announce import Announcement, describe_this_machine
-from distributed.machine_identity import FoundMachine, FoundPath
-from distributed.mdns_records import parse_txt
-from distributed.network_interfaces import Endpoint, PathKind
-from distributed.sightings import Origin, Problem, Status
+from distributed.discovery.announce import Announcement, describe_this_machine
+from distributed.discovery.machine_identity import FoundMachine, FoundPath
+from distributed.discovery.mdns_records import parse_txt
+from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.sightings import Origin, Problem, Status
 from profiles.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,9 @@ def test_a_hostile_name_is_shown_and_not_obeyed() -> None:
 
 def test_every_cause_is_explained_in_the_docs() -> None:
     page = (ROOT / "docs" / "discovery.md").read_text()
-    sources = [(ROOT / "distributed" / f"{name}.py").read_text() for name in ("reachability", "known_machines")]
+    sources = [
+        (ROOT / "distributed" / "discovery" / f"{name}.py").read_text() for name in ("reachability", "known_machines")
+    ]
     causes = set(re.findall(r'Problem\(\s*"(\w+)"', "".join(sources)))
     assert len(causes) > 5 and causes <= set(re.findall(r"`(\w+)`", page))
     assert all(f"`{kind.value}`" in page for kind in PathKind if kind is not PathKind.HERE)

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from distributed.discovery import Discovery, Sources
-from distributed.machine_identity import FoundMachine, machines
-from distributed.sightings import MOST_PER_SOURCE, Origin, Status
+from distributed.discovery.discovery import Discovery, Sources
+from distributed.discovery.machine_identity import FoundMachine, machines
+from distributed.discovery.sightings import MOST_PER_SOURCE, Origin, Status
 from tests.lab import network, processes
 from tests.lab.host import REPOSITORY, LabHost
 from tests.lab.lab import Lab

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed import machine_health as health
-from distributed.findings import Health, guarded_folder, judge_health, judge_mtu, judge_ways
+from distributed.checks import machine_health as health
+from distributed.checks.findings import Health, guarded_folder, judge_health, judge_mtu, judge_ways
 
 SOUND: dict[str, Any] = {
     "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},

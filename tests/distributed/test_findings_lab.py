@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from distributed import examination
-from distributed.examination import examine
-from distributed.findings import Finding
-from distributed.hosts import save_hosts
-from distributed.hosts_schema import Machine
-from distributed.link import Link
-from distributed.ssh_errors import SshError
+from distributed.checks import examination
+from distributed.checks.examination import examine
+from distributed.checks.findings import Finding
+from distributed.hosts.file import save_hosts
+from distributed.hosts.schema import Machine
+from distributed.machine.link import Link
+from distributed.ssh.errors import SshError
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
 

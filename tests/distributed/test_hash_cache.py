@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed import code_sync
-from distributed.code_sync import folder_tree
-from distributed.hash_cache import HashCache
+from distributed.preparation import code_sync
+from distributed.preparation.code_sync import folder_tree
+from distributed.preparation.hash_cache import HashCache
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.host_keys import HostKeyInfo, KnownHosts, Verdict, known_name, parse_line, remember
+from distributed.ssh.host_keys import HostKeyInfo, KnownHosts, Verdict, known_name, parse_line, remember
 from tests.lab.ssh_setup import make_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.hosts import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
-from distributed.hosts_schema import Hosts, Machine
+from distributed.hosts.file import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
+from distributed.hosts.schema import Hosts, Machine
 from profiles.errors import BadInput, ExitCode
 
 PLAIN = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed import ssh_errors
-from distributed.hosts import Machine, parse_hosts
+from distributed.hosts.file import Machine, parse_hosts
+from distributed.ssh import errors as ssh_errors
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
 

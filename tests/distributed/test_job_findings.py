@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.cluster import Machine as Measured
-from distributed.cluster import Measurement
-from distributed.code_sync import collect, synchronise
-from distributed.findings import Finding, Health
-from distributed.here import HereConnection
-from distributed.hosts_schema import Machine
-from distributed.job_examination import look_at_job
-from distributed.job_findings import judge_data, judge_memory, judge_origin, judge_port
-from distributed.link import Link
-from distributed.measurement_cache import MeasurementCache
-from distributed.model_size import ModelSize, model_folder, size_of
-from distributed.preflight import Facts
-from distributed.run_members import plan_run
-from distributed.transfer import Lack, Tree
+from distributed.checks.findings import Finding, Health
+from distributed.checks.job_examination import look_at_job
+from distributed.checks.job_findings import judge_data, judge_memory, judge_origin, judge_port
+from distributed.hosts.schema import Machine
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link
+from distributed.planning.cluster import Machine as Measured
+from distributed.planning.cluster import Measurement
+from distributed.planning.measurement_cache import MeasurementCache
+from distributed.planning.model_size import ModelSize, model_folder, size_of
+from distributed.preparation.code_sync import collect, synchronise
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Facts
+from distributed.preparation.transfer import Lack, Tree
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distributed import agent, machine_health
+from distributed.checks import machine_health
+from distributed.machine import agent
 from tests.distributed.muster_runs import REPOSITORY
 from tests.distributed.test_agent import Agents, agents
 

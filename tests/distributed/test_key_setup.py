@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from distributed.access import Stage, check_access
-from distributed.key_setup import INSTALL, install_key, own_key, own_key_path, read_own_key
-from distributed.ssh import SshConnection
-from distributed.ssh_auth import _Prompts
-from distributed.ssh_errors import PasswordRefused, UserRefused
+from distributed.ssh.access import Stage, check_access
+from distributed.ssh.auth import _Prompts
+from distributed.ssh.connection import SshConnection
+from distributed.ssh.errors import PasswordRefused, UserRefused
+from distributed.ssh.key_setup import INSTALL, install_key, own_key, own_key_path, read_own_key
 from profiles.errors import BadInput
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import save_hosts
-from distributed.hosts_schema import Hosts, Machine
+from distributed.hosts.file import save_hosts
+from distributed.hosts.schema import Hosts, Machine
 from tests.distributed.muster_runs import Muster
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec, LabUnavailable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.requests import leave_request
+from distributed.run.requests import leave_request
 from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.fixtures import MakeLab
 from training.events import MemberEvent, RequestEvent, StepEvent

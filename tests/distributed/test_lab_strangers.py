@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distributed.hosts import save_hosts
+from distributed.hosts.file import save_hosts
 from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed import link_probe
-from distributed.link_figures import Figures, program
-from distributed.link_probe import Listener, measure
-from distributed.link_transfer import usual_rate
-from distributed.own_interfaces import parse_addresses, parse_net_dev, parse_netstat
-from distributed.ssh_shell import LIMIT, encode
+from distributed.measuring import link_probe
+from distributed.measuring.link_figures import Figures, program
+from distributed.measuring.link_probe import Listener, measure
+from distributed.measuring.link_transfer import usual_rate
+from distributed.measuring.own_interfaces import parse_addresses, parse_net_dev, parse_netstat
+from distributed.ssh.shell import LIMIT, encode
 
 TOKEN = "0123456789abcdef" * 2
 ROOM = Path(link_probe.__file__).parent

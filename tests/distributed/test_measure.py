@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.measure import matrix_lines, speed_lines
-from distributed.cluster import Machine, Measurement
-from distributed.code_sync import Inputs
-from distributed.job import Workload
-from distributed.link_figures import Figures, PairFigures, rounds
-from distributed.machine_figures import Seat, SpeedFigures, figures_of
-from distributed.measure import Measured
-from distributed.measurement_cache import MeasurementCache
-from distributed.ssh_errors import SshError
+from distributed.measuring.link_figures import Figures, PairFigures, rounds
+from distributed.measuring.machine_figures import Seat, SpeedFigures, figures_of
+from distributed.measuring.measure import Measured
+from distributed.planning.cluster import Machine, Measurement
+from distributed.planning.job import Workload
+from distributed.planning.measurement_cache import MeasurementCache
+from distributed.preparation.code_sync import Inputs
+from distributed.ssh.errors import SshError
 from profiles.errors import BadInput
 from training.plan import MemberPlan
 

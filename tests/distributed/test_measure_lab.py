@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.link import link_to
-from distributed.link_figures import PairFigures, measure_links
+from distributed.machine.link import link_to
+from distributed.measuring.link_figures import PairFigures, measure_links
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab

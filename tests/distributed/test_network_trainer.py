@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from distributed.code_sync import collect
 from distributed.network_trainer import NetworkTrainer
+from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError
 from tests.distributed.muster_runs import REPOSITORY, ours, until
 from tests.lab.fixtures import MakeLightLab

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from muster_runs import JOB, until
 
-from distributed.hosts_schema import Hosts, Machine
-from distributed.job import job_of
+from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
-from distributed.measure import Wish, measure
-from distributed.measurement_cache import MeasurementCache
-from distributed.plan_feedback import compare
-from distributed.planner import predict
-from distributed.planning import Choice
+from distributed.measuring.measure import Wish, measure
+from distributed.planning.document import Choice
+from distributed.planning.feedback import compare
+from distributed.planning.job import job_of
+from distributed.planning.measurement_cache import MeasurementCache
+from distributed.planning.planner import predict
 from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.lab.fixtures import MakeLab

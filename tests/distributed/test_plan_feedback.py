@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import cluster, job, machine
 
-from distributed.cluster import Cluster
-from distributed.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
-from distributed.measurement_cache import MeasurementCache
-from distributed.plan_feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
-from distributed.planner import plan, predict
-from distributed.planning import Candidate, Choice
+from distributed.planning.cluster import Cluster
+from distributed.planning.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
+from distributed.planning.document import Candidate, Choice
+from distributed.planning.feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
+from distributed.planning.measurement_cache import MeasurementCache
+from distributed.planning.planner import plan, predict
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, StepEvent
 

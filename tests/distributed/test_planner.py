@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import LARGE, cluster, job, jobs, joined, machine, rates, speeds
 
-from distributed.cluster import Cluster, Link, Measurement
-from distributed.cost_model import LINE_SHARE
-from distributed.job import Job
-from distributed.plan_words import WORDS, sentence
-from distributed.planner import plan, predict, signed
-from distributed.planning import Candidate, Choice, Planning, read_planning, write_planning
+from distributed.planning.cluster import Cluster, Link, Measurement
+from distributed.planning.cost_model import LINE_SHARE
+from distributed.planning.document import Candidate, Choice, Planning, read_planning, write_planning
+from distributed.planning.job import Job
+from distributed.planning.planner import plan, predict, signed
+from distributed.planning.words import WORDS, sentence
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.strategies.registry import STRATEGY_NAMES
@@ -361,7 +361,7 @@ def test_choices_that_cannot_be_are_refused() -> None:
 
 
 def test_only_strategies_of_the_registry_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.planner.STRATEGY_NAMES", ("allreduce", "sparta"))
+    monkeypatch.setattr("distributed.planning.planner.STRATEGY_NAMES", ("allreduce", "sparta"))
     planning = plan(cluster([8, 8]), job())
     assert {c.choice.strategy for c in planning.ranking} == {"allreduce"}
     assert "no-cost-model" in codes(planning, "sparta")
@@ -374,14 +374,14 @@ def test_an_unknown_strategy_is_bad_input() -> None:
 
 
 def test_every_code_in_the_planner_has_words() -> None:
-    text = "".join((ROOT / "distributed" / name).read_text() for name in ("planner.py", "plan_reasons.py"))
+    text = "".join((ROOT / "distributed" / "planning" / name).read_text() for name in ("planner.py", "reasons.py"))
     used = set(re.findall(r'(?:code=|_note\()"([a-z-]+)"', text))
     assert len(used) > 15
     assert used <= set(WORDS)
 
 
 def test_planning_needs_no_torch() -> None:
-    code = "import sys, distributed.planner, app.plan_table; sys.exit('torch' in sys.modules)"
+    code = "import sys, distributed.planning.planner, app.plan_table; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 

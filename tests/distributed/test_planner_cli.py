@@ -10,10 +10,10 @@ from planner_figures import cluster, joined, machine
 
 from app.cli.main import main
 from app.plan_table import explanation_lines, table_lines
-from distributed.cluster import Cluster
-from distributed.job import Figures, Workload, write_figures
-from distributed.planner import plan
-from distributed.planning import read_planning
+from distributed.planning.cluster import Cluster
+from distributed.planning.document import read_planning
+from distributed.planning.job import Figures, Workload, write_figures
+from distributed.planning.planner import plan
 from profiles.resolve import load_profile
 
 Capture = pytest.CaptureFixture[str]

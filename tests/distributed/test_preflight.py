@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distributed import preflight
-from distributed.here import HereConnection
-from distributed.hosts_schema import Hosts, Machine
-from distributed.link import Link
-from distributed.preflight import Facts, NotReady, Readiness, ready
-from distributed.run_members import plan_run
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link
+from distributed.preparation import preflight
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Facts, NotReady, Readiness, ready
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from distributed import environment_builder as builder
-from distributed import provision as provisioning
-from distributed import uv_binary
-from distributed.code_sync import folder_tree
-from distributed.here import HereConnection
-from distributed.hosts_schema import Machine
-from distributed.link import Link, link_to
-from distributed.provision import Recipe, find_environment, look, provision, usual_recipe
-from distributed.ssh_errors import SshError
-from distributed.ssh_process import Completed
-from distributed.transfer import send_trees
+from distributed.hosts.schema import Machine
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link, link_to
+from distributed.preparation import environment_builder as builder
+from distributed.preparation import provision as provisioning
+from distributed.preparation import uv_binary
+from distributed.preparation.code_sync import folder_tree
+from distributed.preparation.provision import Recipe, find_environment, look, provision, usual_recipe
+from distributed.preparation.transfer import send_trees
+from distributed.ssh.errors import SshError
+from distributed.ssh.process import Completed
 from profiles.errors import BadInput
 from tests.lab.light import LightHost, LightLab
 from tests.lab.spec import LabUnavailable

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from distributed import preflight
-from distributed.clean import survey
-from distributed.here import HereConnection
-from distributed.hosts import load_hosts, save_hosts
-from distributed.hosts_schema import Machine
-from distributed.launcher import HOSTS, DistributedLauncher
-from distributed.link import Link, link_to
-from distributed.preparation import hosts_of
-from distributed.provision import look, usual_recipe
+from distributed.cleaning.clean import survey
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
+from distributed.hosts.schema import Machine
+from distributed.launcher import DistributedLauncher
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link, link_to
+from distributed.preparation import preflight
+from distributed.preparation.prepare import hosts_of
+from distributed.preparation.provision import look, usual_recipe
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, Muster
 from tests.lab.fixtures import MakeLightLab
@@ -38,7 +38,7 @@ def give_environment(lab: LightLab) -> Path:
     hosts = lab.hosts(python="")
     with closing(link_to(hosts.machines[0], hosts)) as link:
         base = look(link).python
-    words = [base, "-c", KEY, str(REPOSITORY / "distributed"), usual_recipe().digest]
+    words = [base, "-c", KEY, str(REPOSITORY / "distributed" / "preparation"), usual_recipe().digest]
     key = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     python = lab["a"].files / ".cache" / "muster" / "envs" / key / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tm
     finally:
         assert launcher._stand_by is not None
         launcher._stand_by.dismiss()
-    assert load_hosts(folder / HOSTS).machines[0].python == str(python)
+    assert load_hosts(folder / RUN_HOSTS).machines[0].python == str(python)
 
 
 @pytest.mark.slow

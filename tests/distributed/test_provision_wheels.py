@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.code_sync import REPOSITORY
-from distributed.offline_wheels import collect_wheels, is_like_here, locked_for, platforms, target_options
-from distributed.provision import usual_recipe
+from distributed.preparation.code_sync import REPOSITORY
+from distributed.preparation.offline_wheels import collect_wheels, is_like_here, locked_for, platforms, target_options
+from distributed.preparation.provision import usual_recipe
 from profiles.errors import BadInput
 
 HERE = {

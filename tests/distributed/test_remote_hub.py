@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import load_hosts, save_hosts
+from distributed.hosts.file import load_hosts, save_hosts
 from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab

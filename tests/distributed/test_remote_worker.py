@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from distributed import remote_worker
-from distributed.here import HereConnection, HereProcess
-from distributed.hosts_schema import Machine
-from distributed.link import Link
-from distributed.remote_worker import LOST, Assignment, Patience, RemoteWorker
-from distributed.ssh_errors import ConnectTimeout
+from distributed.hosts.schema import Machine
+from distributed.machine.here import HereConnection, HereProcess
+from distributed.machine.link import Link
+from distributed.ssh.errors import ConnectTimeout
+from distributed.workers import remote_worker
+from distributed.workers.remote_worker import LOST, Assignment, Patience, RemoteWorker
 from profiles.errors import ExitCode
 from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 

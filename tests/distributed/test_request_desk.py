@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from distributed.request_desk import LocalMachines, RequestDesk
-from distributed.requests import leave_request
+from distributed.run.request_desk import LocalMachines, RequestDesk
+from distributed.run.requests import leave_request
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent, SnapshotEvent

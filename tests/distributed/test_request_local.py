@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.request_desk import LocalMachines, RequestDesk
-from distributed.requests import leave_request
+from distributed.run.request_desk import LocalMachines, RequestDesk
+from distributed.run.requests import leave_request
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB, until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent

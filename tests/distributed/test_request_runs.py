@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import save_hosts
-from distributed.hosts_schema import Machine
-from distributed.newcomers import all_hosts
-from distributed.requests import Action, leave_request
+from distributed.hosts.file import save_hosts
+from distributed.hosts.schema import Machine
+from distributed.run.newcomers import all_hosts
+from distributed.run.requests import Action, leave_request
 from tests.distributed.muster_runs import Muster, ours, until
 from tests.lab.fixtures import MakeLightLab
 from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts_schema import Machine
-from distributed.requests import FOLDER, leave_request, take_requests
+from distributed.hosts.schema import Machine
+from distributed.run.requests import FOLDER, leave_request, take_requests
 from profiles.errors import BadInput
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import load_hosts, save_hosts
-from distributed.planning import read_planning
-from distributed.run_prediction import PLANNING
+from distributed.hosts.file import load_hosts, save_hosts
+from distributed.planning.document import read_planning
+from distributed.run.prediction import PLANNING
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
 from training.run_folder import RunFolder

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from distributed import run_planning
-from distributed.hosts_schema import Machine
-from distributed.link import Link
-from distributed.link_figures import Figures, PairFigures
-from distributed.run_planning import best_paths
+from distributed.hosts.schema import Machine
+from distributed.machine.link import Link
+from distributed.measuring.link_figures import Figures, PairFigures
+from distributed.run import planning as run_planning
+from distributed.run.planning import best_paths
 
 
 def link(name: str, host: str = "", address: str = "") -> Link:

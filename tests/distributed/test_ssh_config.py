@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.hosts import Machine
-from distributed.ssh_config import ResolvedHost, SshTarget, parse_jumps, resolve
+from distributed.hosts.file import Machine
+from distributed.ssh.config import ResolvedHost, SshTarget, parse_jumps, resolve
 from profiles.errors import BadInput
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.host_keys import HostKeyInfo
-from distributed.ssh import SshConnection, SshTarget
-from distributed.ssh_errors import (
+from distributed.ssh.connection import SshConnection, SshTarget
+from distributed.ssh.errors import (
     CommandTimeout,
     Dropped,
     ForwardRefused,
@@ -26,7 +25,8 @@ from distributed.ssh_errors import (
     Stalled,
     UnknownHostKey,
 )
-from distributed.ssh_files import PUT
+from distributed.ssh.files import PUT
+from distributed.ssh.host_keys import HostKeyInfo
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from distributed.ssh import SshConnection
-from distributed.ssh_errors import (
+from distributed.ssh.connection import SshConnection
+from distributed.ssh.errors import (
     ConnectTimeout,
     Dropped,
     HostKeyChanged,

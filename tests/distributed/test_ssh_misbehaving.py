@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.ssh import SshConnection, SshTarget
-from distributed.ssh_errors import Dropped, NameUnknown, NotSsh, PortClosed, SshError, Stalled
+from distributed.ssh.connection import SshConnection, SshTarget
+from distributed.ssh.errors import Dropped, NameUnknown, NotSsh, PortClosed, SshError, Stalled
 
 BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
 TIMEOUT = 0.4

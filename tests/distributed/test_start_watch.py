@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from distributed.start_watch import StartWatch
+from distributed.run.start_watch import StartWatch
 from training.events import MemberEvent, ProgressEvent, RunEvent
 
 

@@ -18,14 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed import agent_files, transfer
-from distributed.code_sync import folder_tree
-from distributed.here import HereConnection
-from distributed.hosts_schema import Machine
-from distributed.link import Link, link_to
-from distributed.ssh_errors import Dropped
-from distributed.ssh_process import Completed
-from distributed.transfer import Tree, packed, send_trees
+from distributed.hosts.schema import Machine
+from distributed.machine import agent_files
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link, link_to
+from distributed.preparation import transfer
+from distributed.preparation.code_sync import folder_tree
+from distributed.preparation.transfer import Tree, packed, send_trees
+from distributed.ssh.errors import Dropped
+from distributed.ssh.process import Completed
 from profiles.errors import BadInput
 from tests.lab.fixtures import MakeLightLab
 

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from distributed.hosts import Hosts, Machine, save_hosts
-from distributed.ssh import SshTarget
+from distributed.hosts.file import Hosts, Machine, save_hosts
+from distributed.ssh.connection import SshTarget
 from tests.lab import network, ssh_setup
 from tests.lab.host import LabHost
 from tests.lab.reaper import claim_slot, reap

@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from distributed.hosts import Hosts, Machine, save_hosts
-from distributed.ssh import SshTarget
+from distributed.hosts.file import Hosts, Machine, save_hosts
+from distributed.ssh.connection import SshTarget
 from tests.lab import keeper, ssh_setup
 from tests.lab.keeper import MARK
 from tests.lab.spec import HostSpec, LabUnavailable

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import load_hosts
-from distributed.ssh import SshConnection, SshTarget
+from distributed.hosts.file import load_hosts
+from distributed.ssh.connection import SshConnection, SshTarget
 from tests.lab import network, processes, reaper
 from tests.lab.__main__ import main, parse_spec
 from tests.lab.host import REPOSITORY
@@ -85,7 +85,7 @@ def test_files_and_processes_of_hosts_do_not_mix(lab: Lab) -> None:
 
 
 def test_the_checkout_and_its_python_are_there_wherever_they_lie(lab: Lab) -> None:
-    done = lab["a"].run([sys.executable, "-c", "import distributed.hosts"], cwd=REPOSITORY)
+    done = lab["a"].run([sys.executable, "-c", "import distributed.hosts.file"], cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import load_hosts
-from distributed.ssh import SshConnection, SshTarget
+from distributed.hosts.file import load_hosts
+from distributed.ssh.connection import SshConnection, SshTarget
 from tests.lab import keeper
 from tests.lab.host import REPOSITORY
 from tests.lab.light import LightLab

@@ -17,8 +17,8 @@ from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded
 from cli_typer import main
-from distributed.plan_feedback import Comparison
-from distributed.planning import Choice
+from distributed.planning.document import Choice
+from distributed.planning.feedback import Comparison
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run

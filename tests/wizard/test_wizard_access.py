@@ -20,7 +20,7 @@ from app.wizard.machine_looks import access_row
 from app.wizard.real_services import RealServices
 from app.wizard.services import Sight
 from app.wizard.state import MachineRow, Machines, Need, Status
-from distributed.access import check_access
+from distributed.ssh.access import check_access
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable

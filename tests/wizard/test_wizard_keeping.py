@@ -10,7 +10,7 @@ import pytest
 from app.wizard.keeping import keeping
 from app.wizard.saved_profiles import profile_rows, saved_hosts
 from app.wizard.services import JobAnswers, Request
-from distributed.hosts import load_hosts
+from distributed.hosts.file import load_hosts
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
 from tests.wizard.fake_services import ANNA, HERE

@@ -8,7 +8,7 @@ from app.wizard.launching import STEPS, Grid, _refused, tail
 from app.wizard.planning_looks import SSH, plan_of
 from app.wizard.services import JobAnswers, Request
 from app.wizard.state import Status
-from distributed.ssh_errors import PortClosed
+from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
 from tests.wizard.fake_services import ANNA, HERE
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from app.wizard.machine_entries import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
 from app.wizard.state import Status
-from distributed.hosts import Hosts, Machine, dump_hosts, parse_hosts
-from distributed.machine_identity import FoundMachine, FoundPath
-from distributed.network_interfaces import Endpoint, PathKind
-from distributed.sightings import Origin
-from distributed.sightings import Status as Seen
+from distributed.discovery.machine_identity import FoundMachine, FoundPath
+from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.sightings import Origin
+from distributed.discovery.sightings import Status as Seen
+from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
 
 PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Seen.ONLINE, None)
 STUDIO = FoundMachine(

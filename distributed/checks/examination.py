@@ -1,0 +1,214 @@
+"""A thorough look at all machines, side by side: what a run needs, what would slow it down, and every way between them.
+
+Nothing is written on a machine; the programs that look travel in the command itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
+from distributed.checks.job_examination import JobLook, look_at_job
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.here import Process
+from distributed.machine.link import Link, address_towards, link_to
+from distributed.preparation.preflight import Facts, Readiness, check
+from distributed.preparation.provision import Say, provision
+from distributed.ssh.connection import Trust
+from profiles.errors import MusterError
+from profiles.schema import Profile
+
+HERE = "this machine"
+_PATIENCE = 60.0
+_LISTENING = 30.0
+
+
+@dataclass
+class Examined:
+    """One machine and all that was found."""
+
+    readiness: Readiness
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.readiness.link.name
+
+    @property
+    def ready(self) -> bool:
+        return self.readiness.problem is None and all(finding.level != "problem" for finding in self.findings)
+
+
+def examine(hosts: Hosts, task: str = "", trust: Trust | None = None, profile: Profile | None = None) -> list[Examined]:
+    """Look at all machines, and close the connections again; one entry a machine, in their order.
+
+    Args:
+        profile: also looks whether this job fits: memory, data, the hub's port.
+    """
+    found = [Examined(readiness) for readiness in check(hosts, task, trust)]
+    able = [one for one in found if one.readiness.facts is not None]
+    for one in found:
+        one.findings += _of_readiness(one.readiness)
+    if able:
+        with ThreadPoolExecutor(len(able) + 2) as pool:
+            ways = pool.submit(_all_ways, [one.readiness for one in able])
+            job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
+            healths = list(pool.map(lambda one: _health(one.readiness), able))
+        _add(able, healths, ways.result())
+        if job is not None:
+            _add_job(able, healths, job.result())
+    for one in found:
+        one.readiness.link.close()
+    return found
+
+
+def repair(found: Sequence[Examined], say: Say, offline_wheels: bool = False) -> list[MusterError]:
+    """Do what is safe to do unasked: give machines without packages an environment. Return what did not go."""
+    lacking = [one.readiness.link for one in found if one.readiness.provisionable]
+
+    def give(link: Link) -> MusterError | None:
+        try:
+            provision(link, lambda line: say(f"{link.name}: {line}"), offline_wheels=offline_wheels)
+        except MusterError as error:
+            return error
+        finally:
+            link.close()
+        return None
+
+    with ThreadPoolExecutor(max(len(lacking), 1)) as pool:
+        return [error for error in pool.map(give, lacking) if error is not None]
+
+
+def _of_readiness(one: Readiness) -> list[Finding]:
+    found = judge_facts(one.facts) if one.facts is not None else []
+    if one.problem is not None:
+        seen = one.problem.message.removeprefix(f"{one.link.name}: ")
+        found.append(Finding("ready", "problem", seen, "ready to train", one.problem.hint, one.provisionable))
+    return found
+
+
+def _health(one: Readiness) -> Health | Finding:
+    if one.provisionable:
+        return Finding("health", "ok", "not asked: its packages are missing")
+    try:
+        done = one.link.connection().run([one.link.python, "-c", _program(), "facts"], timeout=_PATIENCE)
+        return Health.model_validate_json(done.stdout)
+    except ValidationError:
+        return Finding("health", "warning", f"its hardware could not be asked: {done.problem[:200]}")
+    except MusterError as error:
+        return Finding("health", "warning", f"its hardware could not be asked: {error.message}")
+
+
+def _ready(able: Sequence[Examined]) -> list[tuple[Link, Facts]]:
+    sound = [one.readiness for one in able if one.readiness.problem is None]
+    return [(one.link, one.facts) for one in sound if one.facts is not None]
+
+
+def _add_job(able: Sequence[Examined], healths: Sequence[Health | Finding], job: JobLook) -> None:
+    for one, health in zip(able, healths):
+        if one.readiness.problem is None:
+            one.findings += job.of(one.name, health if isinstance(health, Health) else None)
+    starter = next((one for one in able if one.readiness.link.machine.here), able[0])
+    starter.findings += job.here
+
+
+def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Mapping[str, list[Finding]]) -> None:
+    mtus = {}
+    for one, health in zip(able, healths):
+        facts = one.readiness.facts
+        if isinstance(health, Finding):
+            one.findings.append(health)
+        else:
+            one.findings += judge_health(health)
+            if facts is not None and facts.interface in health.mtu:
+                mtus[one.name] = (facts.interface, health.mtu[facts.interface])
+    sizes = judge_mtu(mtus)
+    for one in able:
+        one.findings += ways.get(one.name, [])
+        one.findings += [sizes[one.name]] if one.name in sizes else []
+
+
+# ---------------------------------------------------------------------------------------------------------------- ways
+
+
+def _all_ways(machines: Sequence[Readiness]) -> dict[str, list[Finding]]:
+    """Let every machine connect to every other, and to this one, where the hub of a run listens."""
+    links = [one.link for one in machines]
+    addresses = {
+        one.link.name: one.facts.address for one in machines if one.facts is not None and not one.link.machine.here
+    }
+    far = [link.host for link in links if link.host and not link.machine.here]
+    own = [link.name for link in links if link.machine.here]
+    if far and not own:
+        links.append(
+            link_to(Machine(name=HERE, address="localhost", python=sys.executable), Hosts(machines=(links[0].machine,)))
+        )
+    center = own[0] if own else HERE
+    addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
+    with _listeners(links) as (ports, deaf), ThreadPoolExecutor(max(len(links), 1)) as pool:
+        places = {name: (addresses[name], port) for name, port in ports.items() if _is_plain(addresses.get(name, ""))}
+        answers = list(pool.map(lambda link: _reasons(link, places), links))
+    found = {}
+    for link, reasons in zip(links, answers):
+        found[link.name] = deaf.get(link.name, []) + judge_ways(reasons, [center] if link.host else [])
+    return found
+
+
+def _is_plain(address: str) -> bool:
+    """Whether it means the same everywhere: link-local addresses name an interface of one machine."""
+    return bool(address) and "%" not in address
+
+
+@contextmanager
+def _listeners(links: Sequence[Link]) -> Iterator[tuple[dict[str, int], dict[str, list[Finding]]]]:
+    """Have every machine listen on a port that is free there; also what went wrong."""
+    processes: list[Process] = []
+    ports: dict[str, int] = {}
+    deaf: dict[str, list[Finding]] = {}
+
+    def start(link: Link) -> None:
+        try:
+            process = link.connection().stream([link.python, "-c", _program(), "listen", str(_LISTENING)])
+            processes.append(process)
+            ports[link.name] = int(process.read_line(_LISTENING))
+        except (MusterError, TimeoutError, ValueError) as error:
+            problem = error.message if isinstance(error, MusterError) else "it says no port"
+            deaf[link.name] = [Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")]
+        else:
+            deaf[link.name] = [Finding("ports", "ok", f"port {ports[link.name]} was free", "a free port")]
+
+    try:
+        with ThreadPoolExecutor(max(len(links), 1)) as pool:
+            list(pool.map(start, links))
+        yield ports, deaf
+    finally:
+        for process in processes:
+            process.close()
+
+
+def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """Connect from a machine to all others; by name: empty, or why it did not go."""
+    others = {name: place for name, place in places.items() if name != link.name}
+    if not others:
+        return {}
+    words = [str(part) for place in others.values() for part in place]
+    try:
+        done = link.connection().run([link.python, "-c", _program(), "reach", *words], timeout=_PATIENCE)
+        said = dict(json.loads(done.stdout))
+    except (MusterError, ValueError, TypeError):
+        return dict.fromkeys(others, "it could not be asked")
+    return {name: str(said.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}
+
+
+@lru_cache
+def _program() -> str:
+    return Path(__file__).with_name("machine_health.py").read_text()

@@ -1,0 +1,219 @@
+"""What was seen on a machine, what is needed, and the fix. Pure functions of what the machine said of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, Facts
+
+Level = Literal["ok", "warning", "problem"]
+LITTLE_MEMORY = 2 * 2**30
+HOT = 90.0
+_SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
+_FIREWALL = "let Python take connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    check: str
+    """Stable word for programs."""
+    level: Level
+    """A machine with a problem cannot take part; a warning costs time or may end a run."""
+    seen: str
+    needed: str = ""
+    fix: str = ""
+    """A command, or what a person does."""
+    safe: bool = False
+    """Whether ``--fix`` may do it unasked."""
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Memory(_Said):
+    total: int
+    free: int
+
+
+class Power(_Said):
+    source: Literal["", "ac", "battery"]
+    percent: int | None = None
+    saving: bool = False
+
+
+class Nvidia(_Said):
+    name: str = Field(max_length=200)
+    driver: str = Field(max_length=200)
+    total: int | None = None
+    free: int | None = None
+
+
+class Device(_Said):
+    device: str = Field(max_length=200)
+    problem: str = Field(max_length=1000)
+    gflops: float | None = None
+
+
+class Health(_Said):
+    """What :mod:`distributed.checks.machine_health` says; sizes in bytes."""
+
+    machine: str = Field(max_length=200)
+    hardware: str = Field(max_length=200)
+    memory: Memory
+    power: Power
+    inhibitor: str = Field(max_length=200)
+    mtu: dict[str, int] = Field(max_length=1000)
+    celsius: float | None = None
+    throttled: bool = False
+    nvidia: tuple[Nvidia, ...] = ()
+    devices: tuple[Device, ...] = ()
+
+
+def judge_facts(facts: Facts) -> list[Finding]:
+    """Return what the first look has shown; what makes a machine unfit is said by its problem."""
+    version = ".".join(map(str, facts.python))
+    found = [
+        Finding("system", "ok", facts.system),
+        Finding("python", "ok", version, "3.10 or newer"),
+        Finding("torch", "ok", facts.torch, "one version on all machines"),
+        Finding("disk", "ok", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
+        Finding("clock", "ok", f"{facts.clock_ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
+    ]
+    sandboxed = guarded_folder(facts.root, facts.system)
+    if sandboxed:
+        fix = "give a 'project_path' elsewhere in the hosts file, or none"
+        found.append(
+            Finding("folder", "problem", f"works in {facts.root}", f"not in {sandboxed}: macOS guards it", fix)
+        )
+    return found
+
+
+def guarded_folder(root: str, system: str) -> str:
+    """Return the folder of a Mac that programs without a window may not enter, where ``root`` lies in one; else "".
+
+    Such are Desktop, Documents, Downloads and iCloud of every user, and other disks: a run over SSH is refused there,
+    or waits for the answer to a question that nobody sees.
+    """
+    if system != "Darwin":
+        return ""
+    path = PurePosixPath(root)
+    if path.is_relative_to("/Volumes"):
+        return "/Volumes"
+    if len(path.parts) > 3 and path.parts[1].casefold() == "users":
+        home, inside = PurePosixPath(*path.parts[:3]), "/".join(path.parts[3:]).casefold()
+        for name in _SANDBOXED:
+            if f"{inside}/".startswith(f"{name.casefold()}/"):
+                return str(home / name)
+    return ""
+
+
+def judge_health(health: Health) -> list[Finding]:
+    """Return what a machine's hardware and system have shown."""
+    return [*_processor(health), *_devices(health), *_memory(health), *_power(health), *_heat(health)]
+
+
+def _processor(health: Health) -> Iterator[Finding]:
+    translated = health.machine != health.hardware
+    fix = f"name a Python for {health.hardware} with 'python' in the hosts file, such as /opt/homebrew/bin/python3"
+    seen = f"Python for {health.machine} under Rosetta" if translated else health.machine
+    yield Finding("arch", "warning" if translated else "ok", seen, health.hardware, fix if translated else "")
+
+
+def _devices(health: Health) -> Iterator[Finding]:
+    for one in health.devices:
+        if one.problem:
+            fix = "update its driver, or choose others with 'devices' in the hosts file"
+            yield Finding("device", "problem", f"{one.device}: {one.problem}", "a right product of two matrices", fix)
+        else:
+            yield Finding("device", "ok", f"{one.device}: {one.gflops or 0:.0f} GFLOP/s", "a right product")
+    if health.nvidia and not any(one.device.startswith("cuda") for one in health.devices):
+        seen = f"{health.nvidia[0].name} (driver {health.nvidia[0].driver}) is not used: torch has no CUDA there"
+        fix = "install a CUDA build of torch there, or a newer driver (nvidia-smi shows the newest CUDA that it knows)"
+        yield Finding("driver", "warning", seen, "a driver and a torch that fit", fix)
+    for gpu in health.nvidia:
+        yield Finding("driver", "ok", f"{gpu.name}: driver {gpu.driver}")
+        if gpu.total and gpu.free is not None:
+            taken = gpu.free < gpu.total / 2
+            seen = f"{gpu.name}: {_gigabytes(gpu.free)} of {_gigabytes(gpu.total)} GB free"
+            fix = "nvidia-smi shows which program holds it" if taken else ""
+            yield Finding("gpu memory", "warning" if taken else "ok", seen, "half of it", fix)
+
+
+def _memory(health: Health) -> Iterator[Finding]:
+    little = health.memory.free < LITTLE_MEMORY
+    seen = f"{_gigabytes(health.memory.free)} of {_gigabytes(health.memory.total)} GB free"
+    fix = "close programs there" if little else ""
+    yield Finding("memory", "warning" if little else "ok", seen, f"{_gigabytes(LITTLE_MEMORY)} GB", fix)
+
+
+def _power(health: Health) -> Iterator[Finding]:
+    power = health.power
+    percent = "" if power.percent is None else f", {power.percent} %"
+    if power.source == "battery":
+        yield Finding("power", "warning", f"runs on its battery{percent}", "mains power", "plug it in")
+    else:
+        yield Finding("power", "ok", f"mains{percent}" if power.source else "no battery", "mains power")
+    if power.saving:
+        fix = "sudo pmset -a lowpowermode 0 (Linux: powerprofilesctl set balanced)"
+        yield Finding("power saving", "warning", "Low Power Mode is on", "off: it halves the speed", fix)
+    mobile = power.source != ""
+    if health.inhibitor or not mobile:
+        yield Finding("sleep", "ok", health.inhibitor or "no battery, so it hardly sleeps", "can be kept awake")
+    else:
+        fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
+        seen = "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
+        yield Finding("sleep", "warning", seen, "can be kept awake", fix)
+
+
+def _heat(health: Health) -> Iterator[Finding]:
+    hot = health.throttled or (health.celsius or 0) >= HOT
+    degrees = "unknown" if health.celsius is None else f"{health.celsius:.0f} °C"
+    seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
+    fix = "let it cool down; is its air blocked?" if hot else ""
+    yield Finding("heat", "warning" if hot else "ok", seen, f"below {HOT:.0f} °C", fix)
+
+
+def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
+    """Compare the largest packets of the interfaces in use; by machine: interface and bytes.
+
+    Packets that only one end can send are lost without a word where no router tells, and transfers hang.
+    """
+    smallest = min((mtu for _, mtu in mtus.values()), default=0)
+    found = {}
+    for name, (interface, mtu) in mtus.items():
+        seen = f"{interface}: packets of {mtu} bytes"
+        if mtu > max(smallest, 1500):
+            fix = f"set it to {max(smallest, 1500)} there, or the others' to {mtu}"
+            found[name] = Finding("mtu", "warning", seen, f"one size for all; the smallest is {smallest}", fix)
+        else:
+            found[name] = Finding("mtu", "ok", seen, "one size for all")
+    return found
+
+
+def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Finding]:
+    """Return what a machine found when it connected to the others.
+
+    Args:
+        reasons: by the other machine's name: empty, or why it did not go.
+        needed: those without which it cannot train.
+    """
+    found = []
+    for name, reason in reasons.items():
+        if not reason:
+            found.append(Finding("ways", "ok", f"reaches {name}"))
+        else:
+            must = name in needed
+            why = "every run needs it" if must else "'engine = torch' needs it, the hub does not"
+            seen = f"cannot connect to {name}: {reason}"
+            found.append(Finding("ways", "problem" if must else "warning", seen, why, _FIREWALL.format(name)))
+    return found
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 2**30:.1f}"

@@ -1,0 +1,133 @@
+"""Does the job fit a machine: its model into the memory, its data there or how much must travel, the port of its hub.
+
+Pure functions, but for :func:`judge_port`, which tries.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from distributed.checks.findings import Finding, Health
+from distributed.planning.cluster import Machine
+from distributed.planning.job import Job
+from distributed.planning.memory_model import checkpointed, model_bytes, strategy_bytes
+from distributed.planning.model_size import ModelSize
+from distributed.preparation.preflight import FREE_BYTES, Facts
+from distributed.preparation.transfer import Lack, Tree
+from profiles.schema import Profile
+
+_FP32 = 4
+_LORA_PART = 50
+"""See :mod:`distributed.planning.memory_model`."""
+_ESTIMATED = "estimated"
+_DOUBT = 1.25
+"""An estimate must be so much above a machine's memory before it keeps the machine out."""
+_LESS = "lower batch_size (and raise gradient_accumulation), set gradient_checkpointing = true, or tuning = lora"
+_NAMES = {"inputs/code": "code", "inputs/user": "your code", "inputs/model": "model", "inputs/dataset": "data"}
+
+
+def judge_memory(profile: Profile, size: ModelSize | None, measured: Machine | None, health: Health) -> Finding:
+    """Compare what a member needs with what is free; what was measured there stands before what is estimated."""
+    if measured is not None and any(one.peak for one in measured.measurements):
+        return _judged(measured_bytes(profile, measured), "as measured there", health)
+    if size is None:
+        return Finding(
+            "model", "ok", "how much memory the model takes is not known before it runs", "", "measure tells"
+        )
+    return _judged(estimated_bytes(profile, size), _ESTIMATED, health)
+
+
+def measured_bytes(profile: Profile, machine: Machine) -> int:
+    """Return the peak with the profile's batch, from short runs of the task there."""
+    batch = profile.training.batch_size
+    fit = machine.memory_fit
+    if fit is not None:
+        return int(fit[0] + batch * fit[1])
+    return max(one.peak for one in machine.measurements)
+
+
+def estimated_bytes(profile: Profile, size: ModelSize) -> int:
+    """Return weights, gradients, optimizer state, what the strategy keeps, and activations of one micro-batch."""
+    model = profile.model
+    trainable = max(1, size.parameters // _LORA_PART) if model.tuning == "lora" else size.parameters
+    job = Job(trainable=trainable, total=size.parameters, layers=size.layers, samples=1, lora=model.tuning == "lora")
+    width = 2 if profile.training.mixed_precision not in ("off", "auto") else _FP32
+    kept = float(size.activations * width)
+    kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
+    return int(
+        model_bytes(job) + strategy_bytes(profile.strategy.strategy, trainable) + kept * profile.training.batch_size
+    )
+
+
+def _judged(need: int, how: str, health: Health) -> Finding:
+    free, total = free_memory(health)
+    seen = f"about {_gigabytes(need)} GB needed ({how}), {_gigabytes(free)} of {_gigabytes(total)} GB free"
+    if total and need > total * (1 if how != _ESTIMATED else _DOUBT):
+        return Finding("model", "problem", seen, "fits into the memory", _LESS)
+    if free and need > free:
+        return Finding("model", "warning", seen, "fits into what is free", f"close programs there, or {_LESS}")
+    return Finding("model", "ok", seen, "fits into the memory")
+
+
+def free_memory(health: Health) -> tuple[int, int]:
+    """Return free and total bytes of the smallest device that trains."""
+    cuda = any(one.device.startswith("cuda") and not one.problem for one in health.devices)
+    known = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
+    return min(known) if cuda and known else (health.memory.free, health.memory.total)
+
+
+def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:
+    """Say of code, model and data whether they are there, equal by hash; what is not there must fit on the disk."""
+    found = []
+    for place, tree in trees.items():
+        name = _NAMES.get(place, place)
+        if tree.name not in lack.trees:
+            found.append(Finding("data", "ok", f"{name}: there, equal by hash ({tree.name[:12]})"))
+            continue
+        sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
+        left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
+        total = sum(sizes.values())
+        state = "absent" if left == total else "partly there" if left else "there in parts"
+        found.append(
+            Finding("data", "ok", f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB")
+        )
+    room = lack.left({blob: path for tree in trees.values() for blob, path in tree.sources.items()})
+    if facts.free < FREE_BYTES + room:
+        seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(room)} MB"
+        fix = "free some space there, or give a 'project_path' on another disk"
+        found.append(Finding("disk", "problem", seen, f"{_megabytes(FREE_BYTES + room)} MB", fix))
+    return found
+
+
+def judge_origin(profile: Profile) -> list[Finding]:
+    """Say what every machine gets from the hub of models and data sets by itself."""
+    local = ("/", "./", "../", "~")
+    named = {"data": profile.data.dataset_path, "model": profile.model.model_path}
+    if profile.model.task == "custom":
+        named["model"] = ""
+    wanted = {what: name for what, name in named.items() if name and not name.startswith(local)}
+    return [
+        Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in wanted.items()
+    ]
+
+
+def judge_port(port: int) -> list[Finding]:
+    """Try the port that a profile fixes for the hub, on this machine; nothing where any free one will do."""
+    if not port:
+        return []
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        seen = f"port {port} of the machine that you start runs from cannot be used ({error.strerror or error})"
+        fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
+        return [Finding("hub port", "problem", seen, "free for the hub", fix)]
+    return [Finding("hub port", "ok", f"port {port} of the machine that you start runs from is free")]
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f}" if size >= 10_000_000 else f"{size / 1e6:.1f}"

@@ -1,0 +1,1 @@
+"""Everything of ours off a machine again, and the proof that it is gone."""

@@ -1,0 +1,227 @@
+"""Takes everything of ours off a machine again: cache, environments, run folders, processes, and last our key.
+
+A survey lists what is there; a person sees it before anything happens; another survey over the same connection, after
+the removal, is the proof. A run that is alive keeps what it needs: its folder, the cache, and the key that its
+supervisor comes back with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
+from distributed.machine.here import Connection
+from distributed.machine.link import CACHE
+from distributed.ssh.errors import RemoteFileError
+
+_REMOVAL_PATIENCE = 600.0
+_SURVEY_PATIENCE = 120.0
+_CACHE = ("blobs", "trees", "agent")
+PREPARED = "(being prepared)"
+"""Stands for a run whose files are on their way to the machine."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file or folder of ours."""
+
+    path: str
+    size: int
+    """Bytes on disk; what is linked twice counts once."""
+    kind: str
+    """``cache``, ``run`` or ``environment and other files``."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a run that has no agent any more."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What of ours is on a machine."""
+
+    parts: tuple[Part, ...] = ()
+    keys: tuple[str, ...] = ()
+    """``file:line`` of our key in authorized_keys."""
+    processes: tuple[Process, ...] = ()
+    alive: tuple[str, ...] = ()
+    """Runs that go on there."""
+    foreign: tuple[str, ...] = ()
+    """Keys of the Muster on other machines, by their comment; they are not ours to take."""
+    left_alone: tuple[str, ...] = ()
+    """What lies in our folder and is not ours."""
+    roots: tuple[tuple[str, bool], ...] = ()
+    """Our folders, and whether each is ours as a whole."""
+
+    @property
+    def removable(self) -> tuple[Part, ...]:
+        """The parts that no live run needs."""
+        if not self.alive:
+            return self.parts
+        return tuple(part for part in self.parts if part.kind == "run" and _name(part.path) not in self.alive)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of ours is there."""
+        return not (self.parts or self.keys or self.processes or self.alive or any(whole for _, whole in self.roots))
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -> Inventory:
+    """Ask a machine what of ours it has.
+
+    Args:
+        connection: to the machine.
+        blob: base64 of our public key; empty where there is none.
+        roots: our folders there.
+
+    Raises:
+        SshError: the connection was lost, or the machine does not answer in time.
+    """
+    done = connection.run(["sh", "-c", SURVEY, "sh", blob, *dict.fromkeys(roots)], timeout=_SURVEY_PATIENCE)
+    if b"\nps\n" not in b"\n" + done.stdout:
+        raise RemoteFileError(connection.machine, f"cannot look for our files: {done.problem}", "has it sh and ps?")
+    said, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
+    inventory, groups = _read(said)
+    return _with_processes(connection, inventory, groups, table, roots)
+
+
+def _read(text: str) -> tuple[Inventory, dict[int, str]]:
+    """Read a survey up to its table of processes; also the runs by their workers' process groups."""
+    fields = [line.split("\t") for line in text.split("\n")]
+
+    def of(kind: str, count: int) -> list[list[str]]:
+        return [row[1:] for row in fields if row[0] == kind and len(row) == count + 1]
+
+    roots = [(row[1], row[0] == "1") for row in of("root", 2)]
+    parts = [_part(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
+    inventory = Inventory(
+        parts=tuple(part for part in parts if part is not None),
+        keys=tuple(row[0] for row in of("key", 1)),
+        foreign=tuple(row[0] for row in of("foreign", 1)),
+        left_alone=tuple(row[0] for row in of("left", 1)),
+        roots=tuple(roots),
+    )
+    return inventory, {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
+
+
+def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Part | None:
+    """``None`` for a path outside our folders: what a machine says is not obeyed blindly."""
+    for root, _ in roots:
+        inside = path.removeprefix(f"{root}/")
+        if inside != path and ".." not in inside.split("/"):
+            first, _, rest = inside.partition("/")
+            kind = "run" if first == "runs" and rest else "cache" if first in _CACHE else "environment and other files"
+            return Part(path, kilobytes * 1024, kind)
+    return None
+
+
+def _with_processes(
+    connection: Connection, inventory: Inventory, groups: dict[int, str], table: str, roots: Sequence[str]
+) -> Inventory:
+    """Add which runs are alive, and which processes are left of those that are not."""
+    rows = [row for line in table.splitlines() if (row := _row(line))]
+    folders = [*dict.fromkeys([*roots, *(root for root, _ in inventory.roots)])]
+    alive = {run for _, _, command in rows if (run := _run_of_agent(command, folders))}
+    named = {pid: (pgid, run) for pid, pgid, command in rows if (run := _run_of_worker(command, folders))}
+    sure = {pgid for pgid, run in named.values() if run not in alive}
+    maybe = {group for group, run in groups.items() if run not in alive} - sure
+    asked = [(pid, command) for pid, pgid, command in rows if pgid in maybe]
+    inside = _inside(connection, [pid for pid, _ in asked], [root for root, _ in inventory.roots])
+    left = [(pid, command) for pid, pgid, command in rows if pgid in sure or pid in inside]
+    return Inventory(
+        **{
+            **inventory.__dict__,
+            "processes": tuple(Process(pid, command) for pid, command in left),
+            "alive": tuple(sorted(alive)),
+        }
+    )
+
+
+def _row(line: str) -> tuple[int, int, str] | None:
+    fields = line.split(None, 2)
+    numbers = len(fields) == 3 and _is_number(fields[0]) and _is_number(fields[1])
+    return (int(fields[0]), int(fields[1]), fields[2]) if numbers else None
+
+
+def _run_of_agent(command: str, folders: Sequence[str]) -> str:
+    """The run whose agent, guard or session this process is; its command names the folder and the run."""
+    coming = re.search(r"agent_files\.py (.+) sync$", command)
+    if coming and coming[1] in folders:
+        return PREPARED
+    match = re.search(r"agent\.py (.+) (?:start|attach) (\S+) \d+(?: |$)", command)
+    return match[2] if match and match[1] in folders else ""
+
+
+def _run_of_worker(command: str, folders: Sequence[str]) -> str:
+    for folder in folders:
+        match = re.search(rf"training\.worker.*{re.escape(folder)}/runs/([^/\s]+)", command)
+        if match:
+            return match[1]
+    return ""
+
+
+def _inside(connection: Connection, pids: Sequence[int], roots: Sequence[str]) -> set[int]:
+    """Return those that work in a run folder of ours: a number alone may belong to somebody else by now."""
+    if not pids:
+        return set()
+    done = connection.run(["sh", "-c", WHERE, "sh", *map(str, pids)])
+    rows = [line.split("\t") for line in done.stdout.decode(errors="replace").splitlines()]
+    tops = tuple(f"{root}/runs/" for root in roots)
+    return {int(row[0]) for row in rows if len(row) == 2 and _is_number(row[0]) and row[1].startswith(tops)}
+
+
+def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[str] = (CACHE,)) -> Inventory:
+    """Remove what was shown, and return what is left of ours: an empty inventory where all went well.
+
+    What came or became alive since it was shown is not touched. Our key goes last, and only when nothing else is left:
+    until then a person can come back.
+
+    Raises:
+        SshError: the connection was lost.
+    """
+    now = survey(connection, blob, roots)
+    doomed = [str(process.pid) for process in now.processes if process in shown.processes]
+    if doomed:
+        connection.run(["sh", "-c", END, "sh", *doomed])
+    known = {part.path for part in shown.parts}
+    parts = [part for part in now.removable if part.path in known]
+    if parts or now.roots:
+        lines = "".join(f"{line}\n" for line in _removal(parts, now, len(parts) == len(now.parts)))
+        connection.run(["sh", "-c", REMOVE], input=lines.encode("utf-8", "surrogateescape"), timeout=_REMOVAL_PATIENCE)
+    left = survey(connection, blob, roots)
+    if left.keys and not (left.parts or left.processes or left.alive):
+        done = connection.run(["sh", "-c", FORGET, "sh", blob])
+        if not done.ok:
+            problem = f"our key stays in ~/.ssh/authorized_keys: {done.problem}"
+            raise RemoteFileError(connection.machine, problem, "look at the permissions and the free space there")
+        left = survey(connection, blob, roots)
+    return left
+
+
+def _removal(parts: Sequence[Part], now: Inventory, all_of_it: bool) -> list[str]:
+    """The lines for the removal script; a folder that is ours as a whole goes as a whole."""
+    lines = [f"tree {part.path}" for part in parts]
+    for root, whole in now.roots:
+        lines.append(f"empty {root}/runs")
+        if all_of_it and not now.alive:
+            lines.append(f"tree {root}" if whole and _name(root) == "muster" else f"empty {root}")
+    return lines
+
+
+def _is_number(text: str) -> bool:
+    """Whether ``int`` takes it; a machine may send anything."""
+    return re.fullmatch("[0-9]{1,15}", text) is not None
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,145 @@
+"""Announce this machine as one that Muster can use: ``_muster._tcp``, for other people's lists.
+
+What is announced is shown there and never trusted. The announcement is withdrawn when it is closed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import psutil
+from zeroconf import Error, ServiceInfo, Zeroconf
+
+from distributed.discovery.mdns_records import MUSTER
+from distributed.discovery.network_interfaces import Interface, Interfaces, PathKind, list_interfaces
+from profiles.errors import MachinesNotReady
+
+_PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
+"""Nobody looks for machines there."""
+_LONGEST_LABEL = 40
+_PATIENCE = 5.0
+_TYPE = f"{MUSTER}.local."
+
+
+class Announcement:
+    """This machine's announcement; use it as a context manager.
+
+    Args:
+        port: of this machine's SSH server.
+        name: how it is to be called; empty: its host name. A number is added if another machine has the name.
+
+    Raises:
+        MachinesNotReady: there is no network to announce it in.
+    """
+
+    def __init__(self, port: int = 22, name: str = "") -> None:
+        self._port = port
+        self._interfaces = _announced_on(list_interfaces())
+        if not self._interfaces:
+            raise MachinesNotReady("no network interface to announce this machine on", "connect a cable or Wi-Fi")
+        self._label = _label(name or socket.gethostname())
+        self.txt = describe_this_machine()
+        self._info = self._service(f"{self._label}.{_TYPE}")
+        try:
+            self._zeroconf = Zeroconf(interfaces=_addresses(self._interfaces))
+        except OSError as error:
+            message = f"cannot send multicast DNS: {error.strerror or error}"
+            raise MachinesNotReady(message, "is a network connected, and UDP port 5353 free?") from None
+
+    @property
+    def name(self) -> str:
+        """How the machine is called in the network."""
+        return str(self._info.name).removesuffix(f".{_TYPE}")
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        return tuple(interface.name for interface in self._interfaces)
+
+    def _service(self, full_name: str) -> ServiceInfo:
+        # A host name of our own: the plain one belongs to the system's responder, which takes ours for a conflict.
+        return ServiceInfo(
+            _TYPE, full_name, port=self._port, properties=self.txt, server=f"muster-{self._label}.local.",
+            parsed_addresses=_addresses(self._interfaces),
+        )  # fmt: skip
+
+    def __enter__(self) -> Announcement:
+        try:
+            self._zeroconf.register_service(self._info, allow_name_change=True)
+        except Error as error:
+            self._zeroconf.close()
+            raise MachinesNotReady(f"cannot announce this machine: {error}", "try again in a minute") from None
+        return self
+
+    def follow_interfaces(self) -> bool:
+        """Announce on the interfaces as they are now; return whether they have changed."""
+        found = _announced_on(list_interfaces())
+        if found == self._interfaces or not found:
+            return False
+        self._interfaces = found
+        self._zeroconf.update_interfaces(_addresses(found))
+        self._info = self._service(str(self._info.name))
+        self._zeroconf.update_service(self._info)
+        return True
+
+    def close(self) -> None:
+        """Say good-bye to the network."""
+        self._zeroconf.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _announced_on(interfaces: Interfaces) -> tuple[Interface, ...]:
+    return tuple(interface for interface in interfaces.browsable if interface.kind not in _PRIVATE)
+
+
+def _addresses(interfaces: tuple[Interface, ...]) -> list[str]:
+    return [str(attached.ip) for interface in interfaces for attached in interface.addresses]
+
+
+def _label(name: str) -> str:
+    """Make one DNS label of a host name."""
+    plain = re.sub(r"[^A-Za-z0-9-]+", "-", name.partition(".")[0])[:_LONGEST_LABEL].strip("-")
+    return plain or "machine"
+
+
+def describe_this_machine() -> dict[str, str]:
+    """Return what is announced: version, model, devices, and memory in bytes. Nothing heavy is loaded for it."""
+    try:
+        version = importlib.metadata.version("muster-train")
+    except importlib.metadata.PackageNotFoundError:  # started from a folder that was never installed
+        version = "unknown"
+    memory = str(psutil.virtual_memory().total)
+    return {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": _model()}
+
+
+def _devices() -> list[str]:
+    gpus = [line.strip() for line in _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
+    found = [f"cuda {name}" for name in gpus if name][:4]
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        found.append("mps")
+    return [*found, f"cpu {os.cpu_count()} cores"]
+
+
+def _model() -> str:
+    if sys.platform == "darwin":
+        return _said("sysctl", "-n", "machdep.cpu.brand_string").strip()
+    return f"{platform.system()} {platform.machine()}"
+
+
+def _said(program: str, *arguments: str) -> str:
+    path = shutil.which(program)
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

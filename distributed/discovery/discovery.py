@@ -1,0 +1,197 @@
+"""Find machines: multicast DNS on all interfaces, what this computer already knows, and whether they answer.
+
+::
+
+    with Discovery(Sources(typed=("ada@studio.local",))) as discovery:
+        version = discovery.wait(0, timeout=3.0)
+        for machine in machines(discovery.state): ...
+
+An announcement proves nothing: the record of a machine that was switched off lives on for minutes. So every path is
+knocked at, again and again, and a machine is online while one of its paths answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from distributed.discovery.known_machines import (
+    Candidate,
+    KnownKeys,
+    Sources,
+    candidates,
+    look_up,
+    own_endpoints,
+    read_known_keys,
+)
+from distributed.discovery.machine_identity import machines
+from distributed.discovery.mdns_browser import Browser
+from distributed.discovery.network_interfaces import list_interfaces
+from distributed.discovery.path_watch import PathWatch
+from distributed.discovery.sightings import Observation, Origin, Sighted, Sighting, SightingKey, State, apply
+
+__all__ = ["Discovery", "Sources", "State", "machines"]
+
+_T = TypeVar("_T")
+_TICK = 0.2
+_LOOK_UPS_AT_ONCE = 8
+_INTERFACES_EVERY = 3.0
+
+
+class Discovery:
+    """Looks for machines in the background until it is closed. Its methods may be called from any thread.
+
+    Args:
+        sources: where to look besides the network.
+        browse: whether to listen for announcements at all.
+
+    Raises:
+        BadInput: a hosts file cannot be used.
+    """
+
+    def __init__(self, sources: Sources | None = None, browse: bool = True) -> None:
+        self._sources = sources or Sources()
+        self._known: KnownKeys = read_known_keys(self._sources.known_hosts)
+        self._candidates = candidates(self._sources, self._known)
+        self._interfaces = list_interfaces()
+        self._browser = Browser(self._observe) if browse else None
+        self._state, self._version = State(), 0
+        self._changed = threading.Condition()
+        self._paths = PathWatch(self._observe, self._aside, self._known)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
+
+    def __enter__(self) -> Discovery:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop looking. May be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    @property
+    def state(self) -> State:
+        with self._changed:
+            return self._state
+
+    @property
+    def hashed_names(self) -> int:
+        """Entries of known_hosts whose names are hashed and so cannot be listed."""
+        return self._known.hashed
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Wait until the state is newer than version ``seen``, at most ``timeout`` seconds; return its version."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > seen, timeout)
+            return self._version
+
+    # ------------------------------------------------------------------------------------------------ the loop's thread
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        self._look_at_this_computer()
+        self._spawn(self._look_up_all())
+        try:
+            while not self._stop.is_set():
+                self._refresh_interfaces()
+                if self._browser is not None:
+                    self._browser.ask_if_due()
+                for look in self._paths.due(self._state):
+                    self._spawn(look)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), _TICK)
+        finally:
+            if self._browser is not None:
+                self._browser.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _observe(self, observation: Observation) -> None:
+        state = apply(self._state, observation)
+        if state is not self._state:
+            with self._changed:
+                self._state, self._version = state, self._version + 1
+                self._changed.notify_all()
+
+    async def _aside(self, call: Callable[[], _T]) -> _T:
+        """Run a call that blocks in a thread that nobody waits for at the end: a name service may hang."""
+        future: asyncio.Future[_T] = self._loop.create_future()
+
+        def settle(result: _T | None, error: BaseException | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(result)  # type: ignore[arg-type]  # None only beside an error
+                else:
+                    future.set_exception(error)
+
+        def work() -> None:
+            result, problem = None, None
+            try:
+                result = call()
+            except Exception as error:  # noqa: BLE001 - carried over to the task that waits
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(settle, result, problem)
+
+        threading.Thread(target=work, name="discovery-look", daemon=True).start()
+        return await future
+
+    # -------------------------------------------------------------------------------------------------- what is known
+
+    def _look_at_this_computer(self) -> None:
+        name = socket.gethostname()
+        key = SightingKey(Origin.HERE, "", name.casefold())
+        local = name if name.endswith(".local") else f"{name}.local"
+        self._observe(Sighted(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces))))
+
+    async def _look_up_all(self) -> None:
+        limit = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
+
+        async def one(candidate: Candidate) -> None:
+            async with limit:
+                interfaces = self._interfaces
+                sighting = await self._aside(lambda: look_up(candidate, interfaces))
+            if sighting is not None:
+                self._observe(Sighted(sighting))
+
+        await asyncio.gather(*map(one, self._candidates))
+
+    _looked_at_interfaces = 0.0
+
+    def _refresh_interfaces(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at_interfaces < _INTERFACES_EVERY and self._looked_at_interfaces:
+            return
+        first, self._looked_at_interfaces = not self._looked_at_interfaces, now
+        found = list_interfaces()
+        if found == self._interfaces and not first:
+            return
+        self._interfaces = found
+        self._look_at_this_computer()
+        if self._browser is not None:
+            self._browser.listen_on(found)
+        if not first:
+            self._spawn(self._look_up_all())

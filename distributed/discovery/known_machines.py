@@ -1,0 +1,231 @@
+"""Machines this computer already knows of: ~/.ssh/config, known_hosts, hosts files, and what a person types."""
+
+from __future__ import annotations
+
+import glob
+import ipaddress
+import shlex
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.network_interfaces import Endpoint, Interfaces
+from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
+from distributed.hosts.file import load_hosts, split_address
+from distributed.hosts.schema import HERE
+from distributed.ssh.config import ResolvedHost, SshTarget, resolve
+from distributed.ssh.host_keys import KnownHost, KnownHosts, fingerprint, known_name, parse_line
+from profiles.errors import BadInput
+
+USER_CONFIG = Path("~/.ssh/config")
+USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
+_MOST_CANDIDATES = 256
+_LARGEST_FILE = 4 * 1024 * 1024
+_DEEPEST_INCLUDE = 16
+_LOCAL_SUFFIXES = (".local", ".lan", ".home", ".home.arpa", ".internal", ".fritz.box", ".localdomain")
+_CODE_HOST_USER = "git"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where to look besides the network."""
+
+    typed: tuple[str, ...] = ()
+    """``[user@]host[:port]``."""
+    hosts_files: tuple[tuple[Origin, Path], ...] = ()
+    """Hosts files, each with what it is to be called: a hosts file, or that of a saved profile."""
+    ssh_config: Path = USER_CONFIG
+    known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A machine somebody has named, not yet looked up."""
+
+    origin: Origin
+    target: SshTarget
+    file: str = ""
+    """Where it stands; two entries of one name in two files are two claims."""
+
+    @property
+    def key(self) -> SightingKey:
+        port = f":{self.target.port}" if self.target.port else ""
+        return SightingKey(self.origin, f"{self.target.host}{port}", self.target.name.casefold(), "", self.file)
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """What the known_hosts files say."""
+
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names by fingerprint."""
+    hashed: int = 0
+    """Entries whose name is hashed: their key is recognised when it is met, their name cannot be listed."""
+    local: tuple[str, ...] = ()
+    """Plain names that can be in the local network, ``host`` or ``[host]:port``."""
+
+
+def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
+    """List everything named by somebody.
+
+    Raises:
+        BadInput: a hosts file cannot be used, or what was typed is no address.
+    """
+    found = [_typed(text) for text in sources.typed]
+    for origin, path in sources.hosts_files:
+        hosts = load_hosts(path)
+        found += [Candidate(origin, SshTarget.of(machine, hosts), str(path)) for machine in hosts.machines]
+    config = sources.ssh_config
+    chosen = "" if config == USER_CONFIG else str(config)
+    for name in config_names(config.expanduser()):
+        found.append(Candidate(Origin.SSH_CONFIG, SshTarget(name, name, config_file=chosen)))
+    for name in known.local:
+        place = split_address(name)
+        target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)
+        found.append(Candidate(Origin.KNOWN_HOSTS, target))
+    return found[:_MOST_CANDIDATES]
+
+
+def _typed(text: str) -> Candidate:
+    place = split_address(text)
+    if not place["name"] or place["name"].startswith("-"):
+        raise BadInput(f"'{text}' is not a machine", "give what you would type after ssh, for example ada@studio.local")
+    target = SshTarget(place["name"], place["name"], place["port"], place["user"] or "")
+    return Candidate(Origin.TYPED, target)
+
+
+def config_names(path: Path) -> list[str]:
+    """Return the host names and aliases in an OpenSSH configuration and what it includes, patterns left out."""
+    return list(dict.fromkeys(_config_names(path, 0)))[:_MOST_CANDIDATES]
+
+
+def _config_names(path: Path, depth: int) -> Iterator[str]:
+    for line in _read_lines(path):
+        words = _words(line)
+        if not words:
+            continue
+        if words[0].lower() == "host":
+            yield from (word for word in words[1:] if not set("*?!") & set(word) and not word.startswith("-"))
+        elif words[0].lower() == "include" and depth < _DEEPEST_INCLUDE:
+            for pattern in words[1:]:
+                base = Path("~/.ssh").expanduser()
+                for name in sorted(glob.glob(str(base / Path(pattern).expanduser())))[:_MOST_CANDIDATES]:
+                    yield from _config_names(Path(name), depth + 1)
+
+
+def _words(line: str) -> list[str]:
+    """Split ``Key value value`` or ``Key=value``; quotes hold words together."""
+    try:
+        words = shlex.split(line, comments=True, posix=True)
+    except ValueError:
+        words = line.split()
+    if words and "=" in words[0]:
+        key, _, rest = words[0].partition("=")
+        words = [key, *([rest] if rest else []), *words[1:]]
+    elif len(words) > 1 and words[1] == "=":
+        del words[1]
+    return words
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
+    """Read known_hosts files; what cannot be understood is passed over, as OpenSSH does."""
+    names: dict[str, dict[str, None]] = {}
+    hashed, local = 0, {}
+    for path in paths:
+        for number, line in enumerate(_read_lines(path.expanduser()), start=1):
+            entry = parse_line(line, f"{path}:{number}")
+            if entry is not None and not entry.marker:
+                names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(_names_of(entry)))
+                hashed += entry.hosts.startswith("|")
+                local.update(dict.fromkeys(name for name in _names_of(entry) if _is_local(name)))
+    return KnownKeys({key: tuple(found) for key, found in names.items()}, hashed, tuple(local)[:_MOST_CANDIDATES])
+
+
+def _names_of(entry: KnownHost) -> list[str]:
+    if entry.hosts.startswith("|"):
+        return [f"a hashed name ({entry.origin})"]
+    return [name for name in entry.hosts.split(",") if name and not set("*?!") & set(name)]
+
+
+def _is_local(name: str) -> bool:
+    """Whether a name of known_hosts can be of a machine nearby; servers in the Internet are not asked."""
+    if "(" in name:
+        return False
+    host = str(split_address(name)["name"])
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_private
+    except ValueError:
+        return "." not in host or host.lower().endswith(_LOCAL_SUFFIXES)
+
+
+def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
+    """Resolve a candidate by ``ssh -G`` and the system's name service. May take seconds.
+
+    Returns:
+        ``None`` for a host that only takes git commands.
+    """
+    key, target = candidate.key, candidate.target
+    if target.host in HERE and not target.port:
+        return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
+    try:
+        host = resolve(target)
+    except BadInput as error:
+        return Sighting(key, target.name, problem=_bad_config(target, error))
+    if host.user == _CODE_HOST_USER and candidate.origin is Origin.SSH_CONFIG:
+        return None
+    if host.jumps or host.proxy_command:
+        through = host.jumps[-1].host if host.jumps else "its ProxyCommand"
+        return Sighting(key, target.name, host.hostname, through=through)
+    endpoints = _endpoints(host, interfaces)
+    problem = None if endpoints else _unknown(host)
+    return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem)
+
+
+def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
+    """Return the machine whose host key is known under a target's name, whatever address it has now.
+
+    Raises:
+        BadInput: ~/.ssh/config has an error.
+    """
+    host = resolve(target)
+    known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
+    names = (known_name(host.hostname, host.port, host.host_key_alias), known_name(host.hostname, 22, ""))
+    keys = {fingerprint(entry.blob) for name in names for entry in known.of(name)}
+    return next((machine for machine in found if machine.fingerprint in keys), None)
+
+
+def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ...]:
+    try:
+        found = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in found)
+    placed = (interfaces.place(address, host.port) for address in scoped)
+    return tuple(dict.fromkeys(endpoint for endpoint in placed if endpoint is not None))
+
+
+def _bad_config(target: SshTarget, error: BadInput) -> Problem:
+    return Problem("bad_config", error.message.removeprefix(f"{target.name}: "), error.hint)
+
+
+def _unknown(host: ResolvedHost) -> Problem:
+    hint = "check the spelling, or give its IP address"
+    if host.hostname.endswith(".local"):
+        hint = "is it on and in this network? Its IP address works without mDNS"
+    return Problem("name_unknown", f"the name '{host.hostname}' is unknown", hint)
+
+
+def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
+    """Return the paths to this computer's own SSH server."""
+    placed = [interfaces.place(str(one.ip), 22) for interface in interfaces.all for one in interface.addresses]
+    return tuple(endpoint for endpoint in placed if endpoint is not None)

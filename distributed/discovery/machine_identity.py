@@ -1,0 +1,167 @@
+"""Which machines there are: a state of sightings read as a list of machines.
+
+A machine is its SSH host key. Names, addresses and interfaces are only ways to it: two names with one key are one
+machine, and one name with two keys is two machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from distributed.discovery.network_interfaces import Endpoint
+from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey, State, Status
+
+
+@dataclass(frozen=True)
+class FoundPath:
+    """One way to a machine."""
+
+    endpoint: Endpoint
+    status: Status
+    problem: Problem | None
+
+
+@dataclass(frozen=True)
+class FoundMachine:
+    """One machine, as a person should see it. Names and details come from the network: show them escaped."""
+
+    id: str
+    """Its host key's fingerprint; before that is known, and where it never is, something unique in the state."""
+    name: str
+    names: tuple[str, ...]
+    status: Status
+    found_by: tuple[Origin, ...]
+    paths: tuple[FoundPath, ...]
+    """The best one first: answering, then by kind."""
+    fingerprint: str = ""
+    known_as: tuple[str, ...] = ()
+    """Names under which its key is in known_hosts; empty: never met, or only under hashed names that fit nothing."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    problem: Problem | None = None
+    through: str = ""
+    here: bool = False
+
+
+class _Bucket:
+    """Sightings and endpoints that belong to one machine, while the list is made."""
+
+    def __init__(self) -> None:
+        self.sightings: list[Sighting] = []
+        self.endpoints: set[Endpoint] = set()
+
+
+def machines(state: State) -> tuple[FoundMachine, ...]:
+    """Return the machines of a state: this computer, then what answers, then the rest, by name."""
+    found = []
+    for identity, bucket in _buckets(state).items():
+        machine = _machine(identity, bucket, state)
+        only_remembered = machine.found_by == (Origin.KNOWN_HOSTS,)
+        if not only_remembered or machine.status is Status.ONLINE:
+            found.append(machine)
+    return tuple(sorted(found, key=lambda m: (not m.here, m.status is Status.OFFLINE, m.name.casefold(), m.id)))
+
+
+def _buckets(state: State) -> dict[str, _Bucket]:
+    buckets: dict[str, _Bucket] = {}
+    for group in _groups(_with_announced_addresses(state)):
+        keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
+        nobody = _provisional(min(sighting.key for sighting in group))
+        for sighting in group:
+            own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
+            claimed = own or (keys if len(keys) == 1 else set())
+            for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
+                bucket = buckets.setdefault(identity, _Bucket())
+                bucket.sightings.append(sighting)
+                bucket.endpoints |= {
+                    e for e in sighting.endpoints
+                    if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
+                }  # fmt: skip
+    return buckets
+
+
+def _provisional(key: SightingKey) -> str:
+    return "unidentified:" + "|".join([key.origin.value, *key[1:]])
+
+
+def _with_announced_addresses(state: State) -> list[Sighting]:
+    """Give entries whose ``.local`` name the system cannot look up the addresses that were announced for it."""
+    announced: dict[str, list[Endpoint]] = {}
+    for sighting in state.sightings.values():
+        if sighting.key.origin is Origin.BONJOUR:
+            announced.setdefault(sighting.host.casefold(), []).extend(sighting.endpoints)
+    result = []
+    for sighting in state.sightings.values():
+        if not sighting.endpoints and not sighting.through and sighting.host:
+            sighting = replace(sighting, endpoints=tuple(dict.fromkeys(announced.get(sighting.host.casefold(), ()))))
+        result.append(sighting)
+    return result
+
+
+def _groups(sightings: list[Sighting]) -> list[list[Sighting]]:
+    """Put together what shares an endpoint, directly or through others (union-find)."""
+    parent = list(range(len(sightings)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]
+        return number
+
+    first: dict[Endpoint, int] = {}
+    for number, sighting in enumerate(sightings):
+        for endpoint in sighting.endpoints:
+            parent[root(number)] = root(first.setdefault(endpoint, number))
+    groups: dict[int, list[Sighting]] = {}
+    for number, sighting in enumerate(sightings):
+        groups.setdefault(root(number), []).append(sighting)
+    return list(groups.values())
+
+
+def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
+    sightings = sorted(bucket.sightings, key=lambda s: (s.key.origin.rank, s.name.casefold(), s.key))
+    paths = tuple(sorted(
+        (FoundPath(e, state.paths[e].status, state.paths[e].problem) for e in bucket.endpoints),
+        key=lambda p: (p.status is not Status.ONLINE, p.endpoint.kind.rank, ":" in p.endpoint.address, p.endpoint),
+    ))  # fmt: skip
+    details = {key: value for s in reversed(sightings) for key, value in s.details if value}
+    here = sightings[0].key.origin is Origin.HERE
+    status = Status.ONLINE if here else _status(sightings, paths)
+    known = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
+    return FoundMachine(
+        id=identity,
+        name=sightings[0].name,
+        names=tuple(dict.fromkeys(text for s in sightings for text in (s.name, s.host) if text)),
+        status=status,
+        found_by=tuple(dict.fromkeys(s.key.origin for s in sightings)),
+        paths=paths,
+        fingerprint=next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), ""),
+        known_as=tuple(known),
+        details=details,
+        problem=_problem(sightings, paths, state) if status is Status.OFFLINE else None,
+        through=next((s.through for s in sightings if s.through), "") if not paths else "",
+        here=here,
+    )
+
+
+def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Status:
+    seen = {path.status for path in paths}
+    for status in (Status.ONLINE, Status.CHECKING):
+        if status in seen:
+            return status
+    if not paths and any(sighting.through for sighting in sightings):
+        return Status.UNCHECKED
+    return Status.OFFLINE if paths or any(sighting.problem for sighting in sightings) else Status.CHECKING
+
+
+_TELLING = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")
+
+
+def _problem(sightings: list[Sighting], paths: tuple[FoundPath, ...], state: State) -> Problem | None:
+    """Return the problem that tells most: of a path that has worked, and a closed port before a silent address."""
+    order = {cause: number for number, cause in enumerate(_TELLING)}
+    ranked = [
+        (not state.paths[path.endpoint].fingerprint, order.get(path.problem.cause, len(order)), number, path.problem)
+        for number, path in enumerate(paths)
+        if path.problem
+    ]
+    return min(ranked)[-1] if ranked else next((s.problem for s in sightings if s.problem), None)

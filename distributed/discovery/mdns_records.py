@@ -1,0 +1,294 @@
+"""What multicast DNS responders have said, put together into sightings of machines (RFC 6762, RFC 6763).
+
+Records are kept apart by who said them on which interface, so that two machines that claim one name stay two, and
+nobody can withdraw or overwrite what another one announced. All of it is bounded: a responder that says too much is
+counted, not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from zeroconf import (  # type: ignore[attr-defined]  # documented there, but not listed in its __all__
+    DNSAddress,
+    DNSIncoming,
+    DNSOutgoing,
+    DNSPointer,
+    DNSQuestion,
+    DNSRecord,
+    DNSService,
+    DNSText,
+    Error,
+)
+
+from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind
+from distributed.discovery.sightings import (
+    LONGEST_DETAIL,
+    MOST_ENDPOINTS,
+    MOST_PER_SOURCE,
+    Ignored,
+    Observation,
+    Origin,
+    Sighted,
+    Sighting,
+    SightingKey,
+    Withdrawn,
+)
+
+SSH, SFTP, MUSTER, DEVICE = "_ssh._tcp", "_sftp-ssh._tcp", "_muster._tcp", "_device-info._tcp"
+SERVICES = (SSH, SFTP, MUSTER)
+"""Services whose announcers are machines; the port of each is its SSH server's."""
+BROWSED = (*SERVICES, DEVICE)
+LONGEST_PACKET = 9000
+"""Bytes (RFC 6762, 17)."""
+_LONGEST_TXT = 1300
+_LIFETIME = 120.0
+"""Seconds that host records live (RFC 6762, 10)."""
+_MOST_SPEAKERS = 512
+_MOST_QUESTIONS = 24
+_SHOWN_DETAILS = ("version", "devices", "memory", "model")
+_PTR, _TXT, _AAAA, _SRV, _A, _IN, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 1, 0, 1
+
+
+def parse_txt(data: bytes) -> dict[str, str]:
+    """Parse a TXT record (RFC 6763, 6): the first of equal keys counts; what is not shown anyway is passed over."""
+    found: dict[str, str] = {}
+    position, end = 0, min(len(data), _LONGEST_TXT)
+    while position < end:
+        length = data[position]
+        entry = data[position + 1 : position + 1 + length]
+        position += 1 + length
+        key, _, value = entry.partition(b"=")
+        name = key.decode("ascii", "replace").lower()
+        if name in _SHOWN_DETAILS and len(entry) == length:
+            found.setdefault(name, value.decode("utf-8", "replace")[:LONGEST_DETAIL])
+    return found
+
+
+def query_packets(questions: Iterable[tuple[str, int]]) -> list[bytes]:
+    """Return the packets that ask these questions (name, record type) by multicast."""
+    out = DNSOutgoing(_QUERY)
+    for name, kind in questions:
+        with contextlib.suppress(Error):  # a name from the network may be too long to be asked for
+            out.add_question(DNSQuestion(name, kind, _MULTICAST_CLASS))
+    try:
+        return [bytes(packet) for packet in out.packets()]
+    except Error:
+        return []
+
+
+@dataclass
+class _Instance:
+    service: str
+    name: str
+    full_name: str
+    host: str = ""
+    port: int = 0
+    txt: dict[str, str] = field(default_factory=dict)
+    heard: float = 0.0
+
+
+class _Speaker:
+    """One source address on one interface, and what it has said."""
+
+    def __init__(self) -> None:
+        self.instances: dict[str, _Instance] = {}
+        self.addresses: dict[str, list[str]] = {}
+        self.models: dict[str, str] = {}
+
+
+class RecordBook:
+    """Takes in packets, gives out observations."""
+
+    def __init__(self) -> None:
+        self._speakers: dict[tuple[str, str], _Speaker] = {}
+
+    def hear(self, data: bytes, interfaces: Interfaces, interface: str, source: str, now: float) -> list[Observation]:
+        """Take in one packet.
+
+        Args:
+            data: as it came.
+            interfaces: of this machine now.
+            interface: where it came in.
+            source: IP address without scope.
+            now: seconds of a monotonic clock.
+        """
+        packet = _parse(data)
+        if packet is None:
+            return []
+        place = (interface, source)
+        speaker = self._speakers.get(place) or _Speaker()
+        records = [record for record in packet if len(record.name) < 256]
+        lost = _take_in(speaker, records, now)
+        gone = list(_withdrawn(speaker, records))
+        if speaker.instances:
+            if place not in self._speakers and len(self._speakers) >= _MOST_SPEAKERS:
+                return [Ignored(source)]
+            self._speakers[place] = speaker
+        else:
+            self._speakers.pop(place, None)
+        observations: list[Observation] = [Withdrawn(_key(one, place)) for one in gone]
+        observations += [Sighted(s) for s in _sightings(speaker, _mentioned(records), interfaces, place)]
+        return observations + ([Ignored(source, lost)] if lost else [])
+
+    def expire(self, now: float) -> list[Observation]:
+        """Drop what was not repeated although it was asked for: its network was left, or its machine is long off."""
+        gone: list[Observation] = []
+        for place, speaker in list(self._speakers.items()):
+            for key, instance in list(speaker.instances.items()):
+                if now - instance.heard > _LIFETIME:
+                    del speaker.instances[key]
+                    gone.append(Withdrawn(_key(instance, place)))
+            if not speaker.instances:
+                del self._speakers[place]
+        return gone
+
+    def questions(self, interface: str) -> list[tuple[str, int]]:
+        """Return what is still missing of the instances heard of on an interface."""
+        missing: dict[tuple[str, int], None] = {}
+        for (where, _), speaker in self._speakers.items():
+            if where == interface:
+                missing.update(dict.fromkeys(_missing(speaker)))
+        return list(missing)[:_MOST_QUESTIONS]
+
+
+def _parse(data: bytes) -> list[DNSRecord] | None:
+    """Return the records of a response; ``None`` for queries and for what is no DNS packet."""
+    if len(data) > LONGEST_PACKET:
+        return None
+    try:
+        packet = DNSIncoming(data)
+        return packet.answers() if packet.valid and packet.is_response() else None
+    except (Error, ValueError, IndexError, RecursionError):
+        return None
+
+
+def _key(instance: _Instance, place: tuple[str, str]) -> SightingKey:
+    return SightingKey(Origin.BONJOUR, instance.service, instance.name.casefold(), *place)
+
+
+def _split(full_name: str) -> tuple[str, str]:
+    """Split ``My Mac._ssh._tcp.local.`` into the instance and the service we browse, or nothing."""
+    lower = full_name.casefold().rstrip(".")
+    for service in BROWSED:
+        suffix = f".{service}.local"
+        if lower.endswith(suffix):
+            return full_name.rstrip(".")[: -len(suffix)], service
+    return "", ""
+
+
+def _take_in(speaker: _Speaker, records: list[DNSRecord], now: float) -> int:
+    """Add what is alive; return how many names did not fit."""
+    living = [record for record in records if record.ttl > 0]
+    lost = {_note_instance(speaker, record, now) for record in living} - {""}
+    _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
+    return len(lost)
+
+
+def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
+    """Keep what a record says of an instance; return the instance's name if there is no room for it."""
+    full_name = record.alias if isinstance(record, DNSPointer) else record.name
+    name, service = _split(full_name)
+    if not name:
+        return ""
+    if service == DEVICE:
+        if isinstance(record, DNSText) and len(speaker.models) < MOST_PER_SOURCE:
+            speaker.models[name.casefold()] = parse_txt(record.text).get("model", "")
+        return ""
+    key = full_name.casefold()
+    instance = speaker.instances.get(key)
+    if instance is None:
+        if len(speaker.instances) >= MOST_PER_SOURCE:
+            return key
+        instance = speaker.instances[key] = _Instance(service, name, full_name)
+    instance.heard = now
+    if isinstance(record, DNSService):
+        instance.host, instance.port = record.server, record.port
+    elif isinstance(record, DNSText):
+        instance.txt = parse_txt(record.text)
+    return ""
+
+
+def _note_addresses(speaker: _Speaker, records: list[DNSAddress]) -> None:
+    fresh: set[tuple[str, int]] = set()
+    for record in records:
+        host = record.name.casefold()
+        if host not in speaker.addresses and len(speaker.addresses) >= MOST_PER_SOURCE:
+            continue
+        text = _address_text(record)
+        known = speaker.addresses.setdefault(host, [])
+        if record.unique and (host, record.type) not in fresh:  # the whole set is in this packet (RFC 6762, 10.2)
+            known[:] = [one for one in known if (":" in one) != (record.type == _AAAA)]
+        fresh.add((host, record.type))
+        if text and text not in known and len(known) < MOST_ENDPOINTS:
+            known.append(text)
+
+
+def _address_text(record: DNSAddress) -> str:
+    family, size = (socket.AF_INET, 4) if record.type == _A else (socket.AF_INET6, 16)
+    return socket.inet_ntop(family, record.address) if len(record.address) == size else ""
+
+
+def _withdrawn(speaker: _Speaker, records: list[DNSRecord]) -> Iterator[_Instance]:
+    """Give the instances that say good-bye (time to live 0)."""
+    for record in records:
+        if record.ttl == 0 and isinstance(record, DNSPointer | DNSService):
+            name = record.alias if isinstance(record, DNSPointer) else record.name
+            instance = speaker.instances.pop(name.casefold(), None)
+            if instance is not None:
+                yield instance
+
+
+def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
+    for instance in speaker.instances.values():
+        if not instance.host:
+            yield instance.full_name, _SRV
+            yield instance.full_name, _TXT
+        elif not speaker.addresses.get(instance.host.casefold()):
+            yield instance.host, _A
+            yield instance.host, _AAAA
+        if instance.name.casefold() not in speaker.models:
+            yield f"{instance.name}.{DEVICE}.local.", _TXT
+
+
+def _mentioned(records: list[DNSRecord]) -> set[str]:
+    """Return the instances and hosts that a packet says something of."""
+    aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
+    return aliases | {record.name.casefold() for record in records}
+
+
+def _sightings(
+    speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, place: tuple[str, str]
+) -> Iterator[Sighting]:
+    for key, instance in speaker.instances.items():
+        related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
+        if not instance.host or not related & mentioned:
+            continue
+        endpoints = tuple(_endpoints(speaker, instance, interfaces, place))
+        details = dict(instance.txt)
+        model = details.get("model") or speaker.models.get(instance.name.casefold(), "")
+        if model:
+            details["model"] = model
+        if endpoints:
+            host, shown = instance.host.rstrip("."), tuple(sorted(details.items()))
+            yield Sighting(_key(instance, place), instance.name, host, endpoints, shown)
+
+
+def _endpoints(
+    speaker: _Speaker, instance: _Instance, interfaces: Interfaces, place: tuple[str, str]
+) -> Iterator[Endpoint]:
+    """Place the announced addresses. Those of this machine's own networks (a docker bridge has the same address
+    everywhere) are left out unless this machine is the announcer."""
+    interface, source = place
+    ours = _is_here(interfaces.place(source, 22, interface))
+    for address in speaker.addresses.get(instance.host.casefold()) or [source]:
+        endpoint = interfaces.place(address, instance.port, interface)
+        if endpoint is not None and (ours or not _is_here(endpoint)):
+            yield endpoint
+
+
+def _is_here(endpoint: Endpoint | None) -> bool:
+    return endpoint is not None and endpoint.kind is PathKind.HERE

@@ -1,0 +1,222 @@
+"""What was seen of machines, as data, and the state it is folded into by :func:`apply`.
+
+Nothing here touches the network or a clock::
+
+    state = apply(state, observation)      # for every observation, in order
+    for machine in machines(state): ...    # distributed.discovery.machine_identity: as a person should see them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+from distributed.discovery.network_interfaces import Endpoint
+
+MOST_SIGHTINGS = 512
+"""Of machines that announce themselves; what more announce is counted, not kept."""
+MOST_PER_SOURCE = 32
+MOST_ENDPOINTS = 16
+LONGEST_NAME = 120
+LONGEST_DETAIL = 80
+
+
+class Origin(str, Enum):
+    """Who has told of a machine; the order decides whose name for it is shown."""
+
+    HERE = "this computer"
+    TYPED = "typed"
+    HOSTS_FILE = "hosts file"
+    PROFILE = "profile"
+    SSH_CONFIG = "ssh config"
+    BONJOUR = "Bonjour"
+    KNOWN_HOSTS = "known hosts"
+
+    @property
+    def rank(self) -> int:
+        return list(Origin).index(self)
+
+
+class Status(str, Enum):
+    CHECKING = "checking"
+    ONLINE = "online"
+    OFFLINE = "offline"
+    UNCHECKED = "not checked"
+    """It is reached through another machine, so nobody can tell from here without logging in there."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why something does not work, and what to do about it, in one line each."""
+
+    cause: str
+    """Stable word for programs."""
+    message: str
+    hint: str = ""
+
+
+class SightingKey(NamedTuple):
+    """What tells one claim from another; two machines with one name differ in who said it, and where."""
+
+    origin: Origin
+    service: str
+    name: str
+    interface: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """One claim that a machine is there: an announcement, or an entry of a file. Its text is not to be trusted."""
+
+    key: SightingKey
+    name: str
+    host: str = ""
+    """Its host name, ``studio.local``."""
+    endpoints: tuple[Endpoint, ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+    """``model``, ``devices``, ``memory``, ``version``; shown and never relied upon."""
+    problem: Problem | None = None
+    """Why it has no endpoints."""
+    through: str = ""
+    """The machine it is reached through, where not directly."""
+
+
+@dataclass(frozen=True)
+class PathState:
+    """What is known of one endpoint."""
+
+    status: Status = Status.CHECKING
+    fingerprint: str = ""
+    """Of the host key it showed last; kept while it is offline."""
+    known_as: tuple[str, ...] = ()
+    """Names under which known_hosts has this key."""
+    problem: Problem | None = None
+
+
+# ----------------------------------------------------------------------------------------------------- observations
+
+
+@dataclass(frozen=True)
+class Sighted:
+    sighting: Sighting
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    key: SightingKey
+
+
+@dataclass(frozen=True)
+class Identified:
+    """The endpoint has shown a host key in a key exchange."""
+
+    endpoint: Endpoint
+    fingerprint: str
+    known_as: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The endpoint cannot be used."""
+
+    endpoint: Endpoint
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Announcements that were not taken in, for there are too many."""
+
+    source: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Browsed:
+    """Where announcements are listened for, and where that does not work."""
+
+    interfaces: tuple[str, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+Observation = Sighted | Withdrawn | Identified | Failed | Ignored | Browsed
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything seen so far."""
+
+    sightings: Mapping[SightingKey, Sighting] = field(default_factory=dict)
+    paths: Mapping[Endpoint, PathState] = field(default_factory=dict)
+    browsed: Browsed = Browsed(())
+    ignored: int = 0
+    ignored_from: str = ""
+    """The last source that announced too much."""
+
+
+def apply(state: State, observation: Observation) -> State:
+    """Return the state after one observation. Total memory is bounded whatever is observed."""
+    if isinstance(observation, Sighted):
+        return _sighted(state, _bounded(observation.sighting))
+    if isinstance(observation, Withdrawn):
+        kept = {key: one for key, one in state.sightings.items() if key != observation.key}
+        return _without_unreferenced(replace(state, sightings=kept))
+    if isinstance(observation, Ignored):
+        return replace(state, ignored=state.ignored + observation.count, ignored_from=observation.source)
+    if isinstance(observation, Browsed):
+        return replace(state, browsed=observation)
+    before = state.paths.get(observation.endpoint)
+    if before is None:  # forgotten while it was looked at
+        return state
+    if isinstance(observation, Failed):
+        after = replace(before, status=Status.OFFLINE, problem=observation.problem)
+    else:
+        after = PathState(Status.ONLINE, observation.fingerprint, observation.known_as)
+    return state if after == before else replace(state, paths={**state.paths, observation.endpoint: after})
+
+
+def _bounded(sighting: Sighting) -> Sighting:
+    details = tuple((key[:LONGEST_DETAIL], value[:LONGEST_DETAIL]) for key, value in sighting.details[:8])
+    return replace(
+        sighting,
+        name=sighting.name[:LONGEST_NAME],
+        host=sighting.host[:LONGEST_NAME],
+        endpoints=tuple(dict.fromkeys(sighting.endpoints))[:MOST_ENDPOINTS],
+        details=details,
+    )
+
+
+def _sighted(state: State, sighting: Sighting) -> State:
+    key = sighting.key
+    if state.sightings.get(key) == sighting:
+        return state
+    if key not in state.sightings and key.origin is Origin.BONJOUR:
+        announced = [other for other in state.sightings if other.origin is Origin.BONJOUR]
+        speaker = (key.interface, key.source)
+        if sum((other.interface, other.source) == speaker for other in announced) >= MOST_PER_SOURCE:
+            return apply(state, Ignored(key.source))
+        if len(announced) >= MOST_SIGHTINGS:
+            unproved = next((other for other in announced if _never_answered(state, other)), None)
+            if unproved is None:
+                return apply(state, Ignored(key.source))
+            state = apply(apply(state, Withdrawn(unproved)), Ignored(unproved.source))
+    paths = dict(state.paths)
+    for endpoint in sighting.endpoints:
+        paths.setdefault(endpoint, PathState())
+    return _without_unreferenced(replace(state, sightings={**state.sightings, key: sighting}, paths=paths))
+
+
+def _never_answered(state: State, key: SightingKey) -> bool:
+    """Whether a sighting may make room for another one: all its paths were tried, and none has ever worked."""
+    paths = [state.paths[endpoint] for endpoint in state.sightings[key].endpoints]
+    return all(path.status is Status.OFFLINE and not path.fingerprint for path in paths)
+
+
+def _without_unreferenced(state: State) -> State:
+    named = {endpoint for sighting in state.sightings.values() for endpoint in sighting.endpoints}
+    if len(named) == len(state.paths):
+        return state
+    return replace(state, paths={endpoint: path for endpoint, path in state.paths.items() if endpoint in named})

@@ -1,0 +1,1 @@
+"""Which machines a person named: the hosts file and its schema."""

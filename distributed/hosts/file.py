@@ -1,0 +1,229 @@
+"""The hosts file: which machines take part and how each is reached.
+
+Two forms are read. A person writes the plain one by hand::
+
+    {"master": "studio.local", "workers": ["mac-mini.local", "ada@gpu-box:2222"], "ssh_user": "ada"}
+
+The long one has an object for each machine (:class:`~distributed.hosts.schema.Machine`) and is what
+:func:`save_hosts` writes. Both may be mixed: an entry is a text or an object, and the settings beside the entries are
+defaults for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+
+from distributed.hosts.schema import Hosts, Line, Machine, nearest, short
+from profiles.errors import BadInput
+from training.run_files import explain, write_whole
+
+__all__ = ["RUN_HOSTS", "Hosts", "Machine", "dump_hosts", "load_hosts", "parse_hosts", "save_hosts", "split_address"]
+
+RUN_HOSTS = "hosts.json"
+"""The machines of a run, in its folder."""
+_EXPECTED = {
+    "name": "a name without slashes and control characters, at most 64 characters",
+    "address": "a host name, an alias of ~/.ssh/config, or an IP address",
+    "port": "a number from 1 to 65535",
+    "user": "a user name",
+    "devices": 'a list of "auto", "cpu", "mps", "cuda" or "cuda:0"',
+    "interface": "the name of one network interface, for example en0",
+}
+_PLAIN_DEFAULTS = {
+    "ssh_user": "user",
+    "ssh_key_path": "key",
+    "python_env": "python",
+    "project_path": "project_path",
+}
+_EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
+_TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
+_LINE = TypeAdapter(Line)
+
+
+def load_hosts(path: Path) -> Hosts:
+    """Read a hosts file of either form.
+
+    Raises:
+        BadInput: it cannot be read or used; the message names the file and the place.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such hosts file", "copy distributed_hosts.json.example and fill it in") from None
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}", "give a hosts file with --hosts FILE") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not a text file (byte {error.start})", "save it as UTF-8") from None
+    return parse_hosts(text, str(path))
+
+
+def parse_hosts(text: str, source: str = "hosts file") -> Hosts:
+    """Parse the text of a hosts file; ``source`` is its name in messages.
+
+    Raises:
+        BadInput: as :func:`load_hosts`.
+    """
+    top = _parse_json(text, source)
+    if not isinstance(top, dict):
+        raise BadInput(
+            f"{source}: expected an object in braces", 'for example {"master": "a.local", "workers": ["b.local"]}'
+        )
+    _refuse_unknown(top, _TOP_KEYS, source)
+    defaults = {new: _line(top[old], old, source) for old, new in _PLAIN_DEFAULTS.items() if top.get(old) is not None}
+    entries = _entries(top, source)
+    machines = tuple(_machine(entry, number, defaults, source) for number, entry in enumerate(entries, start=1))
+    _refuse_duplicates(machines, source)
+    ssh_config = _line(top.get("ssh_config") or "", "ssh_config", source)
+    return Hosts(machines=_master_first(machines, top, source), ssh_config=ssh_config)
+
+
+def dump_hosts(hosts: Hosts) -> str:
+    """Return the long form, without what is empty."""
+    machines = [machine.model_dump(mode="json", exclude_defaults=True) for machine in hosts.machines]
+    document: dict[str, Any] = {"master": hosts.master.name, "machines": machines}
+    if hosts.ssh_config:
+        document["ssh_config"] = hosts.ssh_config
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def save_hosts(hosts: Hosts, path: Path) -> None:
+    """Write the long form; readers see the old file or the new one, never a part.
+
+    Raises:
+        BadInput: it cannot be written; the old file is untouched.
+    """
+    target = path.expanduser()
+    try:
+        write_whole(target, dump_hosts(hosts).encode(), mode=0o600)
+    except OSError as error:
+        raise BadInput(*explain(error, target)) from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BadInput(f"the key '{key}' appears twice in one object", "keep one of them")
+    return dict(pairs)
+
+
+def _parse_json(text: str, source: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        _explain_syntax(text, error, source)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error.message}", error.hint) from None
+    except (RecursionError, ValueError):
+        raise BadInput(f"{source}: not a hosts file (nested too deep, or a huge number)", _EXAMPLE) from None
+
+
+def _explain_syntax(text: str, error: json.JSONDecodeError, source: str) -> NoReturn:
+    """Point at the place a person must change: a missing comma belongs to the end of the line before."""
+    position, problem = error.pos, error.msg[0].lower() + error.msg[1:]
+    hint = "see docs/hosts.md for a file to copy"
+    if error.msg.startswith("Expecting ',' delimiter"):
+        position = len(text[: error.pos].rstrip())
+        problem, hint = "a comma or a closing bracket is missing here", "end the entry before with a comma"
+    elif not text.strip():
+        problem = "the file is empty"
+    line = text.count("\n", 0, position) + 1
+    column = position - text.rfind("\n", 0, position)
+    shown = "".join(c if c.isprintable() else " " for c in text.split("\n")[line - 1])
+    raise BadInput(f"{source}:{line}:{column}: {problem}: {short(shown.strip())}", hint)
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise BadInput(f"{where}: unknown key '{short(key)}'", nearest(key, names))
+
+
+def _line(value: Any, key: str, source: str) -> str:
+    try:
+        return _LINE.validate_python(value)
+    except ValidationError:
+        raise BadInput(f"{source}: '{key}' must be a text of one line", 'for example "~/.ssh/id_ed25519"') from None
+
+
+def _entries(top: dict[str, Any], source: str) -> list[Any]:
+    """Return the entries of all machines; the plain form's master comes first."""
+    if "machines" in top and "workers" in top:
+        raise BadInput(f"{source}: has both 'machines' and 'workers'", "list every machine in one of them")
+    key = "machines" if "machines" in top else "workers"
+    listed = top.get(key) or []
+    if not isinstance(listed, list):
+        raise BadInput(f"{source}: '{key}' must be a list in brackets", f'for example "{key}": ["b.local"]')
+    entries = list(listed)
+    if key == "workers" and top.get("master"):
+        entries.insert(0, top["master"])
+    if not entries:
+        raise BadInput(f"{source}: names no machine", _EXAMPLE)
+    return entries
+
+
+def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> Machine:
+    where = f"{source}: machine {number}"
+    if isinstance(entry, str):
+        entry = split_address(entry)
+    if not isinstance(entry, dict):
+        raise BadInput(
+            f"{where}: expected a name or an object", 'for example "b.local" or {"name": "b", "address": "10.0.0.2"}'
+        )
+    label = entry.get("name") or entry.get("address")
+    where += f" ({short(label)!r})" if isinstance(label, str) else ""
+    _refuse_unknown(entry, Machine.model_fields, where)
+    fields = {**defaults, "name": label, **{key: value for key, value in entry.items() if value is not None}}
+    try:
+        return Machine.model_validate(fields)
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        expected = _EXPECTED.get(field, "a text of one line")
+        raise BadInput(
+            f"{where}: '{field}' must be {expected}, not {short(repr(fields.get(field)))}", "see docs/hosts.md"
+        ) from None
+
+
+def split_address(text: str) -> dict[str, Any]:
+    """Split ``[user@]host[:port]``; an IPv6 address with a port stands in brackets. The name is the host."""
+    user, _, rest = text.strip().rpartition("@")
+    match = re.fullmatch(r"\[([^\]]*)\](?::(\d{1,6}))?|([^:]*):(\d{1,6})", rest)
+    host = (match[1] or match[3] or "") if match else rest
+    port = (match[2] or match[4]) if match else None
+    return {"name": host, "user": user or None, "port": int(port) if port else None}
+
+
+def _refuse_duplicates(machines: tuple[Machine, ...], source: str) -> None:
+    names: dict[str, int] = {}
+    places: dict[tuple[str, int], int] = {}
+    for number, machine in enumerate(machines, start=1):
+        twin = names.setdefault(machine.name.casefold(), number)
+        if twin != number:
+            raise BadInput(
+                f"{source}: machines {twin} and {number} have one name, '{machine.name}'", "rename one, or remove it"
+            )
+        place = (machine.host.casefold().rstrip("."), machine.port or 22)
+        twin = places.setdefault(place, number)
+        if twin != number:
+            both = f"'{machines[twin - 1].name}' and '{machine.name}'"
+            raise BadInput(f"{source}: {both} are one machine ({place[0]} port {place[1]})", "remove one of them")
+
+
+def _master_first(machines: tuple[Machine, ...], top: dict[str, Any], source: str) -> tuple[Machine, ...]:
+    master = top.get("master")
+    if "machines" not in top or master is None:
+        return machines
+    chosen = [m for m in machines if isinstance(master, str) and m.name.casefold() == master.casefold()]
+    if not chosen:
+        names = [machine.name for machine in machines]
+        raise BadInput(
+            f"{source}: the master '{short(str(master))}' is not among the machines", nearest(str(master), names)
+        )
+    return (chosen[0], *(machine for machine in machines if machine is not chosen[0]))

@@ -1,0 +1,189 @@
+"""This machine with the face of an SSH connection: hosts files may name it, and it needs no SSH server for that."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError
+from distributed.ssh.forward import Forward
+from distributed.ssh.process import CHUNK, Completed
+
+
+class Process(Protocol):
+    """A running command, here or there; :class:`distributed.ssh.process.RemoteProcess` is one."""
+
+    @property
+    def stderr(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def end_input(self) -> None: ...
+
+    def read(self, timeout: float | None = None) -> bytes: ...
+
+    def read_line(self, timeout: float | None = None) -> bytes: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """A machine that commands can be run on; :class:`distributed.ssh.connection.SshConnection` is one."""
+
+    machine: str
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
+    ) -> Completed: ...
+
+    def stream(self, argv: Sequence[str]) -> Process: ...
+
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None: ...
+
+    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward: ...
+
+    def alive(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class HereConnection:
+    """This machine. Commands start in the home folder, as over SSH."""
+
+    fingerprint = "this machine"
+
+    def __init__(self, machine: str) -> None:
+        self.machine = machine
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
+    ) -> Completed:
+        with tempfile.TemporaryFile() as stdin:
+            if isinstance(input, bytes):
+                stdin.write(input)
+            elif input is not None:
+                shutil.copyfileobj(input, stdin)
+            stdin.seek(0)
+            try:
+                done = subprocess.run(argv, stdin=stdin, capture_output=True, timeout=timeout, cwd=Path.home())
+            except OSError as error:
+                return Completed(127, b"", f"{argv[0]}: {error.strerror}".encode())
+            except subprocess.TimeoutExpired:
+                raise CommandTimeout(self.machine, f"a command did not end within {timeout} s") from None
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+    def stream(self, argv: Sequence[str]) -> HereProcess:
+        return HereProcess(self.machine, argv)
+
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
+        target = Path.home() / Path(remote).expanduser()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f"{target.name}.{os.getpid()}.part")
+            part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+            part.chmod(mode)
+            part.replace(target)
+        except OSError as error:
+            raise RemoteFileError(self.machine, f"cannot write {target}: {error.strerror}", "free some space") from None
+
+    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
+        return Forward(local_address[1], lambda: None)
+
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class HereProcess:
+    """A command of this machine, with the face of :class:`distributed.ssh.process.RemoteProcess`."""
+
+    def __init__(self, machine: str, argv: Sequence[str]) -> None:
+        self.machine = machine
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, cwd=Path.home()
+            )
+        except OSError as error:
+            raise Dropped(machine, f"{argv[0]}: {error.strerror}") from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._rest = b""
+
+    @property
+    def stderr(self) -> bytes:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._stdin.write(data)
+            self._stdin.flush()
+        except (OSError, ValueError):
+            raise Dropped(self.machine, "a command ended while it was written to") from None
+
+    def end_input(self) -> None:
+        self._stdin.close()
+
+    def read(self, timeout: float | None = None) -> bytes:
+        if self._rest:
+            data, self._rest = self._rest, b""
+            return data
+        try:
+            if not select.select([self._stdout], [], [], timeout)[0]:
+                raise TimeoutError
+            return os.read(self._stdout.fileno(), CHUNK)
+        except (OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise Dropped(self.machine, "the command was closed") from None
+
+    def read_line(self, timeout: float | None = None) -> bytes:
+        end = None if timeout is None else time.monotonic() + timeout
+        line = b""
+        while b"\n" not in line:
+            try:
+                more = self.read(None if end is None else max(end - time.monotonic(), 0.0))
+            except TimeoutError:
+                self._rest = line
+                raise
+            if not more:
+                return line
+            line += more
+        line, newline, self._rest = line.partition(b"\n")
+        return line + newline
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.read_line, b"")
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise CommandTimeout(self.machine, "a command did not end in time") from None
+        return code if code >= 0 else 128 - code
+
+    def close(self) -> None:
+        """End the command and its streams."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._stdin, self._stdout, self._errors):
+            try:
+                stream.close()
+            except OSError:
+                continue

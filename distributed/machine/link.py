@@ -1,0 +1,162 @@
+"""One machine of a run, as the supervisor holds it: its connection, made again when it is lost, and its agent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.here import Connection, HereConnection, Process
+from distributed.ssh.config import resolve
+from distributed.ssh.connection import SshConnection, SshTarget, Trust
+from distributed.ssh.errors import RemoteFileError, SshError
+from distributed.ssh.process import Completed
+
+CACHE = "~/.cache/muster"
+"""Muster's folder on a machine where the hosts file names none."""
+AGENT, FILES = "agent.py", "agent_files.py"
+_HERE = Path(__file__).parent
+
+
+class Link:
+    """A machine and the way to it; may be used from several threads.
+
+    Args:
+        machine: entry of the hosts file.
+        dial: makes a new connection.
+        host: its address as SSH resolved it; empty where it cannot dial this machine directly (a jump host between).
+    """
+
+    def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "") -> None:
+        self.machine = machine
+        self.host = host
+        self.name = machine.name
+        self.python = _there(machine.python_command or (sys.executable if machine.here else "python3"))
+        self.root = machine.project_path or CACHE
+        """Muster's folder there; absolute once :meth:`missing` has asked."""
+        self._dial = dial
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        """Return a living connection.
+
+        Raises:
+            SshError: there is none to be had.
+        """
+        with self._lock:
+            if self._connection is not None and not self._connection.alive():
+                self._connection.close()
+                self._connection = None
+            if self._connection is None:
+                self._connection = self._dial()
+            return self._connection
+
+    def put_agent(self) -> None:
+        """Copy the agent's programs there."""
+        for name in (AGENT, FILES):
+            self.connection().put(_source(name), f"{self.root}/agent/{_version()}/{name}", mode=0o700)
+
+    def words(self, script: str, *arguments: str) -> list[str]:
+        """Return the command line of one of the agent's programs there."""
+        return [self.python, _there(f"{self.root}/agent/{_version()}/{script}"), self.root, *arguments]
+
+    def stream(self, script: str, *arguments: str) -> Process:
+        return self.connection().stream(self.words(script, *arguments))
+
+    def ask(
+        self, *arguments: str, input: bytes | BinaryIO | None = None, script: str = FILES, timeout: float | None = 60.0
+    ) -> Completed:
+        """Run one of the agent's programs to its end.
+
+        Raises:
+            SshError: it failed; the message is its last word.
+        """
+        done = self.connection().run(self.words(script, *arguments), input=input, timeout=timeout)
+        if not done.ok:
+            full = "No space" in done.problem or "quota" in done.problem
+            hint = "free some space there" if full else "is the hosts file's python the right one for this machine?"
+            raise RemoteFileError(self.name, done.problem, hint)
+        return done
+
+    def probe(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Ask the machine about itself; nothing needs to be there but Python.
+
+        Raises:
+            SshError: no connection, or no usable Python.
+        """
+        words = [self.python, "-", self.root, "probe", *modules]
+        done = self.connection().run(words, input=_source(FILES), timeout=30.0)
+        try:
+            return dict(json.loads(done.stdout))
+        except ValueError:
+            raise _no_python(self, done) from None
+
+    def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
+        """Run the program for files once without leaving it there.
+
+        Raises:
+            SshError: the connection was lost.
+        """
+        words = [self.python, "-c", _source(FILES).decode(), self.root, *arguments]
+        return self.connection().run(words, input=input, timeout=timeout)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+def _no_python(link: Link, done: Completed) -> SshError:
+    if done.returncode in (126, 127):
+        where = "name another with 'python' in the hosts file" if link.machine.python else "install Python 3.10 there"
+        return SshError(link.name, f"no Python there: {link.python} ({done.problem})", where)
+    return SshError(link.name, f"{link.python} does not work there: {done.problem}", "try it by hand on that machine")
+
+
+def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Link:
+    """Return the link to a machine of a hosts file; nothing is dialled yet.
+
+    Raises:
+        BadInput: ~/.ssh/config has an error.
+    """
+    if machine.here:
+        return Link(machine, lambda: HereConnection(machine.name), "127.0.0.1")
+    target = SshTarget.of(machine, hosts)
+    resolved = resolve(target)
+    host = "" if resolved.jumps or resolved.proxy_command else resolved.hostname
+    return Link(machine, lambda: SshConnection.connect(target, trust=trust), host)
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's literal address on the route to ``host``; loopback where there is no route."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+@lru_cache
+def _source(name: str) -> bytes:
+    return (_HERE / name).read_bytes()
+
+
+@lru_cache
+def _version() -> str:
+    return hashlib.sha256(_source(AGENT) + _source(FILES)).hexdigest()[:16]
+
+
+def _there(path: str) -> str:
+    """Commands start in the home folder, and their words know no ``~``."""
+    return f"./{path[2:]}" if path.startswith("~/") else path

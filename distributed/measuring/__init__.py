@@ -1,0 +1,1 @@
+"""How fast links and machines are."""

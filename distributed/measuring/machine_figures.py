@@ -1,0 +1,162 @@
+"""What each machine makes of the actual task: a short run there, alone, with the code and the data of the real run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from distributed.machine.link import Link
+from distributed.planning.cluster import Document, Machine, Measurement
+from distributed.planning.job import Workload
+from distributed.preparation.code_sync import Inputs, synchronise
+from distributed.preparation.preflight import Facts
+from distributed.ssh.errors import SshError
+from distributed.workers.remote_worker import Assignment, RemoteWorker
+from training.plan import MemberPlan
+
+MODULE = "training.short_run"
+LONGEST = 1800.0
+"""Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
+_MOST_LINES = 10_000
+_MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "on_mains")
+_WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
+
+
+class SpeedFigures(Document):
+    """One seat: the machine or the device as the planner takes it, and the workload as it was seen there."""
+
+    machine: Machine
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One device of a machine, and what it is to run."""
+
+    link: Link
+    facts: Facts
+    member: MemberPlan
+
+
+def bring(link: Link, inputs: Inputs) -> None:
+    """Bring code and data to a machine.
+
+    Raises:
+        SshError: it cannot take them.
+    """
+    link.put_agent()
+    synchronise(link, inputs)
+
+
+def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker]) -> SpeedFigures:
+    """Run the task for a moment on a machine that has code and data.
+
+    Args:
+        running: the worker is put into it, for who wants to end it early.
+
+    Raises:
+        MusterError: it cannot be run there; the message names the machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
+        worker = _worker(seat, inputs, Path(folder), log)
+        running.append(worker)
+        late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
+        late.start()
+        try:
+            return figures_of(seat, inputs, worker.lines())
+        finally:
+            late.cancel()
+            worker.signal(signal.SIGKILL)
+
+
+def _worker(seat: Seat, inputs: Inputs, folder: Path, log: BinaryIO) -> RemoteWorker:
+    plan = inputs.plan.model_copy(update={"members": (seat.member.model_copy(update={"rank": 0}),)})
+    threads = seat.member.threads
+    bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+    assignment = Assignment(
+        run_id=plan.run_id,
+        rank=seat.member.rank,
+        plan=plan.model_dump_json().encode(),
+        links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
+        environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
+        module=MODULE,
+    )
+    return RemoteWorker(seat.link, assignment, log, folder, folder)
+
+
+def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes]) -> SpeedFigures:
+    """Read what a short run says.
+
+    Raises:
+        SshError: it failed, or said too little or something that cannot be.
+    """
+    name, found, measurements = seat.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    for number, line in enumerate(lines):
+        said = _document(line)
+        kind = str(said.get("kind"))
+        if kind == "measurement" and len(measurements) < 16:
+            measurements.append({key: said.get(key) for key in ("batch", "seconds", "spread", "peak") if key in said})
+        found[kind] = said
+        if len(found) > 16 or number > _MOST_LINES:
+            break
+    failure = found.get("failure") or found.get("error") or {}
+    if failure and not measurements:
+        raise SshError(name, f"could not run the task ({_text(failure, 'message')})", _text(failure, "hint"))
+    if not measurements or "facts" not in found or "workload" not in found:
+        raise SshError(name, "the short run there ended without figures", "try the task by hand on that machine")
+    try:
+        return SpeedFigures(
+            machine=_machine(seat, found["facts"], measurements),
+            workload=_workload(inputs, found["workload"]),
+        )
+    except (ValidationError, TypeError) as error:
+        raise SshError(name, f"its figures cannot be ({str(error).splitlines()[0]:.100})", "measure again") from None
+
+
+def _document(line: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(line)
+        if isinstance(said, dict):
+            return said
+    return {}
+
+
+def _text(said: dict[str, Any], key: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in str(said.get(key, "")))[:300]
+
+
+def _machine(seat: Seat, facts: dict[str, Any], measurements: list[dict[str, Any]]) -> Machine:
+    return Machine(
+        name=seat.member.name,
+        identity=seat.facts.fingerprint,
+        measurements=tuple(Measurement(**one) for one in measurements),
+        **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
+    )
+
+
+def _workload(inputs: Inputs, said: dict[str, Any]) -> Workload:
+    counts = {key: said[key] for key in _WORKLOAD_FACTS if key in said}
+    tuning = inputs.plan.profile.model.tuning
+    lora = counts.get("trainable", 0) if tuning == "lora" else 0
+    return Workload(tuning=tuning, lora_trainable=lora, **counts)
+
+
+def named(figures: SpeedFigures, seat: Seat) -> SpeedFigures:
+    """Return figures from an earlier time under the name that the machine has now."""
+    machine = figures.machine.model_copy(update={"name": seat.member.name})
+    return figures.model_copy(update={"machine": machine})
+
+
+def seats_of(machines: list[tuple[Link, Facts]], members: tuple[MemberPlan, ...]) -> list[Seat]:
+    """Return one seat for each device of each machine, in the order of the plan's members."""
+    owners = [one for one in machines for _ in one[0].machine.devices or ("",)]
+    return [Seat(link, replace(facts), member) for (link, facts), member in zip(owners, members, strict=True)]

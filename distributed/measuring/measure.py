@@ -1,0 +1,289 @@
+"""Measure all machines of a hosts file and the links between them, for one profile."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link, link_to
+from distributed.measuring.link_figures import PairFigures, measure_links
+from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
+from distributed.planning.cluster import Cluster
+from distributed.planning.cluster import Link as ClusterLink
+from distributed.planning.cluster import Machine as ClusterMachine
+from distributed.planning.job import Figures, Workload
+from distributed.planning.measurement_cache import MeasurementCache
+from distributed.preparation.code_sync import Inputs, collect
+from distributed.preparation.members import plan_run
+from distributed.preparation.preflight import Facts, check, ready
+from distributed.ssh.connection import Trust
+from distributed.workers.remote_worker import RemoteWorker
+from profiles.errors import BadInput, MusterError
+from profiles.schema import Profile
+from training.plan import RunPlan
+
+Tell = Callable[[str], None]
+HERE_NAME = "this machine"
+_OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
+"""The training options that the time of a step alone depends on, beside model and data."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to measure."""
+
+    links: bool = True
+    machines: bool = True
+    max_age: float = 24 * 3600.0
+    """Seconds that earlier figures may be old; 0 measures everything anew."""
+
+
+@dataclass
+class Measured:
+    """What is known after measuring."""
+
+    names: list[str]
+    pairs: list[PairFigures] = field(default_factory=list)
+    speeds: list[SpeedFigures] = field(default_factory=list)
+    problems: list[MusterError] = field(default_factory=list)
+    """Of machines that could not run the task."""
+    here: str = ""
+    model_path: str = ""
+
+    @property
+    def figures(self) -> Figures:
+        """The document that the planner reads.
+
+        Raises:
+            BadInput: nothing is known of what the task is.
+        """
+        if not self.speeds:
+            raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
+        workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
+        seats = {one.machine.name for one in self.speeds}
+        links = tuple(
+            link for pair in self.pairs for link in _between_seats(pair, {*seats, *filter(None, [self.here])})
+        )
+        machines = tuple(
+            one.machine.model_copy(
+                update={
+                    "interface_mbit": _interface(one.machine.name, links),
+                    "wifi": any(_wireless(pair, one.machine.name) for pair in self.pairs),
+                }
+            )
+            for one in self.speeds
+        )
+        here = next((seat for seat in sorted(seats) if _host(seat, self.here)), self.here)
+        if here and here not in seats:
+            machines = (*machines, _onlooker(here, links))
+        cluster = Cluster(machines=machines, links=links, here=here)
+        return Figures(cluster=cluster, workload=workload, measured_at=time.time())
+
+
+def _onlooker(name: str, links: Sequence[ClusterLink]) -> ClusterMachine:
+    """Return this machine where it does not train: it may carry the hub."""
+    system = "darwin" if sys.platform == "darwin" else "linux"
+    return ClusterMachine(
+        name=name,
+        identity=HereConnection.fingerprint,
+        system=system,
+        trains=False,
+        cores=float(os.cpu_count() or 1),
+        interface_mbit=_interface(name, links),
+    )
+
+
+def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]:
+    """Return the pair's link under the names of the first seats of both machines; links belong to machines."""
+    ends = [next((s for s in sorted(seats) if _host(s, name)), "") for name in (pair.source, pair.target)]
+    return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
+
+
+def _host(seat: str, machine: str) -> bool:
+    return seat == machine or seat.startswith(f"{machine}:")
+
+
+def _interface(seat: str, links: Sequence[ClusterLink]) -> float:
+    return max((max(link.mbit, link.mbit_back) for link in links if seat in (link.source, link.target)), default=0.0)
+
+
+def _wireless(pair: PairFigures, seat: str) -> bool:
+    found = pair.figures
+    if found is None:
+        return False
+    return (found.wireless and _host(seat, pair.source)) or (found.wireless_back and _host(seat, pair.target))
+
+
+def measure(
+    hosts: Hosts,
+    profile: Profile,
+    wish: Wish,
+    trust: Trust | None = None,
+    tell: Tell = lambda line: None,
+    cache: MeasurementCache | None = None,
+) -> Measured:
+    """Measure what is not known well enough; ``tell`` hears a line for each step.
+
+    Raises:
+        NotReady: a machine cannot take part.
+        MusterError: the data or the machines cannot be used.
+    """
+    machines = ready(check(hosts, profile.model.task, trust))
+    try:
+        return measure_ready(machines, profile, wish, tell, cache)
+    finally:
+        for link, _ in machines:
+            link.close()
+
+
+def measure_ready(
+    machines: Sequence[tuple[Link, Facts]],
+    profile: Profile,
+    wish: Wish,
+    tell: Tell = lambda line: None,
+    cache: MeasurementCache | None = None,
+) -> Measured:
+    """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
+
+    Where this machine does not train, the links to it are measured too: the hub of a run is here.
+
+    Raises:
+        MusterError: the data or the machines cannot be used.
+    """
+    cache = cache or MeasurementCache()
+    plan = plan_run(profile, machines)
+    seats = seats_of(list(machines), plan.members)
+    ends = [(link, facts.fingerprint) for link, facts in machines]
+    here = next((link.name for link, _ in machines if link.machine.here), "")
+    names = [link.name for link, _ in ends]
+    with contextlib.ExitStack() as stack:
+        if not here:
+            own = here_link(names)
+            stack.callback(own.close)
+            ends.append((own, own.connection().fingerprint))
+            here = own.name
+        found = Measured(names, here=here, model_path=profile.model.model_path)
+        found.pairs = _links(ends, wish, cache, tell)
+        found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
+    return found
+
+
+def here_link(taken: Sequence[str]) -> Link:
+    """Return a link to this machine under a name that no other has."""
+    name = next(name for name in (HERE_NAME, f"{HERE_NAME} (here)") if name not in taken)
+    machine = Machine(name=name, address="localhost", python=sys.executable)
+    return link_to(machine, Hosts(machines=(machine,)))
+
+
+def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell) -> list[PairFigures]:
+    """Measure all links, or return those of earlier: one that is too old is measured together with all others.
+
+    ``ends`` are machines with their identities.
+    """
+    identities = {link.name: identity for link, identity in ends}
+    names = list(identities)
+    pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
+    age = wish.max_age if wish.links else float("inf")
+    known = [_known_pair(cache, identities, one, other, age) for one, other in pairs]
+    if not wish.links or all(known):
+        return [pair for pair in known if pair is not None]
+    tell(f"measuring {len(pairs)} links")
+    found = measure_links([link for link, _ in ends], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
+    for pair in found:
+        if pair.figures is not None and not pair.busy:
+            cache.put(_pair_key(identities, pair.source, pair.target), pair)
+    return found
+
+
+def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any]:
+    return {"pair": sorted((identities[one], identities[other]))}
+
+
+def _known_pair(
+    cache: MeasurementCache, identities: dict[str, str], one: str, other: str, age: float
+) -> PairFigures | None:
+    """Return earlier figures of a pair if the machines still have these names."""
+    found = cache.get(PairFigures, _pair_key(identities, one, other), age)
+    return found if found is not None and {found.source, found.target} == {one, other} else None
+
+
+def _speeds(
+    seats: Sequence[Seat], plan: RunPlan, wish: Wish, cache: MeasurementCache, tell: Tell
+) -> tuple[list[SpeedFigures], list[MusterError]]:
+    """Run the task on all seats at the same time, as in a run; those with fresh figures rest."""
+    inputs = collect(plan)
+    age = wish.max_age if wish.machines else float("inf")
+    keys = [_seat_key(seat, inputs) for seat in seats]
+    known = [cache.get(SpeedFigures, key, age) for key in keys]
+    missing = [number for number, one in enumerate(known) if one is None] if wish.machines else []
+    problems = _run_task(seats, inputs, missing, known, tell)
+    for number in missing:
+        if (fresh := known[number]) is not None:
+            cache.put(keys[number], fresh)
+    return [named(one, seat) for one, seat in zip(known, seats, strict=True) if one is not None], problems
+
+
+def _run_task(
+    seats: Sequence[Seat], inputs: Inputs, missing: Sequence[int], known: list[SpeedFigures | None], tell: Tell
+) -> list[MusterError]:
+    """Fill in what is missing; return why some could not be measured."""
+    problems: list[MusterError] = []
+    running: list[RemoteWorker] = []
+
+    def attempt(step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except MusterError as error:
+            problems.append(error)
+            return False
+        return True
+
+    def run(number: int) -> None:
+        known[number] = measure_seat(seats[number], inputs, running)
+        tell(f"{seats[number].member.name}: measured")
+
+    if missing:
+        names = ", ".join(seats[number].member.name for number in missing)
+        tell(f"running the task, the first time after computing its features: {names}")
+    links = list(dict.fromkeys(seats[number].link for number in missing))
+    with ThreadPoolExecutor(max(1, len(missing))) as pool:
+        try:
+            brought = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs)), links), strict=True))
+            able = [number for number in missing if brought[seats[number].link]]
+            list(pool.map(lambda number: attempt(lambda: run(number)), able))
+        except BaseException:
+            for worker in running:
+                worker.signal(signal.SIGKILL)
+            raise
+    return problems
+
+
+def known_speeds(
+    seats: Sequence[Seat], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
+) -> list[SpeedFigures | None]:
+    """Return what was measured before, seat by seat."""
+    return [cache.get(SpeedFigures, _seat_key(seat, inputs), max_age) for seat in seats]
+
+
+def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:
+    """What the speed of a seat depends on: the machine, its torch, the model, the data, and how they are trained."""
+    whole = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
+    profile = {**whole, "training": {name: whole["training"][name] for name in _OF_THE_SPEED}}
+    trees = {place: tree.name for place, tree in inputs.trees.items() if place != "inputs/code"}
+    member = seat.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
+    text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
+    return {
+        "identity": seat.facts.fingerprint,
+        "torch": seat.facts.torch,
+        "task": hashlib.sha256(text.encode()).hexdigest(),
+    }

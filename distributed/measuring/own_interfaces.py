@@ -1,0 +1,77 @@
+"""This machine's network interfaces as the link probe needs them: names, addresses, bytes counted.
+
+Standard library only, Python >= 3.9: it goes to the machines together with :mod:`distributed.measuring.link_probe`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+_ADDRESS = re.compile(r"\sinet6?\s+([0-9a-fA-F.:]+)")
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def parse_addresses(text: str) -> list[tuple[str, str]]:
+    """Parse what ``ip -o addr`` or ``ifconfig`` prints: interfaces and their addresses, without scopes."""
+    found, name = [], ""
+    for line in text.splitlines():
+        begin = re.match(r"(?:\d+:\s+)?([\w.@-]+?)(?:@\S+)?(?::\s|\s+inet)", line)
+        name = begin[1] if begin else name
+        found += [(name, address) for address in _ADDRESS.findall(line)]
+    return found
+
+
+def own_addresses() -> list[tuple[str, str]]:
+    return parse_addresses(_output(["ip", "-o", "addr"]) or _output(["ifconfig"]))
+
+
+def interface_of(address: str) -> str:
+    """Return the interface that has an address; empty if none is found."""
+    plain = address.partition("%")[0]
+    plain = plain[7:] if plain.startswith("::ffff:") else plain
+    return next((name for name, one in own_addresses() if one == plain), "")
+
+
+def counted(interface: str) -> int:
+    """Return the bytes that passed an interface in both directions; 0 where the system does not tell."""
+    if sys.platform == "darwin":
+        return parse_netstat(_output(["netstat", "-ibn", "-I", interface])) if interface else 0
+    try:
+        return parse_net_dev(Path("/proc/net/dev").read_text(), interface)
+    except OSError:
+        return 0
+
+
+def parse_net_dev(text: str, interface: str) -> int:
+    """Parse Linux' ``/proc/net/dev``: bytes received are the first number, bytes sent the ninth."""
+    for line in text.splitlines():
+        name, _, numbers = line.partition(":")
+        fields = numbers.split()
+        if name.strip() == interface and len(fields) > 8 and fields[0].isdecimal() and fields[8].isdecimal():
+            return int(fields[0]) + int(fields[8])
+    return 0
+
+
+def parse_netstat(text: str) -> int:
+    """Parse macOS' ``netstat -ibn``: the link's row ends with Ipkts Ierrs Ibytes Opkts Oerrs Obytes Coll."""
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 9 and fields[2].startswith("<Link") and fields[-5].isdecimal() and fields[-2].isdecimal():
+            return int(fields[-5]) + int(fields[-2])
+    return 0
+
+
+def wireless(interface: str) -> bool:
+    if sys.platform == "darwin":
+        ports = re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", _output(["networksetup", "-listallhardwareports"]))
+        return any(device == interface and port in ("Wi-Fi", "AirPort") for port, device in ports)
+    return bool(interface) and Path("/sys/class/net", interface, "wireless").exists()

@@ -1,0 +1,332 @@
+"""What an exchange and a step should cost: small pure functions.
+
+Units: seconds, bytes, and Mbit/s of payload in one direction (``rate``). ``a`` is the one-way latency.
+:data:`LINE_SHARE` turns a line rate into a rate; measured rates are payload already.
+
+Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring,
+reduce-scatter and all-gather); Li et al. 2020, "PyTorch Distributed", section 3.2 (overlap with backward); the figures
+that were measured for this project are in docs/performance.md and named where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distributed.planning.cluster import Cluster
+from profiles.errors import BadInput
+
+LINE_SHARE = 0.952
+"""Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
+OVERLAP = 0.4
+"""Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
+BACKWARD = 2 / 3
+"""Share of a micro-batch's compute that is backward: two products of matrices for each of forward."""
+FRAME = 0.0007
+"""Seconds of a core for every frame of the hub engine that a process sends or takes; a chunk is one frame a member and
+direction. Three codecs of one size tell frames from bytes: 1.3 M parameters of four members took a hub 0.062 s as fp32
+and 0.050 s as bf16."""
+HUB_MBIT = 9200.0
+"""Payload, in and out together, that a hub process works through in a second of one core beside that, with TLS. With
+frames 5200 in fp32: 40 MB of two members in 0.234 s, of three in 0.372 s (benchmarks/exchange_work.py)."""
+MEMBER_MBIT = {"hub": 7000.0, "torch": 6800.0}
+"""The same for a member's own part, by engine; with frames 4400 in fp32: 80 MB in and out in 0.144 s, torch 0.094 s."""
+FP32_HUB_MBIT = 5200.0
+CODEC_NS = {"fp32": (0.0, 0.0), "bf16": (0.7, 0.4), "fp16": (0.6, 0.4), "int8": (2.2, 1.7), "mxfp4": (4.3, 1.0),
+            "topk": (16.2, 1.0)}  # fmt: skip
+"""Nanoseconds of one core to encode and to decode a parameter (benchmarks/exchange_work.py)."""
+CHUNK = 262_144
+"""Parameters that travel together (training/exchange/codec_base.py)."""
+OPERATION = {"hub": 0.003, "torch": 0.0011}
+"""Seconds of an exchange of nothing, by engine, where every process has a core: 4 kB took 0.0019 to 0.0044 s on the hub
+and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
+_BLOCK = 32
+
+
+# -------------------------------------------------------------------------------------------------------------- payload
+
+
+def payload_bytes(parameters: int, codec: str) -> float:
+    """Return the encoded size of a vector, block scales included.
+
+    fp32 4, bf16 and fp16 2, int8 33/32, mxfp4 17/32 bytes an element; ``topk:SHARE`` 4 bytes (a 16-bit position and a
+    bf16 value) for each element that travels.
+
+    Raises:
+        BadInput: an unknown codec.
+    """
+    blocks = math.ceil(parameters / _BLOCK)
+    sizes = {"fp32": 4.0 * parameters, "bf16": 2.0 * parameters, "fp16": 2.0 * parameters,
+             "int8": float(parameters + blocks), "mxfp4": float(math.ceil(parameters / 2) + blocks)}  # fmt: skip
+    kind, _, share = codec.partition(":")
+    if kind == "topk":
+        return 4.0 * float(share) * parameters
+    if codec not in sizes:
+        raise BadInput(f"the cost of codec '{codec}' is not known", f"known: {', '.join(sizes)}, topk:SHARE")
+    return sizes[codec]
+
+
+def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -> float:
+    """Return the time of one core to encode ``encoded`` vectors and decode ``decoded`` ones."""
+    encode, decode = CODEC_NS[codec.partition(":")[0]]
+    return parameters * (encoded * encode + decoded * decode) * 1e-9
+
+
+def reply_bytes(parameters: int, codec: str, members: int) -> float:
+    """Return the encoded size of the mean. A mean of sparse vectors holds what any member kept, at most all of it."""
+    size = payload_bytes(parameters, codec)
+    return min(members * size, payload_bytes(parameters, "bf16")) if codec.startswith("topk") else size
+
+
+# ----------------------------------------------------------------------------------------------- one rate for all links
+
+
+def all_to_all_factor(members: int) -> float:
+    """Return how much longer an exchange of the torch engine takes than its bytes need: 1 with two members, 1.4 with
+    four, measured on links of 50, 100 and 200 Mbit/s (docs/performance-lab.md); straight between, 1.4 beyond.
+
+    A collective ends with its slowest flow, and the links of the others stand still until then.
+    """
+    return 1.0 + 0.2 * min(2, members - 2)
+
+
+def behind_by_uneven_flows(flows: int) -> float:
+    """Return which share of the way down waits for the way up where flows share the hub's interface: 0 for one, 0.15
+    for three (fitted to lab runs with four hosts), straight between, 0.15 beyond.
+
+    They never get equal parts of it, and the hub averages a chunk when the last member has sent it.
+    """
+    return 0.075 * min(2, max(0, flows - 1))
+
+
+def transfer(size: float, rate: float) -> float:
+    """Return the time of ``size`` bytes at ``rate`` Mbit/s."""
+    return size * 8 / (rate * 1e6)
+
+
+def ring(size: float, members: int, rate: float, a: float = 0.0, pieces: int = 1) -> float:
+    """Ring all-reduce in ``pieces`` buckets: ``2 (n-1)/n S/B + 2 (n-1) a K``, where B is the slowest link's rate."""
+    return transfer(2 * (members - 1) / members * size, rate) + 2 * (members - 1) * a * pieces
+
+
+def star(size: float, members: int, rate: float, a: float = 0.0, hub_trains: bool = True) -> float:
+    """Star, up and down at the same time: ``(n-1) S/B + 2 a`` where a member carries the hub, else ``n S/B + 2 a``.
+
+    B is the hub's own rate in each direction.
+    """
+    return transfer((members - hub_trains) * size, rate) + 2 * a
+
+
+def sharded(size: float, members: int, rate: float, a: float = 0.0) -> float:
+    """Reduce-scatter by owner and all-gather, without a ring's chain: ``2 (n-1)/n S/B + 2 a``. The torch engine."""
+    return transfer(2 * (members - 1) / members * size, rate) + 2 * a
+
+
+def all_gather(size: float, members: int, rate: float, a: float = 0.0) -> float:
+    """Everybody gets everybody's payload: ``(n-1) (s/B + a)``."""
+    return (members - 1) * (transfer(size, rate) + a)
+
+
+def wifi_ring(size: float, members: int, air: float) -> float:
+    """Ring of wireless members on one channel: every byte crosses the air twice, ``4 (n-1) S/B_air``."""
+    return transfer(4 * (members - 1) * size, air)
+
+
+def wifi_star(size: float, members: int, air: float, hub_wired: bool) -> float:
+    """Star of ``n`` wireless members on one channel, the hub being one of them: ``4 (n-1) S/B_air``; half of it where
+    the hub's member is on the wire."""
+    return transfer((2 if hub_wired else 4) * (members - 1) * size, air)
+
+
+# --------------------------------------------------------------------------------------------- links as they really are
+
+Flows = Mapping[tuple[str, str], float]
+"""Bytes from one machine to another in one exchange."""
+
+
+def star_flows(members: Sequence[str], hub: str, up: float, down: float) -> dict[tuple[str, str], float]:
+    """Every member sends ``up`` bytes to the hub and gets ``down`` bytes back.
+
+    Args:
+        members: the machine of each member; a machine may appear several times.
+    """
+    flows: dict[tuple[str, str], float] = {}
+    for member in members:
+        if member != hub:
+            flows[member, hub] = flows.get((member, hub), 0.0) + up
+            flows[hub, member] = flows.get((hub, member), 0.0) + down
+    return flows
+
+
+def sharded_flows(members: Sequence[str], up: float, down: float) -> dict[tuple[str, str], float]:
+    """Every member sends each owner its slice, and its own averaged slice to each other member."""
+    flows: dict[tuple[str, str], float] = {}
+    for one, source in enumerate(members):
+        for other, target in enumerate(members):
+            if one != other and source != target:
+                flows[source, target] = flows.get((source, target), 0.0) + (up + down) / len(members)
+    return flows
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What takes longest in an exchange."""
+
+    kind: str
+    """``link``, ``interface``, ``air``, ``hub`` or ``member``; ``none`` where nothing is exchanged."""
+    subject: str
+    other: str
+    mbit: float
+    seconds: float
+
+
+NOTHING = Bottleneck("none", "", "", 0.0, 0.0)
+
+
+def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
+    """Return the part of the network that these flows keep busy longest; flows run side by side.
+
+    A link carries its two directions at once, so does a wired interface, which all flows of its machine share; a radio
+    channel carries one byte at a time, and a byte between two of its stations twice.
+
+    Args:
+        flows: by names of machines; every pair has a usable link.
+    """
+    found = [NOTHING]
+    through: dict[tuple[str, str], float] = {}
+    air: dict[str, float] = {}
+    for (source, target), size in sorted(flows.items()):
+        link = cluster.link(source, target)
+        if link is None:
+            raise ValueError(f"no link from {source} to {target}")
+        found.append(Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit)))
+        for key in (("out", source), ("in", target)):
+            through[key] = through.get(key, 0.0) + size
+        if link.air:
+            air[link.air] = air.get(link.air, 0.0) + size * cluster.crossings(link)
+    for (_, name), size in through.items():
+        rate = cluster.interface(name)
+        found.append(Bottleneck("interface", name, "", rate, transfer(size, rate)))
+    for channel, size in air.items():
+        rate = cluster.air_mbit(channel)
+        found.append(Bottleneck("air", channel, "", rate, transfer(size, rate)))
+    return max(found, key=lambda part: part.seconds)
+
+
+def longest_round_trip(cluster: Cluster, flows: Flows) -> float:
+    """Return the longest round trip among the links in use, in seconds: ``2 a``."""
+    links = (cluster.link(source, target) for source, target in flows)
+    return max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+def synchronous_step(compute: float, exchange: float, credit: float) -> float:
+    """Return the time of a step that exchanges gradients: ``t + max(0, T - credit)``.
+
+    Args:
+        compute: of the slowest member, all its micro-batches.
+        credit: compute that hides the exchange: :data:`OVERLAP` of the last micro-batch.
+    """
+    return compute + max(0.0, exchange - credit)
+
+
+def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
+    """Return how much of a per-step exchange the compute of its micro-batch hides.
+
+    At most :data:`OVERLAP` of it, and what backward has left to do when the first bucket is full; never the last
+    bucket, which leaves when backward has ended: a model that fits in one bucket hides nothing.
+
+    Args:
+        bucket: share of all gradients that fill one, 1 for all of them.
+    """
+    first = min(1.0, bucket)
+    last = 1.0 - (math.ceil(1.0 / first) - 1) * first
+    return min(OVERLAP * compute, BACKWARD * (1.0 - first) * compute, exchange * (1.0 - last))
+
+
+def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:
+    """Return the mean time of a step with an exchange every ``interval`` steps: ``t + max(0, T - D t)/H``.
+
+    With ``delay`` D steps the exchange overlaps with training; ``D = H`` gives the fully overlapped ``max(t, T/H)``.
+    """
+    return compute + max(0.0, exchange - delay * compute) / interval
+
+
+def expected_last(means: Sequence[float], deviations: Sequence[float], steps: int = 1) -> float:
+    """Return the mean time of a step where members wait for the last of them after so many steps.
+
+    Args:
+        means: seconds of a step, by member.
+        deviations: standard deviations of single steps.
+    """
+    grown = [steps * mean for mean in means], [math.sqrt(steps) * deviation for deviation in deviations]
+    return expected_max(*grown) / steps
+
+
+def expected_max(means: Sequence[float], deviations: Sequence[float]) -> float:
+    """Return the mean of the largest of independent normal times: when the last of a group is ready.
+
+    Clark 1961, "The greatest of a finite set of random variables": exact for two, one after the other for more.
+    """
+    pairs = sorted(zip(means, deviations, strict=True), reverse=True)
+    mean, deviation = pairs[0]
+    for other, spread in pairs[1:]:
+        apart = math.hypot(deviation, spread)
+        if apart == 0:
+            continue
+        x = (mean - other) / apart
+        density, below = math.exp(-x * x / 2) / math.sqrt(2 * math.pi), (1 + math.erf(x / math.sqrt(2))) / 2
+        first = mean * below + other * (1 - below) + apart * density
+        second = (mean**2 + deviation**2) * below + (other**2 + spread**2) * (1 - below)
+        second += (mean + other) * apart * density
+        mean, deviation = first, math.sqrt(max(0.0, second - first**2))
+    return mean
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+
+
+def shares(total: int, overheads: Sequence[float], speeds: Sequence[float], caps: Sequence[int]) -> list[int] | None:
+    """Split ``total`` samples so that all members finish together: ``b_i = v_i (t - o_i)``, whole, at least 1.
+
+    Args:
+        caps: the largest micro-batch that fits a member's memory.
+
+    Returns:
+        One batch a member, or ``None`` where ``total`` samples cannot be split so.
+    """
+    if total < len(speeds) or sum(caps) < total or min(caps, default=0) < 1 or min(speeds, default=0.0) <= 0:
+        return None
+    ideal = _level(total, overheads, speeds, caps)
+    found = [max(1, math.floor(value + 1e-9)) for value in ideal]
+    order = range(len(found))
+
+    def finish(i: int, batch: int) -> float:
+        return overheads[i] + batch / speeds[i]
+
+    while sum(found) < total:
+        chosen = min((i for i in order if found[i] < caps[i]), key=lambda i: (finish(i, found[i] + 1), i))
+        found[chosen] += 1
+    while sum(found) > total:
+        chosen = max((i for i in order if found[i] > 1), key=lambda i: (finish(i, found[i]), i))
+        found[chosen] -= 1
+    return found
+
+
+def _level(total: int, overheads: Sequence[float], speeds: Sequence[float], caps: Sequence[int]) -> list[float]:
+    """Fill all members up to one finishing time, by bisection."""
+
+    def at(moment: float) -> list[float]:
+        return [
+            min(float(cap), max(1.0, speed * (moment - overhead)))
+            for overhead, speed, cap in zip(overheads, speeds, caps, strict=True)
+        ]
+
+    low, high = 0.0, max(overheads) + total / min(speeds)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(at(middle)) < total else (low, middle)
+    return at(low)

@@ -1,0 +1,216 @@
+"""The result of planning as a document: all candidates in order, the one that was chosen, and why.
+
+``plan --out`` writes it and ``distributed-train --plan`` reads it: :attr:`Planning.settings` is what changes in the
+profile, :attr:`Planning.made_for` tells whether it is still the same job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from distributed.planning.cluster import Document, Name, Text
+from distributed.planning.job import Job, Preference, first_problem
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.run_files import write_whole
+
+Engine = Literal["hub", "torch"]
+_RESULT_SECTIONS = ("model", "data", "training")
+_OPTION_SECTIONS = ("strategy", "training", "run")
+
+
+class Reason(Document):
+    """Why something is so, as data; :func:`distributed.planning.words.sentence` says it in words."""
+
+    code: Text
+    subject: Text = ""
+    other: Text = ""
+    numbers: dict[str, float] = Field(default_factory=dict)
+
+
+class Choice(Document):
+    """One way to train: everything that a prediction needs beside the figures and the job."""
+
+    strategy: Text
+    codec: Text
+    engine: Engine
+    hub: Text = ""
+    """Machine that carries the hub; empty with the torch engine and for one machine alone."""
+    members: Annotated[tuple[Name, ...], Field(min_length=1)]
+    interval: Annotated[int, Field(ge=1)] = 1
+    """Steps between exchanges, H."""
+    delay: Annotated[int, Field(ge=0)] = 0
+    """Steps that an exchange overlaps with."""
+
+    @property
+    def alone(self) -> bool:
+        return len(self.members) == 1
+
+
+class MemberForecast(Document):
+    """What one member does."""
+
+    name: Name
+    micro_batch: int
+    """Samples of one forward pass."""
+    seconds: float
+    """Compute of one optimizer step."""
+    busy: float = 0.0
+    """The same with the work that exchanges take from it, on average: what a step does not wait for."""
+    correction: float = 1.0
+    """Factor on compute, of earlier runs; it is in ``seconds``."""
+    memory: int
+    """Bytes at the peak, as far as they are known."""
+    memory_free: int
+    """0: unknown."""
+    bytes_per_hour: float
+    """Sent and received together; the hub's traffic is on the machine that carries it."""
+
+
+class Candidate(Document):
+    """One choice and what it should cost."""
+
+    choice: Choice
+    fits: bool = True
+    """Whether every member has the memory for it."""
+    members: tuple[MemberForecast, ...] = ()
+    accumulation: int = 1
+    global_batch: int = 0
+    steps: int = 0
+    rounds: int = 0
+    compute: float = 0.0
+    """Seconds of the slowest member's step, without any exchange."""
+    exchange: float = 0.0
+    """Seconds of one exchange, if nothing hid it."""
+    exchange_correction: float = 1.0
+    """Factor of earlier runs; it is in ``exchange``."""
+    exposed: float = 0.0
+    """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
+    skew: float = 0.0
+    """Seconds of a step that the slowest waits for others, because no two steps take the same time; in ``exposed``."""
+    step: float = 0.0
+    """Seconds of one optimizer step."""
+    samples_per_second: float = 0.0
+    speed_up: float = 0.0
+    """Samples/s over those of the best single machine."""
+    token_efficiency: float = 1.0
+    """Share of the samples that count: as many of one machine's would bring the same loss."""
+    useful_speed_up: float = 0.0
+    """``speed_up * token_efficiency``: how much sooner the same loss is reached."""
+    loss_increase: float = 0.0
+    """Expected loss over that of per-step averaging, as a share."""
+    bytes_per_hour: float = 0.0
+    """Of the machine that moves most."""
+    hub_memory: int = 0
+    sources: tuple[str, ...] = ()
+    """Keys of ``statistical_cost.SOURCES``."""
+    reasons: tuple[Reason, ...] = ()
+
+
+class MemberSetting(Document):
+    """One member of the plan."""
+
+    name: Name
+    batch_size: int
+    interface: Text = ""
+    """Network interface of its best paths; empty: the one that SSH uses."""
+    hub_at: Text = ""
+    """Address of the hub on its best path; empty: the one on the route to it."""
+
+
+class Settings(Document):
+    """What the chosen candidate changes in a profile and its run."""
+
+    options: dict[str, str | int | float | bool]
+    """Options of the profile by name."""
+    members: tuple[MemberSetting, ...]
+    engine: Engine
+    hub: Text = ""
+    left_out: tuple[Name, ...] = ()
+
+
+class MadeFor(Document):
+    """What a plan was made for."""
+
+    profile: str = ""
+    """Hash of what decides the result: model, data and training of the profile."""
+    machines: str = ""
+    """Hash of the machines' names and host keys."""
+    figures: str = ""
+    """Hash of all figures."""
+
+
+class Planning(Document):
+    """All candidates, best first, and what follows."""
+
+    version: Literal[1] = 1
+    job: Job
+    preference: Preference
+    ranking: tuple[Candidate, ...]
+    chosen: int | None
+    """Index in the ranking; ``None`` where nothing fits."""
+    settings: Settings | None = None
+    reasons: tuple[Reason, ...] = ()
+    made_for: MadeFor = MadeFor()
+
+    @property
+    def best(self) -> Candidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.ranking[self.chosen]
+
+    def overlay(self, profile: Profile) -> Profile:
+        """Return the profile with the plan's options.
+
+        Raises:
+            BadInput: nothing was chosen, or the profile is another than the plan was made for.
+        """
+        if self.settings is None:
+            raise BadInput("the plan chose nothing: the job fits no machine", "see why with: plan --explain")
+        if self.made_for.profile and self.made_for.profile != profile_hash(profile):
+            raise BadInput(f"the plan was made for another profile than {profile.name}", "make it again with: plan")
+        document = profile.model_dump()
+        for name, value in self.settings.options.items():
+            section = next(section for section in _OPTION_SECTIONS if name in document[section])
+            document[section][name] = value
+        return Profile.model_validate(document)
+
+
+def digest(document: Any) -> str:
+    """Return 16 hex digits of the SHA-256 of a JSON-able document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def profile_hash(profile: Profile) -> str:
+    """Return a hash of what decides the result of a profile: not of what a plan changes, nor of where results go."""
+    return digest(profile.model_dump(mode="json", include=set(_RESULT_SECTIONS)))
+
+
+def read_planning(path: Path) -> Planning:
+    """Read a plan that ``plan --out`` wrote.
+
+    Raises:
+        BadInput: missing, unreadable, or not such a document; one line that says what.
+    """
+    try:
+        return Planning.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "make a plan with: plan PROFILE --out FILE") from error
+    except ValidationError as error:
+        raise BadInput(f"{path}: {first_problem(error)}", "make the plan again with this version") from error
+
+
+def write_planning(path: Path, planning: Planning) -> None:
+    """Write a plan, whole or not at all.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        write_whole(path, planning.model_dump_json(indent=2).encode())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "give another place with --out FILE") from error

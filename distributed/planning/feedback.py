@@ -1,0 +1,326 @@
+"""Predicted beside measured, and what the next prediction for these machines learns from it.
+
+Whoever supervises a run::
+
+    comparison = compare(candidate, events)        # after the run; None where it was too short
+    metrics["prediction"] = comparison.document()  # in metrics.json
+    remember(cluster, comparison)                  # in the user's cache folder
+
+and whoever plans the next one::
+
+    plan(cluster, job, hubs, corrections(cluster, job))
+
+:func:`compare` is pure. Ratios are measured over predicted, freed of the corrections that the prediction had in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from distributed.planning.cluster import Cluster, Document, Machine, Name, Text
+from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
+from distributed.planning.document import Candidate, Choice, MemberForecast
+from distributed.planning.job import Job
+from distributed.planning.measurement_cache import MeasurementCache
+from training.events import Event, MemberEvent, StepEvent
+
+FORGET = 30 * 24 * 3600.0
+"""Seconds after which a comparison counts half as much."""
+MOST_OBSERVATIONS = 16
+OTHER_MODEL = 0.25
+"""What a comparison of a model of another size counts: fixed costs and costs of a byte are not off alike."""
+_FEWEST_STEPS = 5
+_WARM_UP = 3
+"""Steps of a run that are left out: memory is still being claimed and caches are being filled."""
+_NOTHING = 1e-3
+"""Seconds: an exchange predicted shorter tells nothing by how far it was off."""
+
+
+class MemberComparison(Document):
+    """One member's compute, in seconds a step, with the work that exchanges take from it."""
+
+    name: Name
+    predicted: float
+    measured: float
+    ratio: float
+    """Measured over predicted without corrections."""
+
+
+class Comparison(Document):
+    """One run beside its prediction. Times in seconds of one optimizer step."""
+
+    choice: Choice
+    trainable: int = 0
+    steps: int
+    """Steps that were counted, after the warm-up."""
+    predicted_step: float
+    measured_step: float
+    """Of the slowest member: the median of its steps; the mean over whole rounds where only some steps exchange."""
+    predicted_wait: float
+    measured_wait: float
+    """Of the member that waits least: what the exchange costs and not what the others take longer."""
+    predicted_share: float
+    measured_share: float
+    """Of a step that is waited for exchanges."""
+    predicted_bytes_per_hour: float
+    measured_bytes_per_hour: float
+    """Of the machine that moves most."""
+    exchange_ratio: float | None = None
+    """Measured over predicted without corrections; ``None`` where the run does not tell."""
+    members: tuple[MemberComparison, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted time of a step, the corrections included."""
+        return self.measured_step / self.predicted_step
+
+    def document(self) -> dict[str, Any]:
+        """Return it for ``metrics.json``."""
+        return {"ratio": round(self.ratio, 4), **self.model_dump(mode="json")}
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The counted steps of all members."""
+
+    steps: tuple[int, ...]
+    of: Mapping[int, Mapping[int, StepEvent]]
+    """By rank, by step."""
+
+    def mean(self, rank: int, value: Callable[[StepEvent], float]) -> float:
+        return statistics.fmean(value(self.of[rank][step]) for step in self.steps)
+
+    def middle(self, rank: int, value: Callable[[StepEvent], float]) -> float:
+        return statistics.median(value(self.of[rank][step]) for step in self.steps)
+
+
+def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> Comparison | None:
+    """Put a finished run beside its prediction.
+
+    Args:
+        candidate: what was predicted for exactly this run.
+        events: of the whole run, in any order; members are known by the names they gave, else by their ranks in the
+            order of the choice.
+        trainable: parameters that an exchange carries.
+
+    Returns:
+        The comparison; ``None`` where fewer than 5 steps (or one whole interval) after the warm-up were taken by all
+        members of the choice.
+    """
+    steps, names = _by_rank(events)
+    choice = candidate.choice
+    ranks = _ranks(choice.members, steps, names)
+    if ranks is None:
+        return None
+    window = _window({rank: steps[rank] for rank in ranks}, choice.interval)
+    if window is None:
+        return None
+    per_step = window.mean if choice.interval > 1 else window.middle
+    walls = [per_step(rank, lambda e: e.compute + e.wait) for rank in ranks]
+    waits = [per_step(rank, lambda e: e.wait) for rank in ranks]
+    busy = [per_step(rank, lambda e: e.compute) for rank in ranks]
+    wall, wait = max(walls), min(waits)
+    predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
+    return Comparison(
+        choice=choice,
+        trainable=trainable,
+        steps=len(window.steps),
+        predicted_step=candidate.step,
+        measured_step=wall,
+        predicted_wait=predicted_wait,
+        measured_wait=wait,
+        predicted_share=predicted_wait / candidate.step,
+        measured_share=wait / wall if wall else 0.0,
+        predicted_bytes_per_hour=candidate.bytes_per_hour,
+        measured_bytes_per_hour=_bytes_per_hour(choice, window, ranks),
+        exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
+        members=tuple(
+            MemberComparison(
+                name=one.name, predicted=_busy(one), measured=seconds, ratio=seconds / _busy(one) * one.correction
+            )
+            for one, seconds in zip(candidate.members, busy, strict=True)
+        ),
+    )
+
+
+def _busy(member: MemberForecast) -> float:
+    """Return what a member does in a step; plans of an earlier version do not tell it apart."""
+    return member.busy or member.seconds
+
+
+def _by_rank(events: Iterable[Event]) -> tuple[dict[int, dict[int, StepEvent]], dict[str, int]]:
+    """Return the steps of every rank (of a step taken twice the later one), and the ranks by name."""
+    steps: dict[int, dict[int, StepEvent]] = {}
+    names: dict[str, int] = {}
+    for event in events:
+        if event.member is None:
+            continue
+        if isinstance(event, StepEvent):
+            steps.setdefault(event.member, {})[event.step] = event
+        elif isinstance(event, MemberEvent) and event.name:
+            names[event.name] = event.member
+    return steps, names
+
+
+def _ranks(members: Sequence[str], steps: Mapping[int, object], names: Mapping[str, int]) -> list[int] | None:
+    """Return the rank of every member of the choice; ``None`` where the run was another one."""
+    known = [names[name] for name in members if name in names]
+    ranks = known if len(known) == len(members) else sorted(steps) if not known else []
+    return ranks if len(ranks) == len(members) == len(steps) and set(ranks) <= set(steps) else None
+
+
+def _window(of: Mapping[int, Mapping[int, StepEvent]], interval: int) -> _Window | None:
+    """Return the steps that all members took, after the warm-up; whole intervals of them.
+
+    They end with the last exchange, after the first one where there are more: it comes when the slowest start is over.
+    """
+    common = sorted(set.intersection(*(set(steps) for steps in of.values())))
+    if interval > 1:
+        last = common[-1] // interval * interval if common else 0
+        first = interval if last >= 2 * interval else 0
+        counted = tuple(step for step in common if first < step <= last)
+        return _Window(counted, of) if len(counted) >= interval else None
+    counted = tuple(step for step in common if step > _WARM_UP)
+    return _Window(counted, of) if len(counted) >= _FEWEST_STEPS else None
+
+
+def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> float:
+    """Return what the busiest machine moves, all its members' exchanges together; the hub's carries the others'."""
+    if choice.alone:
+        return 0.0
+    seconds = max(window.mean(rank, lambda e: e.compute + e.wait) for rank in ranks)
+    moved = {
+        name: window.mean(rank, lambda e: float(e.bytes_sent + e.bytes_received))
+        for name, rank in zip(choice.members, ranks, strict=True)
+    }
+    if choice.hub:
+        moved[choice.hub] = sum(size for name, size in moved.items() if name != choice.hub)
+    return max(moved.values()) * 3600 / seconds
+
+
+def _exchange_ratio(candidate: Candidate, predicted_wait: float, wait: float) -> float | None:
+    """Return how long an exchange took over what was predicted, as far as the wait tells.
+
+    What the prediction hides behind compute is taken as hidden: ``(hidden + waited) / predicted``.
+    """
+    if candidate.choice.alone or candidate.exchange < _NOTHING:
+        return None
+    interval = candidate.choice.interval
+    hidden = max(0.0, candidate.exchange - predicted_wait * interval)
+    ratio = (hidden + max(0.0, wait) * interval) / candidate.exchange
+    return ratio * candidate.exchange_correction if ratio > 0 else None
+
+
+# ------------------------------------------------------------------------------------------------------------- remember
+
+
+class Observation(Document):
+    """One ratio of one run."""
+
+    at: float
+    """Unix time."""
+    trainable: int
+    ratio: Annotated[float, Field(gt=0)]
+    strategy: Text = ""
+    engine: Text = ""
+    """Both empty: of compute."""
+
+
+class History(Document):
+    """What was observed on one machine, the oldest first."""
+
+    kind: Literal["predictions"] = "predictions"
+    observations: Annotated[tuple[Observation, ...], Field(max_length=4 * MOST_OBSERVATIONS)] = ()
+
+
+def remember(
+    cluster: Cluster, comparison: Comparison, cache: MeasurementCache | None = None, now: float | None = None
+) -> None:
+    """Keep a comparison for the machines of the run.
+
+    Args:
+        cluster: where the names of the choice have their identities.
+
+    Raises:
+        BadInput: the cache folder cannot be written.
+    """
+    cache = cache or MeasurementCache()
+    at = time.time() if now is None else now
+    for one in comparison.members:
+        key = _key(cluster.machine(one.name))
+        held = cache.get(History, key) or History()
+        cache.put(key, History(observations=_kept((*held.observations, *_observed(comparison, one, at)))))
+
+
+def _observed(comparison: Comparison, one: MemberComparison, at: float) -> Iterable[Observation]:
+    size = comparison.trainable
+    if one.ratio > 0:
+        yield Observation(at=at, trainable=size, ratio=bounded(one.ratio))
+    if comparison.exchange_ratio:
+        choice = comparison.choice
+        yield Observation(at=at, trainable=size, ratio=bounded(comparison.exchange_ratio),
+                          strategy=choice.strategy, engine=choice.engine)  # fmt: skip
+
+
+def _kept(observations: Sequence[Observation]) -> tuple[Observation, ...]:
+    """Return the latest of every kind, and of all not more than a file may hold."""
+    counts: dict[tuple[str, str], int] = {}
+    kept = []
+    for one in reversed(observations):
+        kind = (one.strategy, one.engine)
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] <= MOST_OBSERVATIONS:
+            kept.append(one)
+    return tuple(reversed(kept[: 4 * MOST_OBSERVATIONS]))
+
+
+def corrections(
+    cluster: Cluster, job: Job, cache: MeasurementCache | None = None, now: float | None = None
+) -> Corrections:
+    """Return what earlier runs on these machines teach; nothing where there were none.
+
+    Every factor is the geometric mean of what was observed, drawn towards 1, within 1/3 and 3; later runs and runs of a
+    model of this size count more.
+    """
+    cache = cache or MeasurementCache()
+    moment = time.time() if now is None else now
+    compute: dict[str, float] = {}
+    exchange: list[ExchangeCorrection] = []
+    for machine in cluster.machines:
+        held = cache.get(History, _key(machine))
+        for kind, found in _by_kind(held.observations if held else ()).items():
+            weights = [_weight(one, job, moment) for one in found]
+            factor = shrunk([one.ratio for one in found], weights)
+            if kind == ("", ""):
+                compute[machine.name] = factor
+            else:
+                strategy, engine = kind
+                exchange.append(
+                    ExchangeCorrection(machine=machine.name, strategy=strategy, engine=engine, factor=factor)
+                )
+    return Corrections(compute=compute, exchange=tuple(exchange))
+
+
+def _by_kind(observations: Iterable[Observation]) -> dict[tuple[str, str], list[Observation]]:
+    found: dict[tuple[str, str], list[Observation]] = {}
+    for one in observations:
+        found.setdefault((one.strategy, one.engine), []).append(one)
+    return found
+
+
+def _weight(one: Observation, job: Job, now: float) -> float:
+    age = max(0.0, now - one.at)
+    return float(0.5 ** (age / FORGET)) * (1.0 if one.trainable == job.trainable else OTHER_MODEL)
+
+
+def _key(machine: Machine) -> dict[str, Any]:
+    return {"machine": machine.host, "device": machine.device}

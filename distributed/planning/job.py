@@ -1,0 +1,165 @@
+"""What is to be trained, as the planner sees it, and the file of figures it stands on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from distributed.planning.cluster import Bytes, Cluster, Document, Text
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.run_files import write_whole
+
+_LARGEST_FILE = 16_000_000
+
+Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
+Start = Literal["pretrained", "scratch"]
+Count = Bytes
+
+
+class Workload(Document):
+    """What only the loaded model and data can tell."""
+
+    model_path: Text = ""
+    """The profile's model; empty: not checked against the profile."""
+    tuning: Literal["full", "lora"] = "full"
+    trainable: Annotated[int, Field(ge=1, le=2**60)]
+    """Trainable parameters: what is exchanged."""
+    total: Annotated[int, Field(ge=1, le=2**60)]
+    """All parameters."""
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 12
+    """Blocks that gradient checkpointing would recompute."""
+    samples: Annotated[int, Field(ge=1, le=2**60)]
+    """Training samples of one epoch."""
+    lora_trainable: Count = 0
+    """Trainable parameters if the profile's adapters were used instead; 0: unknown."""
+
+
+class Job(Document):
+    """What is to be trained, and what the person wants of it."""
+
+    trainable: Annotated[int, Field(ge=1, le=2**60)]
+    total: Annotated[int, Field(ge=1, le=2**60)]
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 12
+    lora_trainable: Count = 0
+    weight_bytes: Annotated[int, Field(ge=1, le=16)] = 4
+    """Of one parameter in memory; gradients have the same type."""
+    optimizer_bytes: Annotated[int, Field(ge=0, le=64)] = 8
+    """Of one trainable parameter: AdamW keeps two fp32 moments."""
+    samples: Annotated[int, Field(ge=1, le=2**60)]
+    """Of the whole run, all epochs."""
+    steps: Count = 0
+    """Optimizer steps; 0: as many as the samples need."""
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+    """Samples of one forward pass of one device."""
+    accumulation: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    global_batch: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """Samples of one optimizer step whatever the number of members; 0: ``batch * accumulation`` for each of them."""
+    start: Start = "pretrained"
+    lora: bool = False
+    gradient_checkpointing: bool = False
+    lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
+    bucket_mb: Annotated[float, Field(gt=0)] = 4.0
+    strategy: Text = "auto"
+    engine: Literal["auto", "hub", "torch"] = "auto"
+    codec: Text = "auto"
+    preference: Preference = "fastest"
+    max_loss_increase: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """How much higher than with per-step averaging the loss may be expected to end, as a share."""
+
+    @property
+    def reference_batch(self) -> int:
+        """Samples of one optimizer step of one member alone."""
+        return self.batch * self.accumulation
+
+    def global_batch_of(self, members: int) -> int:
+        """Return the samples of one optimizer step of a group."""
+        return self.global_batch or members * self.reference_batch
+
+    def steps_of(self, members: int) -> int:
+        """Return the optimizer steps of the whole run."""
+        return self.steps or max(1, -(-self.samples // self.global_batch_of(members)))
+
+
+class Figures(Document):
+    """One file of figures."""
+
+    version: Literal[1] = 1
+    cluster: Cluster
+    workload: Workload
+    measured_at: Annotated[float, Field(ge=0)] = 0.0
+    """Unix time."""
+
+
+def job_of(profile: Profile, workload: Workload, preference: Preference = "fastest", bound: float = 0.02) -> Job:
+    """Return the job of a profile.
+
+    Args:
+        bound: see :attr:`Job.max_loss_increase`.
+
+    Raises:
+        BadInput: the figures are of another model.
+    """
+    model, training, strategy = profile.model, profile.training, profile.strategy
+    other_model = workload.model_path and workload.model_path != model.model_path
+    if other_model or workload.tuning != model.tuning:
+        was = f"{workload.model_path or 'this model'} ({workload.tuning})"
+        raise BadInput(f"the figures are of {was}, not of {model.model_path} ({model.tuning})", "measure this profile")
+    return Job(
+        trainable=workload.trainable,
+        total=workload.total,
+        layers=workload.layers,
+        lora_trainable=workload.lora_trainable,
+        samples=max(1, round(workload.samples * training.epochs)),
+        steps=training.max_steps,
+        batch=training.batch_size,
+        accumulation=training.gradient_accumulation,
+        start="scratch" if model.from_scratch else "pretrained",
+        lora=model.tuning == "lora",
+        gradient_checkpointing=model.gradient_checkpointing,
+        lr_scaling=training.lr_scaling,
+        bucket_mb=strategy.bucket_mb,
+        strategy=strategy.strategy,
+        engine=strategy.engine,
+        codec=strategy.codec,
+        preference=preference,
+        max_loss_increase=bound,
+    )
+
+
+def read_figures(path: Path) -> Figures:
+    """Read a file of figures.
+
+    Raises:
+        BadInput: missing, unreadable, too large, not JSON, or a value that cannot be; one line that says which.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise BadInput(f"{path}: {path.stat().st_size} bytes are no file of figures", "measure again")
+        return Figures.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "give a file of measured figures with --figures FILE") from error
+    except ValidationError as error:
+        raise BadInput(f"{path}: {first_problem(error)}", "measure again, or mend the file") from error
+
+
+def write_figures(path: Path, figures: Figures) -> None:
+    """Write a file of figures, whole or not at all.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        write_whole(path, figures.model_dump_json(indent=2).encode())
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "give another place") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a document is wrong and what is wrong there, in one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    text = " ".join(f"{where}: {first['msg']}".split()) if where else " ".join(first["msg"].split())
+    return text[:300]

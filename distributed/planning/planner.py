@@ -1,0 +1,273 @@
+"""Which way of training is best for these machines, links and this job. Pure: figures in, a plan out.
+
+Candidates are all strategies of the registry whose cost is known, with their codecs, both engines, every machine as
+the hub, and two groups of machines each: all that can take part, and what is left when machines that cost more than
+they add are dropped one by one (greedy, so not every subset is looked at). Each machine alone is always a candidate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from distributed.planning import memory_model
+from distributed.planning.cluster import Cluster
+from distributed.planning.corrections import NONE as NO_CORRECTIONS
+from distributed.planning.corrections import Corrections
+from distributed.planning.document import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
+from distributed.planning.job import Job
+from distributed.planning.prediction import STRATEGIES, Outcome, Predictor, significant
+from distributed.planning.reasons import WORTH, memory_reasons, settings_of, why
+from profiles.schema import Profile
+from training.strategies.registry import STRATEGY_NAMES, check_strategy
+
+INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
+SURER_FIRST = 0.95
+"""The torch engine has to be so much better than the hub, because it is not encrypted and ends with its first lost
+member; and merged weights than exact gradients, because what they lose in learning is known from small models only."""
+MOST_SUSPECTS = 8
+MOST_HUBS = 8
+"""Machines that are tried as the hub: those with the fastest interfaces."""
+
+
+def plan(
+    cluster: Cluster, job: Job, hubs: Collection[str] | None = None, corrections: Corrections = NO_CORRECTIONS
+) -> Planning:
+    """Rank all candidates and choose one.
+
+    Args:
+        hubs: names of the machines that may carry the hub; ``None``: all.
+        corrections: how far off earlier predictions were (:func:`distributed.planning.feedback.corrections`).
+
+    Raises:
+        BadInput: the job names a strategy or codec that is not known.
+    """
+    return _Planner(cluster, job, hubs, corrections).plan()
+
+
+def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NO_CORRECTIONS) -> Candidate:
+    """Return what one choice should cost.
+
+    Raises:
+        BadInput: it cannot be: a machine without figures, without a link, or fewer samples than members.
+    """
+    return Predictor(cluster, job, corrections).predict(choice)
+
+
+def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
+    """Return the plan with hashes of what it was made for."""
+    machines = sorted((machine.name, machine.identity) for machine in cluster.machines)
+    made_for = MadeFor(
+        profile=profile_hash(profile),
+        machines=digest(machines),
+        figures=digest(json.loads(cluster.model_dump_json())),
+    )
+    return planning.model_copy(update={"made_for": made_for})
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A choice before its members and its interval."""
+
+    strategy: str
+    codec: str
+    engine: Engine
+    hub: str
+
+
+class _Planner:
+    def __init__(
+        self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections = NO_CORRECTIONS
+    ) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._predictor = Predictor(cluster, job, corrections)
+        self._hubs = self._hub_machines(hubs)
+        self._noted: dict[tuple[str, str, str], Reason] = {}
+
+    def plan(self) -> Planning:
+        alone = [self._predictor.predict(self._alone(name)) for name in self._predictor.workable]
+        groups = {candidate.choice: candidate for way in self._ways() for candidate in self._groups(way)}
+        ranking = sorted([*alone, *groups.values()], key=self._order)
+        chosen = 0 if ranking and ranking[0].fits else None
+        if chosen is None:
+            reasons = (Reason(code="nothing-fits"), *self._machine_reasons(()))
+            return Planning(job=self._job, preference=self._job.preference, ranking=tuple(ranking), chosen=None,
+                            reasons=reasons)  # fmt: skip
+        best = ranking[chosen]
+        reasons = (*why(best, ranking, self._predictor), *self._machine_reasons(best.choice.members, best.choice.hub))
+        return Planning(
+            job=self._job,
+            preference=self._job.preference,
+            ranking=tuple(ranking),
+            chosen=chosen,
+            settings=settings_of(best, self._cluster, self._job),
+            reasons=reasons,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- candidates
+
+    def _alone(self, name: str) -> Choice:
+        return Choice(strategy="allreduce", codec="fp32", engine="hub", members=(name,))
+
+    def _hub_machines(self, allowed: Collection[str] | None) -> list[str]:
+        names = [m.name for m in self._cluster.machines if allowed is None or m.name in allowed]
+        return sorted(sorted(names), key=lambda name: -self._cluster.interface(name))[:MOST_HUBS]
+
+    def _ways(self) -> Iterator[_Way]:
+        job = self._job
+        wanted = STRATEGY_NAMES if job.strategy == "auto" else (check_strategy(job.strategy),)
+        for strategy in wanted:
+            model = STRATEGIES.get(strategy)
+            if model is None:
+                self._note("no-cost-model", strategy)
+                continue
+            for codec in model.codecs if job.codec == "auto" else (job.codec,):
+                if job.engine != "torch":
+                    yield from (_Way(strategy, codec, "hub", hub) for hub in self._hubs)
+                if job.engine != "hub":
+                    yield _Way(strategy, codec, "torch", "")
+
+    def _groups(self, way: _Way) -> Iterator[Candidate]:
+        members = self._able(way)
+        if len(members) < 2:
+            return
+        whole = self._best_interval(way, members)
+        if whole is None:
+            return
+        best = self._without_brakes(way, whole)
+        for outcome in (whole, best) if best is not whole else (whole,):
+            yield self._predictor.predict(outcome.choice)
+
+    def _able(self, way: _Way) -> tuple[str, ...]:
+        """Return the machines that can take part this way."""
+        found = []
+        for name in self._predictor.workable:
+            machine = self._cluster.machine(name)
+            if not memory_model.largest_batch(self._job, machine, way.strategy):
+                if memory_model.largest_batch(self._job, machine, ""):  # else it has a reason of its own
+                    needed = memory_model.member_bytes(self._job, machine, way.strategy, 1)
+                    self._note("strategy-does-not-fit", name, way.strategy, needed=needed, free=machine.memory_free)
+            elif way.engine == "hub" and not self._reaches(name, way.hub):
+                self._note("no-link", name, way.hub)
+            else:
+                found.append(name)
+        return tuple(found) if way.engine == "hub" else self._connected(found)
+
+    def _reaches(self, name: str, hub: str) -> bool:
+        return self._cluster.same_host(name, hub) or self._cluster.link(name, hub) is not None
+
+    def _connected(self, names: list[str]) -> tuple[str, ...]:
+        """Return the machines of the system most of them have, less those that miss links to the others."""
+        systems = [self._cluster.machine(name).system for name in names]
+        if len(set(systems)) > 1:
+            self._note("mixed-systems")
+            system = max(sorted(set(systems)), key=systems.count)
+            names = [name for name in names if self._cluster.machine(name).system == system]
+        while True:
+            missing = {name: sum(not self._reaches(name, other) for other in names) for name in names}
+            worst = max(sorted(names), key=lambda name: missing[name], default="")
+            if not worst or not missing[worst]:
+                return tuple(names)
+            self._note("no-link-torch", worst)
+            names = [name for name in names if name != worst]
+
+    def _without_brakes(self, way: _Way, whole: Outcome) -> Outcome:
+        """Drop the machine whose absence helps most, until every one left adds something."""
+
+        def worth(outcome: Outcome) -> tuple[bool, float]:
+            return outcome.fits, significant(outcome.useful)
+
+        best = whole
+        while len(best.choice.members) > 2:
+            members = best.choice.members
+            rests = [tuple(name for name in members if name != dropped) for dropped in self._suspects(members)]
+            options = [found for rest in rests if (found := self._best_interval(way, rest)) is not None]
+            leader = max(options, key=worth, default=best)
+            if worth(leader) <= worth(best):
+                return best
+            best = leader
+        return best
+
+    def _suspects(self, members: tuple[str, ...]) -> tuple[str, ...]:
+        """Return who may be a brake: everybody; in a large group the slowest and those with the slowest interfaces."""
+        if len(members) <= MOST_SUSPECTS:
+            return members
+        by_speed = sorted(members, key=lambda name: (self._cluster.machine(name).speed, name))
+        by_link = sorted(members, key=lambda name: (self._cluster.interface(name), name))
+        return tuple(sorted({*by_speed[: MOST_SUSPECTS // 2], *by_link[: MOST_SUSPECTS // 2]}))
+
+    def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
+        """Return the choice with the interval that the preference likes best."""
+        base = Choice(strategy=way.strategy, codec=way.codec, engine=way.engine, hub=way.hub, members=members)
+        split = self._predictor.split(members, way.strategy, way.hub)
+        if split is None:
+            self._note("batch-too-small")
+            return None
+        if not STRATEGIES[way.strategy].periodic:
+            return self._predictor.outcome(base, split)
+        intervals = list(self._predictor.intervals(base, INTERVALS))
+        if not intervals:
+            self._note("no-interval", way.strategy, bound=self._job.max_loss_increase)
+            return None
+        choices = [base.model_copy(update={"interval": interval, "delay": delay}) for interval, delay in intervals]
+        return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
+
+    def _interval_order(self, outcome: Outcome) -> tuple[float, ...]:
+        """Best first. An overlap has to be worth 1 %."""
+        useful = significant(outcome.useful * (0.99 if outcome.choice.delay else 1.0))
+        if self._job.preference == "closest-to-exact" and outcome.useful >= WORTH:
+            return (0, outcome.loss, -useful)
+        if self._job.preference == "least-traffic" and outcome.useful >= WORTH:
+            return (0, outcome.bytes_per_hour, outcome.loss, -useful)
+        return (1, -useful, outcome.loss)
+
+    # ---------------------------------------------------------------------------------------------------------- ranking
+
+    def _order(self, candidate: Candidate) -> tuple[object, ...]:
+        """Return the key of the ranking: best first, and never two alike."""
+        choice = candidate.choice
+        surer = choice.engine == "hub" and not STRATEGIES[choice.strategy].periodic
+        margin = WORTH if choice.alone else 1.0 if surer else SURER_FIRST
+        score = -significant(candidate.useful_speed_up * margin)
+        lossy = choice.codec != "fp32"
+        worth = not choice.alone and candidate.useful_speed_up >= WORTH
+        tier = (not candidate.fits, 0 if worth else 1 if choice.alone else 2)
+        exactness = (candidate.loss_increase, lossy)
+        rest = (*exactness, candidate.bytes_per_hour, *self._hub_order(choice.hub), choice.members, choice.engine,
+                choice.strategy, choice.codec)  # fmt: skip
+        if self._job.preference == "closest-to-exact":
+            return (*tier, *exactness, score, *rest)
+        if self._job.preference == "least-traffic":
+            return (*tier, significant(candidate.bytes_per_hour), score, *rest)
+        return (not candidate.fits, score, *rest)
+
+    def _hub_order(self, hub: str) -> tuple[object, ...]:
+        """Between equals the hub is wired, on mains, where the run is started, and has much memory."""
+        if not hub:
+            return (0, 0, 0, 0, "")
+        machine = self._cluster.machine(hub)
+        return (machine.wifi, not machine.on_mains, hub != self._cluster.here, -machine.memory_free, hub)
+
+    # ---------------------------------------------------------------------------------------------------------- reasons
+
+    def _note(self, code: str, subject: str = "", other: str = "", **numbers: float) -> None:
+        reason = Reason(code=code, subject=subject, other=other, numbers=numbers)
+        self._noted.setdefault((code, subject, other), reason)
+
+    def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
+        """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""
+        for option in ("strategy", "engine", "codec"):
+            value: str = getattr(self._job, option)
+            if value != "auto":
+                yield Reason(code="fixed", subject=value, other=option)
+        for machine in sorted(self._cluster.machines, key=lambda machine: machine.name):
+            if machine.trains and machine.speed <= 0:
+                yield Reason(code="no-speed", subject=machine.name)
+            elif machine.trains:
+                yield from memory_reasons(self._job, machine)
+        for reason in self._noted.values():
+            elsewhere = bool(hub) and reason.code == "no-link" and reason.other != hub
+            if reason.subject not in members and not elsewhere:
+                yield reason

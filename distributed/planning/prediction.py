@@ -1,0 +1,327 @@
+"""From one choice to what it should cost: step time, traffic, memory and learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distributed.planning import cost_model, memory_model, statistical_cost
+from distributed.planning.cluster import Cluster, Machine
+from distributed.planning.corrections import NONE as NO_CORRECTIONS
+from distributed.planning.corrections import Corrections
+from distributed.planning.cost_model import Bottleneck
+from distributed.planning.document import Candidate, Choice, MemberForecast, Reason
+from distributed.planning.exchange_cost import Exchange, ExchangeCosts
+from distributed.planning.job import Job
+from profiles.errors import BadInput
+
+
+@dataclass(frozen=True)
+class StrategyModel:
+    """How a strategy of the registry communicates. A new strategy that one of the two step formulas fits needs an
+    entry in :data:`STRATEGIES`, its vectors in ``memory_model`` and its loss in ``statistical_cost``."""
+
+    codecs: tuple[str, ...]
+    """What it may send, exact or best first."""
+    periodic: bool
+    """Weights every H steps, or gradients in every step."""
+    merge_ns: float = 0.0
+    """Nanoseconds of one core for a parameter at an exchange, that nothing hides."""
+
+
+STRATEGIES = {
+    "allreduce": StrategyModel(("fp32", "bf16"), periodic=False),
+    "diloco": StrategyModel(("mxfp4", "bf16"), periodic=True, merge_ns=14.8),
+}
+"""DiLoCo: copies, hash and outer step took 0.55 s for 37.2 M parameters (docs/performance-lab.md)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a group shares the samples of a step."""
+
+    batches: tuple[int, ...]
+    accumulation: int
+    seconds: tuple[float, ...]
+    """Of each member's step."""
+    fits: bool
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the slowest member's step."""
+        return max(self.seconds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ranks a choice; names as in :class:`Candidate`."""
+
+    choice: Choice
+    fits: bool
+    step: float
+    skew: float
+    samples_per_second: float
+    useful: float
+    efficiency: float
+    loss: float
+    sources: tuple[str, ...]
+    exchanges_per_hour: float
+    bytes_per_hour: float
+
+
+class Predictor:
+    """Predicts choices for one job on one cluster.
+
+    Args:
+        cluster: what was measured.
+        job: what is to be trained.
+        corrections: how far off earlier predictions were.
+    """
+
+    def __init__(self, cluster: Cluster, job: Job, corrections: Corrections = NO_CORRECTIONS) -> None:
+        self.cluster = corrections.applied(cluster)
+        self.job = job
+        self._corrections = corrections
+        self._splits: dict[tuple[object, ...], Split | None] = {}
+        self._exchanges = ExchangeCosts(self.cluster, job.trainable, corrections)
+        self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
+        self.alone_rate = self._best_alone()
+
+    def _best_alone(self) -> float:
+        """Return the samples/s of the best machine alone; of one that has the memory, where there is one."""
+        batch = self.job.global_batch_of(1)
+        splits = [split for name in self.workable if (split := self.split((name,), "", "")) is not None]
+        fitting = [split for split in splits if split.fits] or splits
+        return max((batch / split.compute for split in fitting), default=0.0)
+
+    def predict(self, choice: Choice) -> Candidate:
+        """Return what a choice should cost.
+
+        Raises:
+            BadInput: it cannot be: a strategy whose cost is not known, a machine without figures or without a link, or
+                fewer samples than members.
+        """
+        if choice.strategy not in STRATEGIES:
+            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {', '.join(STRATEGIES)}")
+        if not choice.alone and choice.engine == "hub":
+            self.cluster.machine(choice.hub)  # or it is refused
+        unknown = [name for name in choice.members if name not in self.workable]
+        if unknown:
+            raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
+        if not choice.alone and not self._exchanges.linked(choice):
+            raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
+        members = tuple(sorted(choice.members))
+        split = self.split(members, "" if choice.alone else choice.strategy, choice.hub)
+        if split is None:
+            raise BadInput(f"a step has fewer samples than {len(members)} members", "raise the batch size")
+        return self._candidate(choice.model_copy(update={"members": members}), split)
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    def caps(self, members: Sequence[str], strategy: str, hub: str) -> list[int]:
+        """Return the largest micro-batch of each member."""
+        return [
+            memory_model.largest_batch(self.job, machine, strategy, self._reserved(machine, hub, len(members)))
+            for machine in map(self.cluster.machine, members)
+        ]
+
+    def _reserved(self, machine: Machine, hub: str, members: int) -> int:
+        """Return what the hub needs of the memory in which this machine trains, at most."""
+        carries = bool(hub) and self.cluster.same_host(machine.name, hub) and machine.device != "cuda"
+        return memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, members) if carries else 0
+
+    def split(self, members: tuple[str, ...], strategy: str, hub: str) -> Split | None:
+        """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
+        fewer samples than members."""
+        key = (members, strategy, hub)
+        if key not in self._splits:
+            caps = self.caps(members, strategy, hub)
+            found = self._fitting(members, caps, fits=True)
+            self._splits[key] = found or self._fitting(members, [10**9] * len(members), fits=False)
+        return self._splits[key]
+
+    def _fitting(self, members: tuple[str, ...], caps: list[int], fits: bool) -> Split | None:
+        machines = [self.cluster.machine(name) for name in members]
+        overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
+        batch = self.job.global_batch_of(len(members))
+        for accumulation in self._accumulations(batch):
+            found = cost_model.shares(batch // accumulation, overheads, speeds, caps)
+            if found is not None:
+                each = zip(overheads, found, speeds, strict=True)
+                return Split(tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits)
+        return None
+
+    def _accumulations(self, batch: int) -> list[int]:
+        """Return into how many micro-batches a step may be cut without changing it, the profile's own first."""
+        whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]
+        return [k for k in whole if k >= self.job.accumulation] or whole[-1:]
+
+    # ------------------------------------------------------------------------------------------------------- intervals
+
+    def intervals(self, choice: Choice, grid: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield intervals and delays whose expected loss is within the job's bound.
+
+        The overlap is offered where it is short beside the interval: the paper's intervals were 30 and more.
+        """
+        job = self.job
+        steps = job.steps_of(len(choice.members))
+        for interval in grid:
+            rounds = steps // interval
+            sparse_too_soon = choice.codec.startswith("topk") and rounds < statistical_cost.SPARSE_ROUNDS
+            lora_too_far = job.lora and interval > statistical_cost.LORA_INTERVAL
+            if rounds < statistical_cost.FEWEST_ROUNDS or sparse_too_soon or lora_too_far:
+                continue
+            for delay in (0, 5) if interval >= 20 else (0,):
+                if statistical_cost.loss_increase(interval, rounds, job.start, delay) <= job.max_loss_increase:
+                    yield interval, delay
+
+    # ------------------------------------------------------------------------------------------------------- candidate
+
+    def _step(self, choice: Choice, split: Split, exchange: Exchange) -> tuple[float, float]:
+        """Return the time of a step, and how much of it the slowest waits because no two steps take the same time."""
+        if choice.alone:
+            return split.compute, 0.0
+        spreads = [self.cluster.machine(name).spread for name in choice.members]
+        deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
+        ways = zip(
+            self._busy(choice, split, exchange), exchange.each, self._hidden(choice, split, exchange), strict=True
+        )
+        steps = [busy + (taken - hidden) / choice.interval for busy, taken, hidden in ways]
+        last = cost_model.expected_last(steps, deviations, choice.interval)
+        return last, last - max(steps)
+
+    def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
+        """Return how many seconds of an exchange each member's compute hides."""
+        each = zip(split.seconds, exchange.each, strict=True)
+        if STRATEGIES[choice.strategy].periodic:
+            return [min(taken, choice.delay * compute) for compute, taken in each]
+        bucket = self.job.bucket_mb / (4e-6 * self.job.trainable)
+        return [
+            min(taken, cost_model.overlap_credit(compute / split.accumulation, taken, bucket))
+            for compute, taken in each
+        ]
+
+    def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
+        """Return what each member does in a step without waiting: compute, what it works for exchanges meanwhile, and
+        the merge of a periodic strategy."""
+        if choice.alone:
+            return list(split.seconds)
+        merge_ns = STRATEGIES[choice.strategy].merge_ns
+        hidden = self._hidden(choice, split, exchange)
+        found = []
+        for name, compute, work, share in zip(
+            choice.members, split.seconds, exchange.work, map(_share, hidden, exchange.each), strict=True
+        ):
+            merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
+            found.append(compute + (work * share + merge) / choice.interval)
+        return found
+
+    def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
+        """Return token efficiency, expected loss increase, and the sources of both."""
+        job, members = self.job, len(choice.members)
+        if choice.alone:
+            return 1.0, 0.0, ("exact",)
+        ratio = job.global_batch_of(members) / job.global_batch_of(1)
+        share = statistical_cost.batch_efficiency(ratio, job.lr_scaling)
+        sources = ("batch",) if ratio > 1 else ()
+        if not STRATEGIES[choice.strategy].periodic:
+            return share, 0.0, ("exact" if choice.codec == "fp32" else "bf16", *sources)
+        rounds = job.steps_of(members) // choice.interval
+        worth = sum(split.batches) / max(split.batches)
+        share *= statistical_cost.merge_efficiency(worth, statistical_cost.gain_kept(max(1, rounds), job.start))
+        loss = statistical_cost.loss_increase(choice.interval, max(1, rounds), job.start, choice.delay)
+        codec = ("sparse",) if choice.codec.startswith("topk") else ("mxfp4",) if choice.codec == "mxfp4" else ()
+        overlap = ("overlap",) if choice.delay else ()
+        return max(0.0, share), loss, (f"diloco-{job.start}", *codec, *overlap, *sources)
+
+    def outcome(self, choice: Choice, split: Split) -> Outcome:
+        """Return what ranks a choice; cheap. Members sorted, split theirs."""
+        exchange = self._exchanges.of(choice)
+        step, skew = self._step(choice, split, exchange)
+        efficiency, loss, sources = self._learning(choice, split)
+        rate = self.job.global_batch_of(len(choice.members)) / step
+        hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
+        return Outcome(
+            choice=choice,
+            fits=split.fits,
+            step=step,
+            skew=skew,
+            samples_per_second=rate,
+            useful=rate / self.alone_rate * efficiency,
+            efficiency=efficiency,
+            loss=loss,
+            sources=sources,
+            exchanges_per_hour=hourly,
+            bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
+        )
+
+    def _candidate(self, choice: Choice, split: Split) -> Candidate:
+        job, members = self.job, len(choice.members)
+        exchange = self._exchanges.of(choice)
+        outcome = self.outcome(choice, split)
+        steps = job.steps_of(members)
+        payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
+        return Candidate(
+            choice=choice,
+            fits=split.fits,
+            members=tuple(self._forecasts(choice, split, exchange, outcome.exchanges_per_hour)),
+            accumulation=split.accumulation,
+            global_batch=job.global_batch_of(members),
+            steps=steps,
+            rounds=0 if choice.alone else steps // choice.interval,
+            compute=split.compute,
+            exchange=exchange.seconds,
+            exchange_correction=exchange.correction,
+            exposed=outcome.step - split.compute,
+            skew=outcome.skew,
+            step=outcome.step,
+            samples_per_second=outcome.samples_per_second,
+            speed_up=outcome.samples_per_second / self.alone_rate,
+            token_efficiency=outcome.efficiency,
+            useful_speed_up=outcome.useful,
+            loss_increase=outcome.loss,
+            bytes_per_hour=outcome.bytes_per_hour,
+            hub_memory=memory_model.hub_bytes(job.trainable, payload, members) if choice.hub else 0,
+            sources=outcome.sources,
+            reasons=() if choice.alone else (_bottleneck(exchange.slowest),),
+        )
+
+    def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
+        moved = dict(exchange.moved)
+        strategy = "" if choice.alone else choice.strategy
+        busy = self._busy(choice, split, exchange)
+        for name, batch, seconds, work in zip(choice.members, split.batches, split.seconds, busy, strict=True):
+            machine = self.cluster.machine(name)
+            yield MemberForecast(
+                name=name,
+                micro_batch=batch,
+                seconds=seconds,
+                busy=work,
+                correction=self._corrections.compute_of(name),
+                memory=memory_model.member_bytes(self.job, machine, strategy, batch),
+                memory_free=machine.memory_free,
+                bytes_per_hour=moved.get(self._exchanges.place(name), 0.0) * hourly,
+            )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _bottleneck(part: Bottleneck) -> Reason:
+    numbers = {"mbit": part.mbit, "seconds": part.seconds}
+    return Reason(code=f"slowest-{part.kind}", subject=part.subject, other=part.other, numbers=numbers)
+
+
+@lru_cache(maxsize=64)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors of a positive whole number, ascending."""
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return tuple(sorted({*small, *(number // k for k in small)}))
+
+
+def significant(value: float, digits: int = 3) -> float:
+    """Return a number rounded to its leading digits, so that noise decides no order."""
+    return round(value, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0.0

@@ -1,0 +1,153 @@
+"""Why a candidate was chosen, and what follows from it for the profile: reasons and settings as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distributed.planning import memory_model, statistical_cost
+from distributed.planning.cluster import Cluster, Machine
+from distributed.planning.document import Candidate, MemberSetting, Reason, Settings
+from distributed.planning.job import Job
+from distributed.planning.prediction import STRATEGIES, Predictor
+from profiles.errors import BadInput
+from training.schedule import scaled_learning_rate
+
+WORTH = 1.05
+"""A group has to be so much better than the best machine alone."""
+_MUCH_WAITING = 0.2
+"""Share of a step from which waiting is worth a word."""
+_MORE = 4
+
+
+def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
+    """Yield the reasons for a choice, the deciding one first."""
+    groups = [candidate for candidate in ranking if not candidate.choice.alone]
+    if best.choice.alone:
+        yield from _why_alone(best, groups)
+    else:
+        yield from _why_group(best, predictor)
+    yield from _memory_measures(best, predictor.job)
+    yield from _advice(groups, predictor.job)
+
+
+def _why_alone(best: Candidate, groups: Sequence[Candidate]) -> Iterator[Reason]:
+    name = best.choice.members[0]
+    rival = max((group for group in groups if group.fits), key=lambda group: group.useful_speed_up, default=None)
+    if rival is None:
+        yield Reason(code="only-machine", subject=name)
+        return
+    numbers = {
+        "useful": rival.useful_speed_up,
+        "speed_up": rival.speed_up,
+        "members": float(len(rival.choice.members)),
+        "exchange": rival.exchange,
+        "compute": rival.compute,
+        "exposed": rival.exposed,
+    }
+    yield Reason(code="alone-wins", subject=name, other=rival.choice.strategy, numbers=numbers)
+    yield from rival.reasons
+
+
+def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
+    choice, job = best.choice, predictor.job
+    numbers = {"members": float(len(choice.members)), "useful": best.useful_speed_up, "speed_up": best.speed_up}
+    yield Reason(code="group-wins", subject=choice.strategy, numbers=numbers)
+    yield from best.reasons
+    hidden = Reason(code="exchange-hidden", numbers={"exchange": best.exchange})
+    waits = {"exposed": best.exposed, "step": best.step, "share": 100 * best.exposed / best.step}
+    yield Reason(code="exchange-exposed", numbers=waits) if best.exposed > 0 else hidden
+    if STRATEGIES[choice.strategy].periodic:
+        numbers = {"interval": choice.interval, "rounds": best.rounds, "loss": 100 * best.loss_increase,
+                   "bound": 100 * job.max_loss_increase}  # fmt: skip
+        yield Reason(code="interval", numbers=numbers)
+    yield from _about_members(best, predictor)
+
+
+def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
+    choice, cluster, job = best.choice, predictor.cluster, predictor.job
+    factor = scaled_learning_rate(1.0, job.lr_scaling, best.global_batch, job.reference_batch)
+    if factor != 1.0:
+        numbers = {"factor": factor, "batch": best.global_batch, "reference": job.reference_batch}
+        yield Reason(code="learning-rate", subject=job.lr_scaling, numbers=numbers)
+    batches = sorted((member.micro_batch, member.name) for member in best.members)
+    if batches[0][0] != batches[-1][0]:
+        numbers = {"least": batches[0][0], "most": batches[-1][0]}
+        yield Reason(code="unequal-shares", subject=batches[0][1], other=batches[-1][1], numbers=numbers)
+    if choice.engine == "torch":
+        yield Reason(code="in-clear")
+    elif cluster.machine(choice.hub).wifi:
+        yield Reason(code="hub-on-wifi", subject=choice.hub)
+    elif not cluster.machine(choice.hub).on_mains:
+        yield Reason(code="hub-on-battery", subject=choice.hub)
+    yield from _left_out(best, predictor)
+
+
+def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
+    """Yield, for every machine that could take part and does not, what it would change."""
+    for name in predictor.workable:
+        if name in best.choice.members:
+            continue
+        members = tuple(sorted((*best.choice.members, name)))
+        try:
+            joined = predictor.predict(best.choice.model_copy(update={"members": members}))
+        except BadInput:
+            continue  # it has no link or no sample to take, which has a reason of its own
+        numbers = {"useful": best.useful_speed_up, "joined": joined.useful_speed_up}
+        yield Reason(code="costs-more" if joined.fits else "no-room-beside", subject=name, numbers=numbers)
+
+
+def _memory_measures(best: Candidate, job: Job) -> Iterator[Reason]:
+    if best.accumulation > job.accumulation:
+        numbers = {"accumulation": float(best.accumulation), "before": float(job.accumulation)}
+        yield Reason(code="accumulation-for-memory", numbers=numbers)
+
+
+def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
+    """A group that averages in every step and mostly waits would wait less with a larger batch of one's own choice."""
+    exact = [group for group in groups if group.fits and not STRATEGIES[group.choice.strategy].periodic]
+    best = max(exact, key=lambda group: group.useful_speed_up, default=None)
+    if best is None or job.global_batch or best.exposed < _MUCH_WAITING * best.step:
+        return
+    share = best.exposed / (_MORE * best.compute + best.exposed)
+    numbers = {"times": float(_MORE), "share": 100 * best.exposed / best.step, "then": 100 * share}
+    yield Reason(code="accumulation-would-help", subject=best.choice.strategy, numbers=numbers)
+
+
+def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
+    """Yield that a job does not fit a machine's memory, and what would make it fit; nothing where it fits."""
+    if memory_model.largest_batch(job, machine, ""):
+        return
+    needed, free = memory_model.member_bytes(job, machine, "", 1), machine.memory_free
+    yield Reason(code="does-not-fit", subject=machine.name, numbers={"needed": needed, "free": free})
+    measures = []
+    if not job.gradient_checkpointing:
+        measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine, "")))
+    if not job.lora and job.start == "pretrained":
+        measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine, "")))
+    helping = [Reason(code=code, subject=machine.name, numbers={"needed": size, "free": free})
+               for code, size in measures if size <= free]  # fmt: skip
+    yield from helping or [Reason(code="needs-sharding", subject=machine.name)]
+
+
+def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:
+    """Return what a candidate changes in its profile and run."""
+    choice = best.choice
+    options: dict[str, str | int | float | bool] = {
+        "strategy": choice.strategy,
+        "engine": choice.engine,
+        "codec": choice.codec,
+        "batch_size": job.reference_batch // best.accumulation,
+        "gradient_accumulation": best.accumulation,
+        "shares": "",
+    }
+    if STRATEGIES[choice.strategy].periodic:
+        rate, momentum = statistical_cost.outer_optimizer(best.rounds)
+        options |= {"sync_interval": choice.interval, "sync_delay": choice.delay, "outer_lr": rate,
+                    "outer_momentum": momentum, "error_feedback": choice.codec.startswith("topk")}  # fmt: skip
+    return Settings(
+        options=options,
+        members=tuple(MemberSetting(name=member.name, batch_size=member.micro_batch) for member in best.members),
+        engine=choice.engine,
+        hub=choice.hub,
+        left_out=tuple(sorted(m.name for m in cluster.machines if m.trains and m.name not in choice.members)),
+    )

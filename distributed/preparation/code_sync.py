@@ -1,0 +1,268 @@
+"""Code, data and model on the far machines: what is missing there, by content hash, in one compressed stream.
+
+The worker of a run finds everything under ``inputs/`` of its folder, so that the plan reads the same on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.machinery
+import io
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from distributed.machine.here import Process
+from distributed.machine.link import FILES, Link
+from distributed.preparation.hash_cache import SMALLEST, HashCache
+from distributed.preparation.transfer import Progress, Tree, send_trees
+from distributed.ssh.errors import SshError
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.plan import RunPlan
+from training.run_files import explain
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+IGNORED = frozenset(
+    {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
+)
+JOB_FACTORY = "training.tasks.object_files:build"
+"""``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
+JOB_CODE = "code"
+"""Folder beside it: the Python files that the job needs."""
+MOST_FILES, MOST_BYTES = 2000, 20_000_000
+"""Of a user's Python files in one run."""
+_CODE = ("profiles", "training")
+_FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
+"""What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
+_CODE_SUFFIXES = frozenset({".py", ".pyi"})
+_SILENCE = 30.0
+"""Seconds without a byte after which a transfer counts as broken."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the workers of a run need."""
+
+    trees: Mapping[str, Tree]
+    """By their place under the worker's folder."""
+    plan: RunPlan
+    """The plan with the paths as they are there."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        sources = {blob: path for tree in self.trees.values() for blob, path in tree.sources.items()}
+        return sum(path.stat().st_size for path in sources.values())
+
+
+def collect(plan: RunPlan) -> Inputs:
+    """Find the code, the data and the model of a plan on this machine.
+
+    Raises:
+        BadInput: a file cannot be read, or the module of a custom job cannot be found.
+    """
+    profile = plan.profile
+    trees = {"inputs/code": _code_tree()}
+    model_path, data_path = profile.model.model_path, profile.data.dataset_path
+    if model_path == JOB_FACTORY:
+        trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
+    elif profile.model.task == "custom":
+        trees["inputs/user"], model_path = _user_code(model_path)
+    elif _is_local(model_path):
+        trees["inputs/model"], model_path = _location(model_path, "inputs/model")
+    if _is_local(data_path):
+        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset")
+    return Inputs(trees, plan.model_copy(update={"profile": _moved(profile, model_path, data_path)}))
+
+
+def _moved(profile: Profile, model_path: str, data_path: str) -> Profile:
+    data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
+    model = profile.model.model_copy(update={"model_path": model_path})
+    return profile.model_copy(update={"data": data, "model": model})
+
+
+def _is_local(location: str) -> bool:
+    return os.path.isabs(location) and os.path.exists(location)
+
+
+def _code_tree() -> Tree:
+    files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
+    return _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)
+
+
+def folder_tree(folder: Path) -> Tree:
+    """Return the tree of all files in a folder."""
+    return _tree(_walk(folder), folder)
+
+
+def _location(location: str, place: str) -> tuple[Tree, str]:
+    """Return the tree of a file or folder, and its path there."""
+    path = Path(location)
+    if path.is_file():
+        return _tree([path], path.parent), f"{place}/{path.name}"
+    return _tree(_walk(path), path), place
+
+
+def _user_code(location: str) -> tuple[Tree, str]:
+    """Return the Python files that a custom job needs, and how the worker names its factory."""
+    module, _, factory = location.rpartition(":")
+    files, top = user_sources(module)
+    if module.endswith(".py"):
+        location = f"inputs/user/{Path(module).name}:{factory}"
+    return _tree(files, top), location
+
+
+def user_sources(module: str) -> tuple[list[Path], Path]:
+    """Return the Python files that travel with a module, and the folder from which they are imported.
+
+    Of a package that is all of its top package; of a single file (``name`` or ``path/name.py``) the folder it is in and
+    what is below; of what is installed nothing: it has to be installed there too.
+
+    Raises:
+        BadInput: there is no such module, or too much lies there.
+    """
+    if module.endswith(".py"):
+        folder = Path(module).expanduser().resolve().parent
+        return _python_files(folder), folder
+    top = _top_of(module)
+    if top is None:
+        return [], Path.cwd()
+    return _python_files(top if top.is_dir() else top.parent), top.parent
+
+
+def _top_of(module: str) -> Path | None:
+    """Return the folder of the top package, or the file; ``None`` where it is installed, or Muster's own."""
+    spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
+    if spec is None:
+        raise BadInput(f"module {module}: not found from {Path.cwd()}", "start from the folder that holds it")
+    places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
+    place = Path(places[0])
+    installed = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
+    own = [REPOSITORY / part for part in (*_CODE, "distributed")]
+    alien = {"site-packages", "dist-packages"} & set(place.parts) or not place.is_absolute()
+    return None if alien or any(place.is_relative_to(root) for root in (*installed, *own)) else place
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """The Python files of a folder and below, without hidden folders and virtual environments."""
+    found, size = [], 0
+    for path in _walk(folder, _holds_user_code):
+        if path.suffix == ".py":
+            found.append(path)
+            size += path.stat().st_size
+        if len(found) > MOST_FILES or size > MOST_BYTES:
+            message = f"{folder}: more than {MOST_FILES} Python files or {MOST_BYTES // 1_000_000} MB of them"
+            raise BadInput(message, "put the files of the job into a folder of their own")
+    return found
+
+
+def _holds_user_code(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not (folder / "pyvenv.cfg").exists()
+
+
+def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
+    for directory, folders, files in os.walk(folder):
+        sound = (name for name in folders if name not in IGNORED and not name.endswith(".egg-info"))
+        folders[:] = sorted(name for name in sound if wanted(Path(directory, name)))
+        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _tree(paths: Iterable[Path], top: Path) -> Tree:
+    files, sources, cache = {}, {}, HashCache()
+    for path in paths:
+        blob = _hash(path, cache)
+        files[str(path.relative_to(top))] = blob
+        sources[blob] = path
+    cache.save()
+    return Tree(files, sources)
+
+
+def _hash(path: Path, cache: HashCache) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            stat = os.fstat(stream.fileno())
+            known = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
+            if known:
+                return known
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from None
+    if stat.st_size >= SMALLEST:
+        cache.put(path, stat, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def synchronise(link: Link, inputs: Inputs, progress: Progress = lambda done, total: None) -> int:
+    """Bring what is missing to a machine; return how many files that were.
+
+    Raises:
+        SshError: the machine cannot take it.
+    """
+    return send_trees(link, list(inputs.trees.values()), progress)
+
+
+def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) -> bool:
+    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one.
+
+    Raises:
+        SshError: the connection was lost, or what came is not a folder of plain files.
+        OSError: it cannot be written here.
+    """
+    with (
+        contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
+    ):
+        _unpack(io.BufferedReader(_Incoming(process)), Path(temporary), link.name)
+        found = Path(temporary) / name
+        if not found.is_dir():
+            return False
+        found.rename(target)
+    return True
+
+
+class _Incoming(io.RawIOBase):
+    """The output of a command as a file."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or self._process.read(_SILENCE)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _unpack(stream: io.BufferedReader, folder: Path, machine: str) -> None:
+    """Unpack plain files and folders; nothing else, and nothing outside ``folder``, whatever the archive says."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|gz") as archive:
+            for member in archive:
+                place = Path(os.path.normpath(folder / member.name))
+                if folder not in place.parents:
+                    raise SshError(machine, f"sent a file outside its folder: {member.name!r:.200}")
+                content = archive.extractfile(member)
+                if content is None:
+                    place.mkdir(exist_ok=True)
+                else:
+                    with open(place, "wb") as out:
+                        shutil.copyfileobj(content, out, 1 << 20)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise SshError(machine, f"the files it sent are damaged ({error})", "is its disk full?") from None

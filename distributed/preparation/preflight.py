@@ -1,0 +1,227 @@
+"""Are the machines ready? All are asked side by side; each problem is one line that names the machine and the fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.link import Link, link_to
+from distributed.preparation.provision import find_environment
+from distributed.ssh.connection import Trust
+from distributed.ssh.errors import SshError
+from profiles.errors import ExitCode, MusterError
+
+OLDEST_PYTHON = (3, 10)
+CLOCK_TOLERANCE = 60.0
+"""Seconds a clock may be off: times of events are compared across machines."""
+FREE_BYTES = 200_000_000
+PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
+_NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
+_OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a machine says of itself."""
+
+    python: tuple[int, ...]
+    torch: str
+    """Version; empty where there is none."""
+    missing: tuple[str, ...]
+    """Packages a worker needs and does not find."""
+    clock_ahead: float
+    """Seconds its clock is ahead of this machine's."""
+    free: int
+    """Bytes of disk."""
+    writable: bool
+    root: str
+    """Muster's folder there."""
+    system: str
+    gpus: int
+    interface: str
+    """Network interface over which it was reached."""
+    fingerprint: str
+    """Of its host key."""
+    address: str = ""
+    """Under which it was reached, as a literal."""
+
+
+@dataclass
+class Readiness:
+    """One machine: what it is, or why it cannot take part."""
+
+    link: Link
+    facts: Facts | None = None
+    problem: MusterError | None = None
+    provisionable: bool = False
+    """Whether the problem goes away with an environment of ours."""
+
+
+class NotReady(MusterError):
+    """Machines that cannot take part; ``problems`` has one error for each."""
+
+    exit_code = ExitCode.NOT_READY
+
+    def __init__(self, problems: Sequence[MusterError]) -> None:
+        only = problems[0] if len(problems) == 1 else None
+        text = only.message if only else "; ".join(problem.message for problem in problems)
+        super().__init__(text, only.hint if only else "")
+        self.problems = tuple(problems)
+
+
+def check(
+    hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 0, known: Sequence[Readiness] = ()
+) -> list[Readiness]:
+    """Ask all machines, and compare them.
+
+    Args:
+        hosts: the machines.
+        task: kind of the job; decides which packages are needed.
+        trust: asked for the key of a machine never met before.
+        room: bytes that the run brings along.
+        known: machines that were asked already; those without a problem are not asked again.
+
+    Returns:
+        One entry a machine, in their order. The links stay connected where there is no problem.
+    """
+    modules = [*_NEEDED, *_OF_TASK.get(task, ())]
+    sound = {one.link.machine: one for one in known if one.problem is None}
+
+    def ask(machine: Machine) -> Readiness:
+        return sound.get(machine) or _ask(link_to(machine, hosts, trust), modules)
+
+    for one in known:
+        if one.problem is not None:
+            one.link.close()
+    with ThreadPoolExecutor(len(hosts.machines)) as pool:
+        found = list(pool.map(ask, hosts.machines))
+    for one in found:
+        if one.facts is not None:
+            one.problem = _own_problem(one.link, one.facts, room)
+    _compare(found)
+    return found
+
+
+def ready(found: Sequence[Readiness]) -> list[tuple[Link, Facts]]:
+    """Return links and facts of all machines.
+
+    Raises:
+        NotReady: some have a problem; all connections are closed.
+    """
+    problems = [one.problem for one in found if one.problem is not None]
+    if problems:
+        for one in found:
+            one.link.close()
+        raise NotReady(problems)
+    return [(one.link, one.facts) for one in found if one.facts is not None]
+
+
+def _ask(link: Link, modules: Sequence[str]) -> Readiness:
+    """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
+    try:
+        asked = _ask_python(link, modules)
+        if not asked.provisionable:
+            return asked
+        environment = find_environment(link)
+        if not environment:
+            return asked
+        link.python = environment
+        return _ask_python(link, modules)
+    except MusterError as error:
+        return Readiness(link, problem=error)
+
+
+def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
+    """Ask with the Python that the link has.
+
+    Raises:
+        MusterError: the machine cannot be asked.
+    """
+    fingerprint = link.connection().fingerprint
+    begin = time.time()
+    try:
+        said = link.probe(modules)
+    except SshError as error:
+        if error.cause != SshError.cause or not _is_plain(link):
+            raise
+        return Readiness(link, problem=SshError(link.name, _after(error, link.name), PROVISION), provisionable=True)
+    ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
+    facts = _facts(said, ahead, fingerprint)
+    unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
+    return Readiness(link, facts, provisionable=unfit and _is_plain(link))
+
+
+def _after(error: MusterError, name: str) -> str:
+    return error.message.removeprefix(f"{name}: ")
+
+
+def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
+    return Facts(
+        python=tuple(said["python"]),
+        torch=said["torch"],
+        missing=tuple(said["missing"]),
+        clock_ahead=ahead,
+        free=int(said["free"]),
+        writable=bool(said["writable"]),
+        root=said["root"],
+        system=said["system"],
+        gpus=int(said["gpus"]),
+        interface=said["interface"],
+        fingerprint=fingerprint,
+        address=str(said["address"]),
+    )
+
+
+def _is_plain(link: Link) -> bool:
+    """Whether nobody has chosen a Python for it yet, neither a person nor :func:`_ask`."""
+    return not link.machine.python and link.python == "python3"
+
+
+def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
+    name = link.name
+    if facts.python[:2] < OLDEST_PYTHON:
+        found = ".".join(str(part) for part in facts.python)
+        hint = "install Python 3.10 or newer there, and name it with 'python' in the hosts file"
+        hint = PROVISION if _is_plain(link) else hint
+        return SshError(name, f"{link.python} is Python {found}, needed is 3.10 or newer", hint)
+    if facts.missing:
+        words = " ".join("grpcio" if module == "grpc" else module for module in facts.missing)
+        hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
+        hint = PROVISION if _is_plain(link) else hint
+        return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
+    if not facts.writable:
+        return SshError(name, f"{facts.root} cannot be written there", "give a 'project_path' in the hosts file")
+    if facts.free < FREE_BYTES + room:
+        need = (FREE_BYTES + room) // 1_000_000
+        return SshError(
+            name, f"its disk is full: {facts.free // 1_000_000} MB free at {facts.root}, needed are {need} MB",
+            "free some space there, or give a 'project_path' on another disk",
+        )  # fmt: skip
+    if abs(facts.clock_ahead) > CLOCK_TOLERANCE:
+        word = "ahead of" if facts.clock_ahead > 0 else "behind"
+        problem = f"its clock is {abs(facts.clock_ahead):.0f} s {word} this machine's"
+        return SshError(name, problem, "let the network set it (timedatectl set-ntp true; on a Mac: Date & Time)")
+    return None
+
+
+def _compare(found: Sequence[Readiness]) -> None:
+    """Find what only several machines together show: one machine twice, or different versions of torch."""
+    sound = [(one, one.facts) for one in found if one.facts is not None and one.problem is None]
+    keys: dict[str, str] = {}
+    for one, facts in sound:
+        first = keys.setdefault(facts.fingerprint, one.link.name)
+        if first != one.link.name:
+            problem = f"is the same machine as {first} (host key {facts.fingerprint})"
+            one.problem = SshError(one.link.name, problem, "remove one of the two from the hosts file")
+    versions = [facts.torch.partition("+")[0] for _, facts in sound]
+    usual = max(versions, key=versions.count, default="")
+    for (one, _), version in zip(sound, versions):
+        if version != usual and one.problem is None:
+            others = ", ".join(other.link.name for (other, _), v in zip(sound, versions) if v == usual)
+            problem = f"has torch {version}, but {others} {'have' if ',' in others else 'has'} {usual}"
+            hint = f"install the same there: {one.link.python} -m pip install torch=={usual}"
+            one.problem = SshError(one.link.name, problem, hint)

@@ -1,0 +1,230 @@
+"""Packages for a machine that has only SSH and a Python, or uv: an environment in Muster's own folder there.
+
+It is made from the lock file, found again by its hash, and leaves the machine with that folder. Nothing else is written
+there. :mod:`distributed.preparation.environment_builder` does the work on the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from distributed.machine.link import Link
+from distributed.preparation.code_sync import REPOSITORY, folder_tree
+from distributed.preparation.offline_wheels import collect_wheels
+from distributed.preparation.transfer import send_trees
+from distributed.preparation.uv_binary import uv_for
+from distributed.ssh.errors import SshError
+from profiles.errors import BadInput, MusterError
+
+Say = Callable[[str], None]
+_SILENCE = 900.0
+"""Seconds without a word after which a build counts as stuck: the download of torch is one step."""
+_NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
+_LOOK = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac; shift
+PATH=$PATH:/usr/local/bin:/opt/homebrew/bin:$HOME/.local/bin:$HOME/.cargo/bin:$envs/.uv/bin
+for folder in "$envs"/.python/cpython-*/bin; do PATH=$folder:$PATH; done
+for name; do
+  path=$(command -v "$name") || continue
+  "$path" -c 'import sys; sys.exit(sys.version_info < (3, 10))' </dev/null >/dev/null 2>&1 || continue
+  printf 'python\t%s\n' "$path"; break
+done
+if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
+exit 0"""
+"""``ROOT NAME...`` to the first usable Python and to uv. Sessions of SSH on a Mac do not know Homebrew's folder."""
+_FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
+umask 077; mkdir -p "$envs/.scratch.part" || exit 1
+trap 'rm -rf "$envs/.scratch.part"' EXIT
+export UV_CACHE_DIR="$envs/.scratch.part" TMPDIR="$envs/.scratch.part" PIP_CACHE_DIR="$envs/.scratch.part"
+export UV_PYTHON_INSTALL_DIR="$envs/.python" UV_PYTHON_BIN_DIR="$envs/.scratch.part"
+uv=$3
+if [ -z "$uv" ]; then
+  python3 -m pip install --quiet --disable-pip-version-check --target "$envs/.uv" uv || exit 1
+  uv=$envs/.uv/bin/uv
+fi
+"$uv" python install "$2" """
+"""``ROOT VERSION UV``: a Python of our own, by uv; uv itself by the pip of an old Python where none could be sent."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an environment is made of."""
+
+    requirements: tuple[str, ...]
+    """Packages, as pip takes them."""
+    lock: str
+    """Constraints: the one version of each that is tested."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([self.requirements, self.lock]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an environment can be built with on a machine."""
+
+    python: str = ""
+    """A Python that is new enough; empty where there is none."""
+    uv: str = ""
+
+
+_SCREENS = ("plotly", "questionary", "textual", "textual-serve")
+"""Packages that only a person's own machine needs: nothing that runs on the others draws."""
+
+
+@lru_cache
+def usual_recipe() -> Recipe:
+    """Return the recipe of the packages that Muster needs.
+
+    Raises:
+        BadInput: this Muster was not set up by ``make setup``, so there is no list.
+    """
+    try:
+        wanted = importlib.metadata.requires("muster-train") or []
+        lock = (REPOSITORY / "constraints.txt").read_text()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        raise BadInput("the list of packages is not to be found on this machine", "make setup") from None
+    return Recipe(tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _SCREENS), lock)
+
+
+def _package(requirement: str) -> str:
+    """Return the name of what is required."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
+
+
+def find_environment(link: Link, recipe: Recipe | None = None) -> str:
+    """Return the Python of the environment that was made for this recipe on this machine; empty where there is none.
+
+    Raises:
+        SshError: the connection was lost.
+    """
+    base = look(link)
+    return str(_ask(link, base, recipe or usual_recipe())["python"]) if base.python else ""
+
+
+def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
+    """Make the environment on a machine unless it is there, and return its Python.
+
+    Args:
+        link: the machine.
+        say: is told each step, as it begins.
+        recipe: of the environment.
+        offline_wheels: take the packages from this machine, for one that has no internet.
+
+    Raises:
+        SshError: it cannot be made; the message says why, the hint what to do.
+        BadInput: the packages cannot be collected here.
+    """
+    recipe = recipe or usual_recipe()
+    base = look(link)
+    if not base.python:
+        base = _fetch_python(link, base, say)
+    said = _ask(link, base, recipe)
+    if said["python"]:
+        return str(said["python"])
+    wheels = ""
+    if offline_wheels:
+        link.python = base.python
+        link.put_agent()
+        tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, said, say))
+        say(f"sending {len(tree.files)} packages, as far as they are missing there")
+        send_trees(link, [tree])
+        wheels = f"{link.root}/trees/{tree.name}"
+    return _build(link, base, recipe, wheels, say)
+
+
+def look(link: Link) -> Base:
+    """Return what the machine has to build with, the same Python as here first."""
+    same = f"python3.{sys.version_info.minor}"
+    names = dict.fromkeys([same, "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"])
+    done = link.connection().run(["sh", "-c", _LOOK, "sh", link.root, *names], timeout=30.0)
+    rows = [line.split("\t", 1) for line in done.stdout.decode(errors="replace").splitlines()]
+    found = {row[0]: row[1] for row in rows if len(row) == 2}
+    return Base(found.get("python", ""), found.get("uv", ""))
+
+
+def _fetch_python(link: Link, base: Base, say: Say) -> Base:
+    say("there is no Python 3.10 or newer: getting one with uv")
+    version = f"3.{sys.version_info.minor}"
+    base = base if base.uv else Base(base.python, _send_uv(link, say))
+    done = link.connection().run(["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv], timeout=_SILENCE)
+    found = look(link)
+    if not found.python:
+        raise SshError(link.name, f"no Python 3.10 or newer there, and none to be had: {done.problem}", _NO_PYTHON)
+    return found
+
+
+def _send_uv(link: Link, say: Say) -> str:
+    """Bring uv to a machine that may have no Python to get it with; return its path there, empty where that fails."""
+    try:
+        system, _, machine = (
+            link.connection().run(["uname", "-sm"]).stdout.decode(errors="replace").strip().partition(" ")
+        )
+        program = uv_for(system, machine)
+        say("sending uv")
+        link.connection().put(program, f"{link.root}/envs/.uv/bin/uv", mode=0o700)
+    except MusterError as error:
+        say(f"uv cannot be sent there: {error.message}")
+        return ""
+    return look(link).uv
+
+
+def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
+    words = [base.python, "-", link.root, "find", recipe.digest]
+    done = link.connection().run(words, input=_builder(), timeout=60.0)
+    try:
+        return dict(json.loads(done.stdout))
+    except ValueError:
+        raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON) from None
+
+
+def _build(link: Link, base: Base, recipe: Recipe, wheels: str, say: Say) -> str:
+    folder = f"{link.root}/agent/{hashlib.sha256(_builder()).hexdigest()[:16]}"
+    link.connection().put(_builder(), f"{folder}/environment_builder.py", mode=0o700)
+    script = f"./{folder[2:]}" if folder.startswith("~/") else folder
+    words = [base.python, f"{script}/environment_builder.py", link.root, "build", base.uv, wheels]
+    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock}
+    with closing(link.connection().stream(words)) as process:
+        process.write(json.dumps(order).encode())
+        process.end_input()
+        while line := _line(link, process.read_line):
+            said = _document(line)
+            if "python" in said:
+                return str(said["python"])
+            if "problem" in said:
+                raise SshError(link.name, str(said["problem"]), str(said.get("fix", "")))
+            say(str(said.get("say", "")))
+        problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
+        raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
+
+
+def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
+    try:
+        return read_line(_SILENCE)
+    except TimeoutError:
+        problem = f"making its environment got stuck: not a word for {_SILENCE / 60:.0f} minutes"
+        raise SshError(link.name, problem, "is its way to the package index slow? Try --offline-wheels") from None
+
+
+def _document(line: bytes) -> dict[str, Any]:
+    """What a machine says is not trusted to be a document."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+@lru_cache
+def _builder() -> bytes:
+    return Path(__file__).with_name("environment_builder.py").read_bytes()

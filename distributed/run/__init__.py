@@ -1,0 +1,1 @@
+"""One run on machines: planned before it starts, asked for things while it is on, compared with its plan at the end."""

@@ -1,0 +1,1 @@
+"""One connection to a machine: trust, log-in, commands, files, forwards, and why it failed."""

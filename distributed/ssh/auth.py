@@ -1,0 +1,271 @@
+"""Log-in by the agent's keys, key files, or a password, with a plain word on why it failed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from paramiko.agent import AgentSSH
+
+from distributed.ssh.config import ResolvedHost
+from distributed.ssh.errors import (
+    Dropped,
+    NoKeyAccepted,
+    PasswordOnly,
+    PasswordRefused,
+    SshError,
+    UserRefused,
+)
+from distributed.ssh.host_keys import fingerprint
+from distributed.ssh.wire import stalled
+
+_SHOWN = 6
+_AGENT_PATIENCE = 30.0
+"""Seconds for the agent: it may ask the user for a touch or a password."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A key to try, or the reason why it cannot be."""
+
+    label: str
+    key: Any = None
+    problem: str = ""
+    patience: float = 0.0
+    """Seconds the key's holder may take to sign, beyond the usual."""
+
+
+class KeyAgent:
+    """The user's running ssh-agent; without one it has no keys."""
+
+    def __init__(self, path: str) -> None:
+        self.keys: tuple[Any, ...] = ()
+        self._stream: socket.socket | None = None
+        if not path:
+            return
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stream.settimeout(_AGENT_PATIENCE)
+        agent = AgentSSH()
+        try:
+            stream.connect(path)
+            agent._connect(stream)
+        except (OSError, paramiko.SSHException):
+            stream.close()
+            return
+        self._stream, self.keys = stream, agent.get_keys()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def __enter__(self) -> KeyAgent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Prompts:
+    """Answers the questions of ``keyboard-interactive`` (RFC 4256): the first hidden one is the password's."""
+
+    def __init__(self, password: str) -> None:
+        self._password: str | None = password
+        self._asked = ""
+        self.beyond = ""
+        """A question that a password does not answer, such as that for a one-time code."""
+
+    def answer(self, title: str, instructions: str, prompts: list[tuple[str, bool]]) -> list[str]:
+        """Return one answer for each prompt of a text and whether it is shown."""
+        return [self._one(text, shown) for text, shown in prompts]
+
+    def _one(self, text: str, shown: bool) -> str:
+        if shown or self._password is None:
+            if shown or text != self._asked:  # the same question again: the password was wrong
+                self.beyond = self.beyond or text.strip()[:60] or "a further answer"
+            return ""
+        given, self._password, self._asked = self._password, None, text
+        return given
+
+
+class Login:
+    """One log-in on an open transport.
+
+    Args:
+        host: who and where.
+        transport: a paramiko transport after the key exchange.
+        disconnect: list to which the transport's owner adds the server's last words.
+        patience: seconds the server may take for each answer.
+    """
+
+    def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str], patience: float) -> None:
+        self._host = host
+        self._patience = patience
+        self._transport = transport
+        self._disconnect = disconnect
+        self._tried: list[str] = []
+        self._locked: list[Path] = []
+        self._password_possible = False
+        self._password_directly = False
+
+    def run(self, password: str | None) -> str:
+        """Log in and return how: the key's label, ``password`` or ``none``.
+
+        Raises:
+            SshError: UserRefused, NoKeyAccepted, PasswordOnly, PasswordRefused or Dropped.
+        """
+        methods = self._methods()
+        if not methods:
+            return "none"
+        keys_possible = "publickey" in methods
+        self._password_possible = bool({"password", "keyboard-interactive"} & methods)
+        self._password_directly = "password" in methods
+        if password is not None and self._password_possible:
+            return self._try_password(password)  # without the keys: servers allow few attempts
+        label = self._try_keys() if keys_possible else ""
+        if label:
+            return label
+        raise self._refusal(keys_possible)
+
+    def _methods(self) -> set[str]:
+        """Ask which ways the server offers to this user; nothing left to prove is an empty set."""
+        self._transport.auth_timeout = self._patience
+        try:
+            return set(self._transport.auth_none(self._host.user))
+        except paramiko.BadAuthenticationType as error:
+            return set(error.allowed_types)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._lost(error) from None
+
+    def _try_keys(self) -> str:
+        with KeyAgent(self._host.agent_socket) as agent:
+            for candidate in self._candidates(agent):
+                if candidate.key is None:
+                    self._tried.append(f"{candidate.label} ({candidate.problem})")
+                elif self._try_key(candidate):
+                    return candidate.label
+        return ""
+
+    def _try_key(self, candidate: _Candidate) -> bool:
+        self._tried.append(candidate.label)
+        self._transport.auth_timeout = self._patience + candidate.patience
+        try:
+            missing = self._transport.auth_publickey(self._host.user, candidate.key)
+        except paramiko.BadAuthenticationType:
+            return False
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if not self._transport.is_active() or _timed_out(error):
+                raise self._lost(error) from None
+            return False  # refused, or the agent would not sign
+        if missing:
+            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
+            raise UserRefused(self._host.machine, problem, "allow a log-in by key alone for this user")
+        return True
+
+    def _candidates(self, agent: KeyAgent) -> Iterator[_Candidate]:
+        """Keys in the order OpenSSH tries them: the agent's that are configured, the agent's others, then files."""
+        files = [path for path in self._host.key_files if path.exists()]
+        wanted = {blob for path in files if (blob := _public_blob(path))}
+        held = {key.asbytes() for key in agent.keys}
+        configured = [key for key in agent.keys if key.asbytes() in wanted]
+        others = [] if self._host.identities_only else [key for key in agent.keys if key.asbytes() not in wanted]
+        own = [path for path in files[:1] if _public_blob(path) not in held]
+        yield from (_agent_candidate(key) for key in configured)
+        yield from (self._file_candidate(path) for path in own)
+        yield from (_agent_candidate(key) for key in others)
+        rest = [path for path in files if path not in own and _public_blob(path) not in held]
+        yield from (self._file_candidate(path) for path in rest)
+
+    def _file_candidate(self, path: Path) -> _Candidate:
+        try:
+            return _Candidate(str(path), paramiko.PKey.from_path(path))
+        except (paramiko.PasswordRequiredException, TypeError):
+            self._locked.append(path)
+            return _Candidate(str(path), problem="locked by a passphrase")
+        except (paramiko.SSHException, OSError, ValueError) as error:
+            return _Candidate(str(path), problem=f"cannot be read: {error}")
+
+    def _try_password(self, password: str) -> str:
+        prompts = _Prompts(password)
+        try:
+            if self._password_directly:
+                missing = self._transport.auth_password(self._host.user, password, fallback=False)
+            else:
+                missing = self._transport.auth_interactive(self._host.user, prompts.answer)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            refused = isinstance(error, paramiko.AuthenticationException) and self._transport.is_active()
+            if not refused or _timed_out(error):
+                raise self._lost(error) from None
+            if prompts.beyond:
+                problem = f"{self._host.where} asks for more than a password ({prompts.beyond!r})"
+                hint = "install a key there by hand, and allow a log-in by it alone"
+                raise UserRefused(self._host.machine, problem, hint) from None
+            problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
+            raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
+        if missing:
+            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
+            raise UserRefused(self._host.machine, problem, "install a key there and allow a log-in by it alone")
+        return "password"
+
+    def _refusal(self, keys_possible: bool) -> SshError:
+        host = self._host
+        if not keys_possible:
+            problem = f"{host.where} takes no keys for user '{host.user}', only a password"
+            hint = "give the password once, or set PubkeyAuthentication yes in its sshd_config"
+            return PasswordOnly(host.machine, problem, hint)
+        more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
+        tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
+        problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
+        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible)
+
+    def _key_hint(self) -> str:
+        host = self._host
+        if self._locked:
+            return f"unlock the key first: ssh-add {self._locked[0]}"
+        install = f"ssh-copy-id -p {host.port} {host.user}@{host.hostname}"
+        if not self._tried:
+            return f"make a key with ssh-keygen -t ed25519, then: {install}"
+        return f"{self._user_hint()} To install your key there: {install}"
+
+    def _user_hint(self) -> str:
+        if self._host.user_is_guess:
+            return f"'{self._host.user}' is your name on this machine; if it is another one there, set 'user'."
+        return f"does the user '{self._host.user}' exist there, and may it log in by SSH?"
+
+    def _lost(self, error: Exception) -> SshError:
+        failure = self._explain(error)
+        failure.stage = "login"
+        return failure
+
+    def _explain(self, error: Exception) -> SshError:
+        host, words = self._host, " ".join(self._disconnect)
+        if _timed_out(error):
+            return stalled(host, "did not answer during the log-in", self._patience)
+        if "too many authentication failures" in words.lower():
+            problem = f"{host.where} gave up after {len(self._tried)} keys ({', '.join(self._tried[:_SHOWN])})"
+            hint = "name the right one as 'key' in the hosts file"
+            return NoKeyAccepted(host.machine, problem, hint, self._password_possible)
+        said = f" ({words})" if words else ""
+        hint = "look at its SSH server's log, and at AllowUsers in its sshd_config"
+        return Dropped(host.machine, f"{host.where} closed the connection during the log-in{said}", hint)
+
+
+def _agent_candidate(key: Any) -> _Candidate:
+    name = getattr(key, "comment", "") or fingerprint(key.asbytes())
+    return _Candidate(f"agent key {name}", key, patience=_AGENT_PATIENCE)
+
+
+def _timed_out(error: Exception) -> bool:
+    """paramiko has no type of its own for it."""
+    return isinstance(error, TimeoutError) or "timeout" in str(error).lower()
+
+
+def _public_blob(path: Path) -> bytes:
+    """Return the public half that lies beside a key file; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
+        return bytes(paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob)
+    return b""

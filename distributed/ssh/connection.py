@@ -1,0 +1,292 @@
+"""One connection to one machine: run, stream, put, get, forward, and whether it still lives.
+
+::
+
+    target = SshTarget("studio", "studio.local", user="ada")
+    with SshConnection.connect(target, trust=ask_the_person) as studio:
+        print(studio.run(["uname", "-sm"]).stdout.decode())
+
+Commands are lists of words; whatever they contain, the far side gets the same words, whichever login shell the user has
+there. Every failure is an :class:`~distributed.ssh.errors.SshError` with the machine's name, the cause and the fix.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import paramiko
+
+from distributed.ssh import files as ssh_files
+from distributed.ssh.auth import Login
+from distributed.ssh.config import ResolvedHost, SshTarget, resolve
+from distributed.ssh.errors import Dropped, ForwardRefused, NoShell, SshError, UserRefused
+from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, listen_here
+from distributed.ssh.heartbeat import Heartbeat
+from distributed.ssh.host_keys import fingerprint
+from distributed.ssh.process import Completed, RemoteProcess
+from distributed.ssh.session import Trust, open_transport
+from distributed.ssh.shell import command_line
+from distributed.ssh.wire import Deadline, Wire, dial
+from profiles.errors import BadInput
+
+__all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget", "Trust"]
+
+CONNECT_TIMEOUT = 10.0
+OUTPUT_LIMIT = 64 * 1024 * 1024
+_MAX_JUMPS = 8
+_LOGIN_PATIENCE = 2.0
+"""Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
+_LOST_HINT = "is the machine still on and in this network?"
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How to connect; see :meth:`SshConnection.connect`."""
+
+    trust: Trust | None
+    password: str | None
+    timeout: float
+    heartbeat: float
+
+
+class SshConnection:
+    """An authenticated connection. Make it with :meth:`connect`; it may be used from several threads."""
+
+    def __init__(
+        self, host: ResolvedHost, wire: Wire, transport: Any, gateway: SshConnection | None, beat: float
+    ) -> None:
+        self.host = host
+        self.machine = host.machine
+        self.authenticated_by = ""
+        """The key's label, ``password``, or ``none``."""
+        self.system = ""
+        """What ``uname -sm`` says, for example ``Darwin arm64``."""
+        self._transport = transport
+        self._gateway = gateway
+        self._marker = "muster" + secrets.token_hex(8)
+        self._forwards: list[Forward] = []
+        self._heartbeat = Heartbeat(transport, wire, beat)
+        self._far_ports = FarPorts(transport, self._heartbeat)
+
+    @classmethod
+    def connect(
+        cls,
+        target: SshTarget,
+        *,
+        trust: Trust | None = None,
+        password: str | None = None,
+        timeout: float = CONNECT_TIMEOUT,
+        heartbeat: float = 2.0,
+    ) -> SshConnection:
+        """Connect, check the host key, log in, and see that commands run.
+
+        Args:
+            target: which machine; what it leaves open comes from ~/.ssh/config.
+            trust: asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
+            password: tried in place of the keys, if the server takes one.
+            timeout: seconds for each machine on the way, all steps together.
+            heartbeat: seconds between heartbeats; after four of them in silence the connection counts as lost.
+
+        Raises:
+            SshError: one of its kinds, see :mod:`distributed.ssh.errors`.
+            BadInput: ~/.ssh/config has an error.
+        """
+        return cls._connect(target, _Manner(trust, password, timeout, heartbeat))
+
+    @classmethod
+    def _connect(
+        cls, target: SshTarget, manner: _Manner, depth: int = 0, jumps: tuple[SshTarget, ...] | None = None
+    ) -> SshConnection:
+        """Connect through the machines of ``jumps``, or of the configuration where it is ``None``."""
+        if depth > _MAX_JUMPS:
+            hint = "does ProxyJump in ~/.ssh/config go in a circle?"
+            raise BadInput(f"{target.name}: more than {_MAX_JUMPS} jumps", hint)
+        host = resolve(target)
+        gateway: SshConnection | None = None
+        way = host.jumps if jumps is None else jumps
+        if way:
+            # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
+            before = way[:-1] if len(way) > 1 else None
+            gateway = cls._connect(way[-1], replace(manner, password=None), depth + 1, before)
+        connection: SshConnection | None = None
+        try:
+            connection = cls._open(host, gateway, manner)
+            connection._see_that_commands_run(manner.timeout)
+        except BaseException:
+            for opened in (connection, gateway):
+                if opened is not None:
+                    opened.close()
+            raise
+        return connection
+
+    @classmethod
+    def _open(cls, host: ResolvedHost, gateway: SshConnection | None, manner: _Manner) -> SshConnection:
+        deadline = Deadline(manner.timeout)
+        wire = Wire(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
+        transport, last_words = open_transport(host, wire, manner.trust, deadline)
+        try:
+            patience = max(deadline.remaining, _LOGIN_PATIENCE)
+            how = Login(host, transport, last_words, patience).run(manner.password)
+        except BaseException:
+            transport.close()
+            raise
+        connection = cls(host, wire, transport, gateway, manner.heartbeat)
+        connection.authenticated_by = how
+        return connection
+
+    def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
+        """Open the way to the next machine through this one."""
+        try:
+            return self._transport.open_channel(
+                "direct-tcpip", (host.hostname, host.port), (LOOPBACK, 0), timeout=deadline.remaining
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
+            raise ForwardRefused(host.machine, problem, "look at ProxyJump in ~/.ssh/config") from None
+
+    def _see_that_commands_run(self, timeout: float) -> None:
+        try:
+            result = self.run(["uname", "-sm"], timeout=timeout)
+        except Dropped:
+            problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
+            hint = (
+                "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "
+                "Allow access for; on Linux look at the account and at the SSH server's log"
+            )
+            raise UserRefused(self.machine, problem, hint) from None
+        except NoShell as error:
+            hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
+            raise NoShell(self.machine, error.message.partition(": ")[2], hint) from None
+        self.system = result.stdout.decode(errors="replace").strip()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | BinaryIO | None = None,
+        timeout: float | None = 60.0,
+        limit: int = OUTPUT_LIMIT,
+    ) -> Completed:
+        """Run a command in the user's home folder there and wait for it.
+
+        Args:
+            argv: program and arguments. No shell reads them; for a script use ``["sh", "-c", SCRIPT, "sh", ARG...]``.
+            input: given on stdin.
+            timeout: seconds; ``None`` waits as long as the connection lives.
+            limit: bytes of output taken.
+
+        Raises:
+            SshError: Dropped, CommandTimeout or NoShell. A command that fails is not an error: see ``returncode``.
+        """
+        with self.stream(argv) as process:
+            return process.communicate(input, timeout, limit)
+
+    def stream(self, argv: Sequence[str]) -> RemoteProcess:
+        """Start a command and return it while it runs; arguments as in :meth:`run`.
+
+        Raises:
+            SshError: Dropped, or the server opens no more sessions.
+        """
+        line = command_line(argv, self._marker)
+        try:
+            channel = self._transport.open_session(timeout=CONNECT_TIMEOUT)
+            channel.exec_command(line)
+        except paramiko.ChannelException as error:
+            problem = f"its SSH server opens no more sessions ({error.text})"
+            raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
+        except (paramiko.SSHException, EOFError, OSError):
+            raise self._lost() from None
+        return RemoteProcess(self.machine, channel, self._marker, _LOST_HINT)
+
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600, timeout: float | None = None) -> None:
+        """Write a file there, whole or not at all; folders on the way are made.
+
+        Args:
+            source: content, or a file of this machine.
+            remote: path; relative paths and ``~/`` start in the user's home folder.
+
+        Raises:
+            RemoteFileError: it cannot be written there.
+            OSError: the local file cannot be read.
+        """
+        ssh_files.put(self, source, remote, mode, timeout)
+
+    def get(self, remote: str, local: Path, *, timeout: float | None = None) -> None:
+        """Read a file there into one here, whole or not at all.
+
+        Raises:
+            RemoteFileError: it cannot be read there.
+            OSError: the local file cannot be written.
+        """
+        ssh_files.get(self, remote, local, timeout)
+
+    def forward_local(self, remote_port: int, remote_host: str = LOOPBACK, local_port: int = 0) -> Forward:
+        """Listen on a loopback port here and carry its connections to ``remote_host:remote_port`` as seen from there.
+
+        Raises:
+            OSError: the local port is in use.
+        """
+
+        def open_far(origin: tuple[str, int]) -> Any:
+            return self._transport.open_channel(
+                "direct-tcpip", (remote_host, remote_port), origin, timeout=CONNECT_TIMEOUT
+            )
+
+        forward = listen_here(local_port, open_far)
+        self._forwards.append(forward)
+        return forward
+
+    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
+        """Listen on a loopback port there and carry its connections to ``local_address`` as seen from here.
+
+        Raises:
+            ForwardRefused: the port is in use there, or its SSH server does not forward.
+        """
+        try:
+            forward = self._far_ports.open(local_address, remote_port)
+        except (paramiko.SSHException, EOFError, OSError):
+            if not self._transport.is_active():
+                raise self._lost() from None
+            problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
+            hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
+            raise ForwardRefused(self.machine, problem, hint) from None
+        self._forwards.append(forward)
+        return forward
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the host key: two connections with the same one lead to one machine."""
+        return fingerprint(self._transport.get_remote_server_key().asbytes())
+
+    def alive(self) -> bool:
+        """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""
+        return bool(self._transport.is_active()) and not self._heartbeat.silent
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the far side was last heard; an idle connection hears it every heartbeat."""
+        return self._heartbeat.silence
+
+    def _lost(self) -> Dropped:
+        return Dropped(self.machine, f"the connection to {self.host.where} was lost", _LOST_HINT)
+
+    def close(self) -> None:
+        """Close everything on the connection, and the connections it goes through. May be called twice."""
+        self._far_ports.leave()
+        for forward in self._forwards:
+            forward.close()
+        self._forwards.clear()
+        self._heartbeat.stop()
+        self._transport.close()
+        if self._gateway is not None:
+            self._gateway.close()
+
+    def __enter__(self) -> SshConnection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

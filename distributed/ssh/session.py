@@ -1,0 +1,144 @@
+"""From a resolved host to an open, authenticated paramiko transport."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import paramiko
+
+from distributed.ssh.config import ResolvedHost
+from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, UnknownHostKey
+from distributed.ssh.host_keys import HostKeyInfo, KnownHosts, Verdict, fingerprint, known_name, remember
+from distributed.ssh.wire import Deadline, Wire, greet, stalled
+
+Trust = Callable[[HostKeyInfo], bool]
+"""Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks land on the terminal
+
+
+def open_transport(host: ResolvedHost, wire: Wire, trust: Trust | None, deadline: Deadline) -> tuple[Any, list[str]]:
+    """Greet the server, agree on keys, and check who it is.
+
+    Returns:
+        The transport, and a list that receives the server's last words if it disconnects.
+
+    Raises:
+        SshError: Stalled, Dropped, NotSsh, UnknownHostKey or HostKeyChanged; the wire is closed.
+    """
+    transport: Any = None
+    try:
+        greet(host, wire, deadline)
+        transport = paramiko.Transport(wire)
+        words = _note_disconnect(transport)
+        known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
+        _prefer(transport, known.key_types(_name(host)) or known.key_types(_portless(host)))
+        _agree(host, transport, deadline)
+        wire.handshake_done()
+        _check_identity(host, transport, known, trust)
+    except BaseException:
+        if transport is not None:
+            transport.close()
+        wire.close()
+        raise
+    return transport, words
+
+
+def _note_disconnect(transport: Any) -> list[str]:
+    """Keep the text of the server's disconnect message, which paramiko only logs."""
+    words: list[str] = []
+
+    def parse(message: Any) -> None:
+        message.get_int()
+        words.append(message.get_text()[:200])
+
+    transport._parse_disconnect = parse
+    return words
+
+
+def _name(host: ResolvedHost) -> str:
+    return known_name(host.hostname, host.port, host.host_key_alias)
+
+
+def _portless(host: ResolvedHost) -> str:
+    """OpenSSH accepts the key of ``host`` for ``[host]:port`` as well."""
+    return known_name(host.hostname, 22, host.host_key_alias)
+
+
+def _prefer(transport: Any, known_types: list[str]) -> None:
+    """Ask for a key of a type we know, so that another one is not taken for a change."""
+    options = transport.get_security_options()
+    wanted: list[str] = []
+    for known in known_types:
+        wanted += ["rsa-sha2-512", "rsa-sha2-256"] if known == "ssh-rsa" else [known]
+    offered = list(options.key_types)
+    first = [kind for kind in wanted if kind in offered]
+    options.key_types = first + [kind for kind in offered if kind not in first]
+
+
+def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
+    transport.handshake_timeout = transport.banner_timeout = deadline.remaining + 1.0
+    try:
+        transport.start_client(timeout=deadline.remaining)
+    except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
+        raise _explain_handshake(host, error, deadline) from None
+    if not transport.is_active() or not transport.initial_kex_done:
+        raise stalled(host, "the key exchange did not end", deadline.seconds)
+
+
+def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline) -> SshError:
+    text = str(error)
+    if deadline.passed:
+        return stalled(host, "the key exchange did not end", deadline.seconds)
+    if isinstance(error, paramiko.IncompatiblePeer):
+        return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "update its SSH server")
+    if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:
+        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; look at its log"
+        return Dropped(host.machine, f"{host.where} closed the connection during the key exchange", hint)
+    return NotSsh(host.machine, f"{host.where} breaks the SSH protocol: {text[:120]}", "is 'port' its SSH server's?")
+
+
+def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust: Trust | None) -> None:
+    key = transport.get_remote_server_key()
+    info = HostKeyInfo(host.machine, _name(host), key.get_name(), key.asbytes())
+    verdict = known.judge(info)
+    if verdict is Verdict.UNKNOWN and _portless(host) != info.name:
+        plain = known.judge(HostKeyInfo(host.machine, _portless(host), info.key_type, info.blob))
+        verdict = plain if plain in (Verdict.KNOWN, Verdict.REVOKED) else verdict
+    if verdict in (Verdict.CHANGED, Verdict.REVOKED):
+        raise _changed(host, info, known, verdict)
+    if verdict is Verdict.UNKNOWN:
+        if trust is None or not trust(info):
+            raise UnknownHostKey(info)
+        _remember(host, info)
+
+
+def _changed(host: ResolvedHost, info: HostKeyInfo, known: KnownHosts, verdict: Verdict) -> HostKeyChanged:
+    if verdict is Verdict.REVOKED:
+        return HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
+    entry = known.of(info.name)[0]
+    file = entry.origin.rpartition(":")[0]
+    problem = (
+        f"another machine answers at {host.where}, or its host key changed: it shows {info.fingerprint}, "
+        f"known is {fingerprint(entry.blob)} ({entry.origin})"
+    )
+    hint = (
+        f"only if you know why it changed: compare on that machine with {info.compare_command}, "
+        f"then: ssh-keygen -R '{info.name}' -f {file}"
+    )
+    return HostKeyChanged(host.machine, problem, hint)
+
+
+def _remember(host: ResolvedHost, info: HostKeyInfo) -> None:
+    if not host.user_known_hosts:
+        return
+    path = host.user_known_hosts[0]
+    try:
+        remember(info, path, host.hash_known_hosts)
+    except OSError as error:
+        problem = f"its host key cannot be written to {path}: {error.strerror or error}"
+        unwritable = SshError(host.machine, problem, "make the file writable")
+        unwritable.stage = "host key"
+        raise unwritable from None

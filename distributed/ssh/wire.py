@@ -1,0 +1,264 @@
+"""The byte stream under an SSH connection: name to address, TCP, and the first line of the server.
+
+Every failure is told apart here, within a deadline and with bounded memory, before paramiko sees a byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from distributed.ssh.config import ResolvedHost
+from distributed.ssh.errors import (
+    REMOTE_LOGIN,
+    ConnectTimeout,
+    Dropped,
+    NameUnknown,
+    NoRoute,
+    NotSsh,
+    PortClosed,
+    SshError,
+    Stalled,
+)
+
+HANDSHAKE_LIMIT = 256 * 1024
+"""Bytes a server may send before the keys are agreed; an honest one needs about 3 KiB."""
+_GREETING_LIMIT = 8 * 1024
+"""Bytes before and with the server's identification (RFC 4253, 4.2)."""
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+
+_T = TypeVar("_T")
+
+
+class Deadline:
+    """A point in time that several waits share."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, never quite zero: a zero timeout means non-blocking to a socket."""
+        return max(self._end - time.monotonic(), 0.01)
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end
+
+
+class Wire:
+    """A socket, or a channel through another machine, that notes when it last heard something.
+
+    It gives paramiko the server's first line again, and ends a handshake that is all noise.
+    """
+
+    def __init__(self, stream: Any, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._stream = stream
+        self._process = process
+        self._again = b""
+        self._budget: int | None = HANDSHAKE_LIMIT
+        self.last_heard = time.monotonic()
+
+    def read_greeting(self, deadline: Deadline) -> bytes:
+        """Read up to the line that starts with ``SSH-`` and keep it for paramiko.
+
+        Raises:
+            OSError: the stream broke; TimeoutError where the deadline passed.
+            EOFError: it ended; the argument holds what was read.
+            ValueError: it is not an SSH server; the argument holds what was read.
+        """
+        seen, line = b"", b""
+        while len(seen) < _GREETING_LIMIT:
+            if deadline.passed:
+                raise TimeoutError
+            self._stream.settimeout(deadline.remaining)
+            byte = bytes(self._stream.recv(1))
+            if not byte:
+                raise EOFError(seen)
+            seen, line = seen + byte, line + byte
+            if byte == b"\n":
+                if line.startswith(b"SSH-"):
+                    self._again = line
+                    return line
+                line = b""
+        raise ValueError(seen)
+
+    def handshake_done(self) -> None:
+        """Lift the limit on what the server may send."""
+        self._budget = None
+
+    def recv(self, size: int) -> bytes:
+        if self._again:
+            data, self._again = self._again[:size], self._again[size:]
+            return data
+        data = bytes(self._stream.recv(size))
+        if data:
+            self.last_heard = time.monotonic()
+        if self._budget is not None:
+            self._budget -= len(data)
+            if self._budget < 0:
+                raise OSError(errno.EPROTO, "too much data before the keys were agreed")
+        return data
+
+    def send(self, data: bytes) -> int:
+        return int(self._stream.send(data))
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._stream.settimeout(seconds)
+
+    def getpeername(self) -> Any:
+        return self._stream.getpeername()
+
+    @property
+    def _closed(self) -> bool:
+        """Asked by paramiko when it ends."""
+        return bool(self._stream._closed)
+
+    def close(self) -> None:
+        self._stream.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def dial(host: ResolvedHost, deadline: Deadline) -> Wire:
+    """Connect to a machine directly, or by the user's ProxyCommand.
+
+    Raises:
+        SshError: NameUnknown, NoRoute, ConnectTimeout or PortClosed.
+    """
+    if host.proxy_command:
+        return _dial_command(host)
+    worst: SshError | None = None
+    addresses = _look_up(host, deadline)
+    for number, (family, address) in enumerate(addresses):
+        patience = deadline.remaining / (len(addresses) - number)
+        stream = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            stream.settimeout(patience)
+            stream.connect(address)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Wire(stream)
+        except OSError as error:
+            stream.close()
+            failure = _explain_connect(host, str(address[0]), error, deadline)
+            worst = failure if worst is None or isinstance(failure, PortClosed) else worst
+    raise worst or NameUnknown(host.machine, f"'{host.hostname}' has no address", _name_hint(host))
+
+
+def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
+    def ask() -> list[tuple[socket.AddressFamily, Any]]:
+        found = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+    try:
+        return _bounded(ask, deadline.remaining)
+    except (socket.gaierror, UnicodeError):
+        problem = f"the name '{host.hostname}' is unknown"
+    except TimeoutError:
+        problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
+    raise NameUnknown(host.machine, problem, _name_hint(host))
+
+
+def _name_hint(host: ResolvedHost) -> str:
+    if host.note:
+        return host.note
+    if host.hostname.endswith(".local"):
+        return "is it on and in the same network? Its IP address as 'address' in the hosts file works without mDNS"
+    return "check the spelling, or put its IP address as 'address' in the hosts file"
+
+
+def _bounded(call: Callable[[], _T], seconds: float) -> _T:
+    """Run a call that has no timeout of its own; its thread is left behind when it takes too long.
+
+    Raises:
+        TimeoutError: it did not end in time.
+    """
+    results: queue.SimpleQueue[_T | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(call())
+        except Exception as error:  # noqa: BLE001 - carried over to the caller's thread
+            results.put(error)
+
+    threading.Thread(target=work, name="look-up", daemon=True).start()
+    try:
+        result = results.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
+    where = host.where if address == host.hostname else f"{host.where} ({address})"
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        hint = "is it on, awake and in this network? A firewall may drop what it gets"
+        return ConnectTimeout(host.machine, f"no answer from {where} within {deadline.seconds:.0f} s", hint)
+    if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+        return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
+    if error.errno in _NO_ROUTE:
+        hint = (
+            "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "
+            "System Settings > Privacy & Security > Local Network"
+        )
+        return NoRoute(host.machine, f"no route to {where} ({error.strerror}, errno {error.errno})", hint)
+    return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
+
+
+def _dial_command(host: ResolvedHost) -> Wire:
+    """Start the user's ProxyCommand as ssh does, on one end of a socket pair."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {host.proxy_command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+        )
+    return Wire(ours, process)
+
+
+def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:
+    """Wait for the server's identification.
+
+    Raises:
+        SshError: Stalled, Dropped or NotSsh.
+    """
+    try:
+        line = wire.read_greeting(deadline)
+    except TimeoutError:
+        raise stalled(host, "did not introduce itself as an SSH server", deadline.seconds) from None
+    except ValueError as error:
+        raise not_ssh(host, error.args[0]) from None
+    except (OSError, EOFError) as error:
+        seen = error.args[0] if isinstance(error, EOFError) else b""
+        if seen:
+            raise not_ssh(host, seen) from None
+        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; look at its log"
+        if host.proxy_command:
+            hint = f"try it by hand: {host.proxy_command}"
+        raise Dropped(host.machine, f"{host.where} closed the connection at once", hint) from None
+    if not line.startswith((b"SSH-2.0-", b"SSH-1.99-")):
+        raise not_ssh(host, line)
+
+
+def stalled(host: ResolvedHost, what: str, seconds: float) -> Stalled:
+    """Return the error for a server that went silent."""
+    problem = f"{host.where} accepted the connection but {what} within {seconds:.0f} s"
+    return Stalled(host.machine, problem, "is this the port of its SSH server? Else the machine is overloaded or hung")
+
+
+def not_ssh(host: ResolvedHost, seen: bytes) -> NotSsh:
+    """Return the error for a server that speaks something else."""
+    problem = f"what answers at {host.where} is not an SSH server; it said {seen[:40].decode('ascii', 'replace')!r}"
+    return NotSsh(host.machine, problem, "check 'port' in the hosts file")

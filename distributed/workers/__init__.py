@@ -1,0 +1,1 @@
+"""Processes on far machines with the face of local ones."""

@@ -1,0 +1,358 @@
+"""A worker on another machine: the face of a local one, over SSH and the machine's agent.
+
+The connection may come and go; the worker goes on. Whoever reads :meth:`RemoteWorker.lines` sees every event once.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from posixpath import join
+from typing import Any, BinaryIO
+
+from distributed.machine.here import Process
+from distributed.machine.link import AGENT, Link
+from distributed.preparation.code_sync import fetch_folder
+from distributed.ssh.errors import SshError
+from profiles.errors import ExitCode, MusterError
+from training.events import ErrorEvent, WarningEvent, from_line, to_line
+
+LOST = 255
+"""Exit code of a worker of which nothing is known any more."""
+_MARGIN = 5.0
+_LOOK = 0.1
+"""Seconds between two looks at whether a worker that is not started yet is still wanted."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds of everything that is waited for."""
+
+    lease: float = 30.0
+    """The machine stops its worker when it has heard nothing for so long."""
+    grace: float = 5.0
+    """Time of the worker to write its snapshot then."""
+    beat: float = 1.0
+    silence: float = 8.0
+    """A connection that has carried nothing for so long is given up and made again."""
+
+    @property
+    def give_up(self) -> float:
+        """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
+        return self.lease + self.grace + _MARGIN
+
+
+PATIENCE = Patience()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a machine is to run."""
+
+    run_id: str
+    rank: int
+    plan: bytes
+    """The plan as it is there."""
+    links: Mapping[str, str]
+    """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str = "training.worker"
+    place: str = ""
+    """Its folder beside those of the other members; empty: the rank."""
+    words: tuple[str, ...] | None = None
+    """Arguments of the module; ``None``: those of a worker."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """More files of its folder, readable by its user only."""
+    brings_model: bool = True
+    """Whether its folder ``model`` is brought here when it has ended well."""
+
+
+class RemoteWorker:
+    """Implements :class:`training.processes.Worker`.
+
+    Args:
+        link: the machine.
+        assignment: what to run there.
+        log: takes what the worker writes to stderr.
+        run_dir: run folder here; a model that the worker saved comes into it.
+        secrets: folder here that will hold ``member-<rank>/`` when the address is sent.
+        reach: turns the engine's address into the one to use there.
+        ready: the worker is started when it is done; its failure is the worker's.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        assignment: Assignment,
+        log: BinaryIO,
+        run_dir: Path,
+        secrets: Path,
+        reach: Callable[[str], str] = lambda address: address,
+        patience: Patience = PATIENCE,
+        ready: Future[None] | None = None,
+    ) -> None:
+        self.pid = 0
+        self.end_reason = ""
+        self._link = link
+        self._assignment = assignment
+        self._log = log
+        self._run_dir = run_dir
+        self._secrets = secrets
+        self._reach = reach
+        self._patience = patience
+        self._ready = ready
+        self._unwanted = False
+        self._give_up = patience.give_up
+        self._commands: list[bytes] = []
+        self._changed = threading.Condition()
+        self._seen = 0
+        self._code: int | None = None
+        self._done = threading.Event()
+        self._broken: MusterError | None = None
+
+    # ------------------------------------------------------------------------------------------------ as a worker
+
+    def send(self, message: dict[str, Any]) -> None:
+        if "address" not in message:
+            self._post({"worker": message})
+            return
+        try:
+            address = self._reach(message["address"]) if message["address"] else ""
+        except MusterError as error:
+            self._broken = error
+            self.signal(signal.SIGKILL)
+            return
+        self._post({"files": self._certificates(), "worker": {"address": address}})
+
+    def signal(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            self._unwanted = True
+            self._give_up = min(self._give_up, self._patience.silence)  # the lease does it where we cannot
+        self._post({"signal": int(number)})
+
+    def exit_code(self) -> int:
+        self._done.wait()
+        assert self._code is not None
+        return self._code
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it has ended; return whether it has."""
+        return self._done.wait(timeout)
+
+    def lines(self) -> Iterator[bytes]:
+        try:
+            if not self._wait_until_ready():
+                self._lose("ended before it was started")
+                return
+            self._start()
+            yield from self._follow()
+            if self._code == ExitCode.DONE and self._assignment.brings_model:
+                self._fetch_model()
+        except (MusterError, OSError) as error:
+            yield self._failure(error)
+            self._code = int(ExitCode.NOT_READY)
+        finally:
+            if self._code is None:
+                self._lose("its supervisor stopped listening")
+            self._say_goodbye()
+            self._done.set()
+
+    def _failure(self, error: MusterError | OSError) -> bytes:
+        message, hint = (error.message, error.hint) if isinstance(error, MusterError) else (str(error), "")
+        event = ErrorEvent(member=self._assignment.rank, message=message, hint=hint, exit_code=ExitCode.NOT_READY)
+        return to_line(event).encode()
+
+    # ------------------------------------------------------------------------------------------------------ start
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        return self._assignment.run_id, self._assignment.place or str(self._assignment.rank)
+
+    def _wait_until_ready(self) -> bool:
+        """Return whether the worker is to be started; a run that ends does not wait for files under way.
+
+        Raises:
+            MusterError: the machine could not be made ready.
+        """
+        while self._ready is not None and not self._unwanted and wait([self._ready], _LOOK).not_done:
+            continue
+        if self._ready is not None and not self._unwanted:
+            self._ready.result()
+        return not self._unwanted
+
+    def _start(self) -> None:
+        document = json.dumps(self._document()).encode() + b"\n"
+        self._link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
+
+    def _document(self) -> dict[str, Any]:
+        options = {"--plan": "plan.json", "--rank": self._place[1], "--run-dir": "{folder}", "--secrets": "secrets"}
+        usual = [word for pair in options.items() for word in pair]
+        words = usual if self._assignment.words is None else self._assignment.words
+        files = {"plan.json": self._assignment.plan, **self._assignment.files}
+        return {
+            "argv": ["{python}", "-m", self._assignment.module, *words],
+            "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
+            "files": {name: _encoded(content) for name, content in files.items()},
+            "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
+            "lease": self._patience.lease,
+            "grace": self._patience.grace,
+        }
+
+    def _certificates(self) -> dict[str, str]:
+        folder = self._secrets / f"member-{self._assignment.rank}"
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        return {f"secrets/{folder.name}/{path.name}": _encoded(path.read_bytes()) for path in files}
+
+    # ----------------------------------------------------------------------------------------------------- follow
+
+    def _follow(self) -> Iterator[bytes]:
+        """Yield event lines until the worker has ended or is lost."""
+        heard, pause, complained = time.monotonic(), 0.1, False
+        while self._code is None:
+            problem = f"{self._link.name}: the connection ended"
+            try:
+                for record in self._records():
+                    heard, pause = time.monotonic(), 0.1
+                    if complained:
+                        complained = False
+                        yield self._note(f"{self._link.name}: connected again")
+                    line = self._take(record)
+                    if line:
+                        yield line
+                    if self._code is not None:
+                        return
+            except (KeyError, TypeError, AttributeError) as error:
+                self._lose(f"it sent something else than its agent does ({error!r})")
+                return
+            except (MusterError, OSError, ValueError) as error:
+                problem = str(error) or f"{self._link.name} is silent"
+            if self._broken is not None:
+                raise self._broken
+            if time.monotonic() - heard > self._give_up:
+                self._lose(f"not reached for {self._give_up:.0f} s")
+                return
+            if not complained:
+                complained = True
+                yield self._note(f"{problem}; its worker goes on, connecting again")
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    def _note(self, message: str) -> bytes:
+        return to_line(WarningEvent(member=self._assignment.rank, message=message)).encode()
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Attach to the agent and yield what it says.
+
+        Raises:
+            SshError, TimeoutError: the connection is lost or silent.
+        """
+        after, patience = str(self._seen), str(self._patience.lease)
+        with contextlib.closing(self._link.stream(AGENT, "attach", *self._place, after, patience)) as process:
+            first = json.loads(process.read_line(self._patience.silence) or b"{}")
+            if not first:  # ended before it was attached
+                return
+            if first.get("gone"):
+                self._lose("its agent is gone")
+                return
+            stop = threading.Event()
+            writer = threading.Thread(target=self._write, args=(process, int(first["commands"]), stop), daemon=True)
+            writer.start()
+            try:
+                while line := process.read_line(self._patience.silence):
+                    yield json.loads(line)
+            finally:
+                stop.set()
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _take(self, record: dict[str, Any]) -> bytes:
+        """Take one record in; return the event line in it."""
+        number = record.get("seq", 0)
+        if number <= self._seen:
+            return b""
+        self._seen = number
+        if "log" in record:
+            with contextlib.suppress(ValueError, OSError):  # closed: the run is over
+                self._log.write(record["log"].encode())
+                self._log.flush()
+        elif "pid" in record:
+            self.pid = int(record["pid"])
+        elif "end" in record:
+            self._code = LOST if record["why"] else int(record["end"])
+            self.end_reason = record["why"]
+        return self._naming_the_machine(bytes(record.get("event", "").encode()))
+
+    def _naming_the_machine(self, line: bytes) -> bytes:
+        """An error of a worker says where; paths and devices in it are those of its machine."""
+        if b'"error"' not in line:
+            return line
+        try:
+            event = from_line(line)
+        except ValueError:
+            return line
+        if not isinstance(event, ErrorEvent) or event.message.startswith(self._link.name):
+            return line
+        return to_line(event.model_copy(update={"message": f"{self._link.name}: {event.message}"})).encode()
+
+    def _lose(self, reason: str) -> None:
+        if self._code is None:
+            self._code, self.end_reason = LOST, reason
+
+    # ------------------------------------------------------------------------------------------------------ speak
+
+    def _post(self, command: dict[str, Any]) -> None:
+        with self._changed:
+            number = len(self._commands) + 1
+            self._commands.append(json.dumps({"n": number, **command}).encode() + b"\n")
+            self._changed.notify_all()
+
+    def _write(self, process: Process, carried_out: int, stop: threading.Event) -> None:
+        """Send the commands that the agent has not carried out yet, and beats between them."""
+        with contextlib.suppress(SshError):
+            while not stop.is_set():
+                with self._changed:
+                    if len(self._commands) == carried_out:
+                        self._changed.wait(self._patience.beat)
+                    fresh = self._commands[carried_out:]
+                process.write(b"".join(fresh) or b'{"beat": 1}\n')
+                carried_out += len(fresh)
+
+    # -------------------------------------------------------------------------------------------------------- end
+
+    def _fetch_model(self) -> None:
+        """Bring the model that this worker saved; try again while the machine can be reached.
+
+        Raises:
+            SshError: it cannot be had.
+        """
+        end = time.monotonic() + self._patience.give_up
+        while True:
+            try:
+                fetch_folder(self._link, *self._place, "model", self._run_dir / "model")
+                return
+            except (SshError, TimeoutError) as error:
+                if time.monotonic() > end:
+                    hint = f"it is still there: {self._link.root}/runs/{'/'.join(self._place)}/model"
+                    raise SshError(self._link.name, f"its model could not be fetched ({error})", hint) from None
+                time.sleep(0.5)
+
+    def _say_goodbye(self) -> None:
+        """Let the agent go; where it cannot be told, its lease ends it."""
+        if self._code == LOST:
+            return
+        self._post({"bye": True, "keep": self._code != ExitCode.DONE})
+        with contextlib.suppress(MusterError, OSError, ValueError):
+            for _ in self._records():
+                continue
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
