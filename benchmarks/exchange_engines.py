@@ -146,7 +146,7 @@ def hub_config(engine: str, world: int, elements: int, folder: Path) -> dict[str
 @contextmanager
 def hub_process(config: dict[str, Any], folder: Path) -> Iterator[int]:
     (folder / "hub.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "training.exchange.hub", "--config", str(folder / "hub.json")]
+    command = [sys.executable, "-m", "training.exchange.hub_main", "--config", str(folder / "hub.json")]
     root = Path(__file__).resolve().parent.parent
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as hub:
         assert hub.stdout is not None

@@ -22,7 +22,8 @@ import soundfile
 
 from profiles.errors import MusterError
 from profiles.schema import Profile
-from training.tasks.speech_dataset import Clip, FileSource, looks_like_path, read_speech
+from training.tasks.speech_clips import Clip, FileSource
+from training.tasks.speech_dataset import looks_like_path, read_speech
 from training.tasks.tables import read_table
 from training.tasks.texts import read_texts
 

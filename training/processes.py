@@ -123,11 +123,11 @@ class SpawnedWorker:
 
 
 class HubProcess:
-    """``python -m training.exchange.hub``: says its port on standard output, ends when its standard input closes."""
+    """``python -m training.exchange.hub_main``: says its port on stdout, ends when its standard input closes."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "training.exchange.hub", "--config", str(config)],
+            [sys.executable, "-m", "training.exchange.hub_main", "--config", str(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

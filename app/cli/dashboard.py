@@ -1,4 +1,4 @@
-"""``attach`` on a terminal: the live dashboard."""
+"""A run in the live dashboard, on a terminal."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def demo_run(
         plan, planning = demo_plan(scripted_machines(machines), new_run_id())
         path = start_demo_run(output, plan, planning, sys.argv, seed, speed)
     if not (at_once or detach):
-        from app.cli.main import attach
+        from app.cli.attach import watch
 
-        return attach(path.name[:20], output=output, as_json=as_json)
+        return watch(output, path.name[:20], as_json=as_json)
     if as_json:
         show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
         return ExitCode.DONE

@@ -22,6 +22,7 @@ from app.run_state import RunState
 from profiles.errors import BadInput, ExitCode
 from profiles.schema import Profile
 from training.events import Event, StepEvent, SyncEvent
+from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 
@@ -75,7 +76,7 @@ class Recorder:
             self.syncs.append(event)
 
 
-def rehearse(request: TrainRequest, start_run: StartRun) -> ExitCode:
+def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     """Carry out ``--dry-run``.
 
     Raises:

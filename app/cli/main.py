@@ -131,6 +131,10 @@ def distributed_train(
     if detach or plan_file is not None or dashboard:
         option = "--detach" if detach else "--plan" if plan_file is not None else "--dashboard"
         raise BadInput(f"{option} needs machines", "give a hosts file with --hosts FILE")
+    if dry_run:
+        from app.cli.dry_run import rehearse
+
+        return rehearse(request)
     return run(request)
 
 
@@ -182,16 +186,9 @@ def attach(
     as_json: Json = False,
 ) -> ExitCode:
     """Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard."""
-    from app.cli.dashboard import fits_here
+    from app.cli.attach import watch
 
-    if fits_here() and not plain and not as_json:
-        from app.cli.dashboard import dashboard_command
-        from distributed.runs import find_run
-
-        return dashboard_command(find_run(output, run), ascii_only)
-    from app.cli.distributed import attach_command
-
-    return attach_command(output, run, as_json)
+    return watch(output, run, plain, ascii_only, as_json)
 
 
 def logs(

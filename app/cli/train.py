@@ -1,4 +1,4 @@
-"""``distributed-train``: start, resume or rehearse a run."""
+"""``distributed-train``: start or resume a run."""
 
 from __future__ import annotations
 
@@ -43,10 +43,6 @@ def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> 
     Raises:
         MusterError: nothing was started.
     """
-    if request.dry_run:
-        from app.cli.dry_run import rehearse
-
-        return rehearse(request, start_run)
     plan, folder = _resumed(request) if request.resume else _new(request)
     earlier = reduce_events(folder.events())
     start_trackers(folder.path, tracker_names(plan.profile.run.trackers))

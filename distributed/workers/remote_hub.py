@@ -52,7 +52,7 @@ class RemoteHub:
             plan=b"{}",
             links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
             environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            module="training.exchange.hub",
+            module="training.exchange.hub_main",
             place=PLACE,
             words=("--config", "secrets/hub.json"),
             files={

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_run import FakeRun, step, training
 
+from app.cli.dry_run import rehearse
 from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.run_folder import RunFolder
@@ -18,6 +19,11 @@ Capture = pytest.CaptureFixture[str]
 def train(run: FakeRun, **changes: object) -> ExitCode:
     request = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
     return distributed_train(TrainRequest(**request), run)  # type: ignore[arg-type]
+
+
+def rehearsal(run: FakeRun, **changes: object) -> ExitCode:
+    request = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    return rehearse(TrainRequest(**request), run)  # type: ignore[arg-type]
 
 
 def only_run() -> Path:
@@ -159,12 +165,16 @@ def test_a_failed_resume_keeps_the_folder() -> None:
     assert only_run() == first
 
 
+def test_a_run_is_not_resumed_and_rehearsed() -> None:
+    with pytest.raises(BadInput, match="do not go together"):
+        rehearsal(FakeRun(training()), resume=stopped_run().name[:20])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"overrides": {"learning_rate": "1"}, "profile": ""}, "takes no other learning_rate"),
         ({"overrides": {}, "profile": "nanogpt"}, "is of profile 'demo'"),
-        ({"overrides": {}, "dry_run": True}, "do not go together"),
     ],
 )
 def test_resume_refuses_what_would_make_it_another_run(changes: dict[str, object], message: str) -> None:
@@ -184,7 +194,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
     run = FakeRun(training())
-    assert train(run, dry_run=True, as_json=True) == ExitCode.DONE
+    assert rehearsal(run, as_json=True) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
     assert run.plan is not None
     assert run.plan.profile.training.max_steps == 6
@@ -198,7 +208,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
 def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capture) -> None:
     overrides = {"workers": "2", "strategy": "diloco", "sync_interval": "40", "max_steps": "1000"}
     run = FakeRun(training())
-    assert train(run, dry_run=True, as_json=True, overrides=overrides) == ExitCode.DONE
+    assert rehearsal(run, as_json=True, overrides=overrides) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
     assert run.plan is not None
     assert run.plan.profile.strategy.sync_interval == 3
@@ -209,12 +219,12 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
 
 def test_a_dry_run_estimates_the_steps_of_all_epochs(capsys: Capture) -> None:
     overrides = {"workers": "2", "max_steps": "0", "epochs": "3"}
-    train(FakeRun(training()), dry_run=True, as_json=True, overrides=overrides)
+    rehearsal(FakeRun(training()), as_json=True, overrides=overrides)
     assert json.loads(capsys.readouterr().out)["total_steps"] == 300
 
 
 def test_a_dry_run_for_a_person(capsys: Capture) -> None:
-    train(FakeRun(training()), dry_run=True)
+    rehearsal(FakeRun(training()))
     out = capsys.readouterr().out
     assert "step          0.500 s, 32.0 samples/s" in out
     assert "compute 80%, exposed wait 20%, transfer 40%" in out
@@ -223,5 +233,5 @@ def test_a_dry_run_for_a_person(capsys: Capture) -> None:
 
 def test_a_failed_dry_run_says_why(capsys: Capture) -> None:
     run = FakeRun([], "failed", ExitCode.BAD_INPUT, "no data")
-    assert train(run, dry_run=True) == 2
+    assert rehearsal(run) == 2
     assert capsys.readouterr().err.splitlines()[-2:] == ["error: no data", "hint: the hint"]

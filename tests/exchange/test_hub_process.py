@@ -30,7 +30,7 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "training.exchange.hub", "--config", str(write_config(tmp_path))]
+    command = [sys.executable, "-m", "training.exchange.hub_main", "--config", str(write_config(tmp_path))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         yield process

@@ -15,7 +15,7 @@ from transformers import WhisperFeatureExtractor
 
 from training.tasks import features
 from training.tasks.features import LogMel, open_features
-from training.tasks.speech_dataset import FileSource
+from training.tasks.speech_clips import FileSource
 
 SHAPES = [{"feature_size": 80}, {"feature_size": 128}, {"feature_size": 40, "chunk_length": 2}]
 

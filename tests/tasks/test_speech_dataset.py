@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.speech_dataset import Clip, FileSource, hold_out, read_speech
+from training.tasks.speech_clips import Clip, FileSource, hold_out
+from training.tasks.speech_dataset import read_speech
 
 
 def clip(name: str) -> Clip:

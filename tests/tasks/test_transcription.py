@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
 
 from profiles.errors import BadInput
-from training.tasks.speech_dataset import hold_out, read_speech
+from training.tasks.speech_clips import hold_out
+from training.tasks.speech_dataset import read_speech
 from training.tasks.transcription import evaluate_model, pick_device, transcribe, windows
 from training.tasks.whisper import WhisperTask
 

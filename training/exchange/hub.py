@@ -1,15 +1,10 @@
 """The hub: the gRPC server that all members dial.
 
-It runs in a process of its own::
-
-    python -m training.exchange.hub --config hub.json
-
-prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM.
+It runs in a process of its own, :mod:`training.exchange.hub_main`.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -222,9 +217,3 @@ class _Stream:
 
 def _ignore(event: MemberEvent | WarningEvent) -> None:
     pass
-
-
-if __name__ == "__main__":
-    from training.exchange.hub_main import main
-
-    sys.exit(main())

@@ -1,4 +1,9 @@
-"""Process entry of the hub: see :mod:`training.exchange.hub`."""
+"""Process entry of the hub::
+
+    python -m training.exchange.hub_main --config hub.json
+
+It prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ _MOST_FILES = 8192
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a hub until stdin closes or SIGTERM comes; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m training.exchange.hub", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training.exchange.hub_main", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
     path: Path = parser.parse_args(arguments).config
     try:

@@ -12,7 +12,7 @@ import datasets
 
 from profiles.errors import BadInput
 from training.tasks.hub import reachable
-from training.tasks.speech_dataset import SPLITS, Clip, SpeechSplits, find_text_column
+from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column
 
 logger = logging.getLogger("muster.data")
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from profiles.errors import BadInput
 from training.tasks.base import Progress
 from training.tasks.cache import get_or_build
-from training.tasks.speech_dataset import HELD_OUT, SPLITS, looks_like_path
+from training.tasks.speech_clips import HELD_OUT, SPLITS
+from training.tasks.speech_dataset import looks_like_path
 
 logger = logging.getLogger("muster.data")
 

@@ -15,7 +15,8 @@ from profiles.errors import BadInput
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
-from training.tasks.speech_dataset import hold_out, read_speech
+from training.tasks.speech_clips import hold_out
+from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper import SpeechData, WhisperTask
 from training.tasks.whisper_model import WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code

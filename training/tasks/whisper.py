@@ -18,7 +18,8 @@ from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.features import Features, FeatureStore, open_features
-from training.tasks.speech_dataset import Clip, hold_out, read_speech
+from training.tasks.speech_clips import Clip, hold_out
+from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
 from training.tasks.word_errors import Normalizer, count_errors, normalizer_for

@@ -1,0 +1,92 @@
+"""What a speech data set consists of: clips by split, and the names that columns and splits go by."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.errors import BadInput
+from training.tasks.features import AudioSource
+from training.tasks.tables import Table
+
+logger = logging.getLogger("muster.data")
+
+TEXT_COLUMNS = ("text", "text_verbatim", "text_perfect", "transcription", "sentence")
+HELD_OUT = 0.1
+"""Share of the training clips that is held out if there is no validation split."""
+
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+"""Names a split goes by, as in Hugging Face's audiofolder."""
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A recording in a file."""
+
+    path: Path
+
+    def stamp(self) -> str:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            return f"{self.path} {error.strerror}"
+        return f"{self.path} {status.st_size} {status.st_mtime_ns} {status.st_mode}"
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One recording and what is said in it."""
+
+    id: str
+    audio: AudioSource
+    text: str
+    where: str
+    """Where it came from, for messages: table and line, or the row of a hub data set."""
+    language: str = ""
+    duration: float | None = None
+    """Length in seconds as the table says; ``None`` if it does not say."""
+
+
+SpeechSplits = dict[str, list[Clip]]
+
+
+def hold_out(splits: SpeechSplits) -> SpeechSplits:
+    """Return ``splits`` with a validation split: if there is none, 10 % of the training clips, by the hash of their id.
+
+    Raises:
+        BadInput: there is no training split, or it is too small to be divided.
+    """
+    train = splits.get("train")
+    if not train:
+        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
+    if "validation" in splits:
+        return splits
+    if len(train) < 2:
+        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+    ranked = sorted(train, key=lambda clip: hashlib.blake2b(clip.id.encode(), digest_size=16).digest())
+    held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
+    logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
+    rest = [clip for clip in train if clip.id not in held]
+    return {**splits, "train": rest, "validation": [clip for clip in train if clip.id in held]}
+
+
+def find_text_column(columns: Sequence[str], text_column: str, table: Table | None, where: str) -> str:
+    """Return the column with the transcripts: ``text_column``, or the first known name that is there."""
+    names = (text_column,) if text_column else TEXT_COLUMNS
+    if table is not None:
+        return table.column(names, "transcripts")
+    for name in names:
+        if name in columns:
+            return name
+    message = f"{where}: no column {' or '.join(names)} for the transcripts; it has: {', '.join(columns)}"
+    raise BadInput(message, "name the column with text_column")
