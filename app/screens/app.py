@@ -80,7 +80,7 @@ class WizardApp(MusterApp):
         """Show the state of the moment, on the screen of its step."""
         self._pending.clear()
         state = self.wizard.state
-        if state is self._shown:
+        if state is self._shown or not self.is_running:
             return
         self._shown = state
         if state.step is not self._step:

@@ -52,8 +52,7 @@ class BaseScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings((*EVERYWHERE[:2], *BESIDES[:5]))
 
-    ready = False
-    """Whether the widgets of the frame are there."""
+    _framed = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         own = cls.__dict__.get("KEYS", ())
@@ -68,8 +67,14 @@ class BaseScreen(Screen[None]):
         yield TooSmall()
 
     def on_mount(self) -> None:
-        self.ready = True
+        self._framed = True
         fit(self, self.app.size)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the widgets of the frame are there: not before they are mounted, and not while the screen is taken
+        down, when others (the application, a thread's news) may still ask it to draw."""
+        return self._framed and self.is_running
 
     # ------------------------------------------------------------------------------------- for subclasses to say
 
