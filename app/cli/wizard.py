@@ -35,8 +35,8 @@ def options() -> argparse.ArgumentParser:
         prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
-    parser.add_argument("--profile", metavar="NAME", default="", help="begin at the plan of this profile")
-    parser.add_argument("--demo", metavar="N", type=int, default=0, help="N scripted machines; nothing is changed")
+    parser.add_argument("--profile", metavar="NAME", help="begin at the plan of this profile")
+    parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
 
@@ -45,17 +45,18 @@ def main(arguments: Sequence[str]) -> int:
     """Run the set-up and return its exit code."""
     chosen = options().parse_args(arguments)
     try:
+        services = services_for(chosen.demo)
+        profile = _checked_profile(chosen.profile, chosen.demo is not None)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(HEADLESS)
             return ExitCode.BAD_INPUT
-        services = services_for(chosen.demo)
         if chosen.plain or os.environ.get("TERM", "") in ("", "dumb"):
             from app.wizard.plain import run_plain
 
-            return run_plain(services, chosen.profile, watch=_watch)
+            return run_plain(services, profile, watch=_watch)
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
 
-        return run_wizard(services, chosen.profile, chosen.ascii)
+        return run_wizard(services, profile, chosen.ascii)
     except MusterError as error:
         say_error(error.message, error.hint)
         return error.exit_code
@@ -65,13 +66,13 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.STOPPED
 
 
-def services_for(scripted: int) -> Services:
-    """Return the real machines, or so many scripted ones.
+def services_for(scripted: int | None) -> Services:
+    """Return so many scripted machines, or the real ones.
 
     Raises:
         BadInput: there are not so many.
     """
-    if not scripted:
+    if scripted is None:
         from app.wizard.real_services import RealServices
 
         return RealServices()
@@ -80,6 +81,26 @@ def services_for(scripted: int) -> Services:
     from app.demo.services import DemoServices
 
     return DemoServices(scripted)
+
+
+def _checked_profile(name: str | None, scripted: bool) -> str:
+    """Return the profile to begin with; empty for none.
+
+    Raises:
+        BadInput: there is no such profile, or it cannot be used.
+    """
+    if name is None:
+        return ""
+    if scripted:
+        from app.demo.services import PROFILE_NAME
+
+        if name != PROFILE_NAME:
+            raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {PROFILE_NAME}")
+        return name
+    from profiles.resolve import load_profile  # with pydantic, which --help does without
+
+    load_profile(name, complete=False)
+    return name
 
 
 def _watch(run: Path) -> int:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.wizard import services_for
+from app.cli.wizard import main
 from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.state import AccessRow, Need, Status, WizardState
 from app.wizard.steps import Step
-from profiles.errors import BadInput
 from tests.wizard.own_terminal import OwnTerminal
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +111,22 @@ def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path, at: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_number_of_scripted_machines_is_refused() -> None:
-    with pytest.raises(BadInput, match="1 to 8 machines"):
-        services_for(99)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--demo", "0"], "error: --demo 0: 1 to 8 machines are scripted"),
+        (["--demo", "-1"], "error: --demo -1: 1 to 8 machines are scripted"),
+        (["--demo", "9" * 30, "--plain"], f"error: --demo {'9' * 30}: 1 to 8 machines are scripted"),
+        (["--demo", "2", "--profile", "mine"], "error: --profile mine: the scripted machines have one profile"),
+        (["--profile", "nobody"], "error: there is no profile 'nobody'"),
+        (["--profile", "", "--plain"], "error: there is no profile ''"),
+        (["--profile", "dem", "--plain"], "hint: did you mean 'demo'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_shown(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err.splitlines() and len(shown.err.splitlines()) == 2
+    assert shown.out == ""
