@@ -1,0 +1,139 @@
+"""What the documents name is there: files, headings, commands with their options, targets of make."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from app.cli.main import command_tree
+from app.cli.wizard import options
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def _prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def _heading_names(page: Path) -> set[str]:
+    """What a link to a heading is called: GitHub's rule."""
+    headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        assert not heading or heading in _heading_names(target), link
+
+
+@functools.cache
+def _file_names() -> frozenset[str]:
+    rooms = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "output"]
+    return frozenset(path.name for path in (*ROOT.iterdir(), *(file for room in rooms for file in room.rglob("*"))))
+
+
+@every_page
+def test_program_files_that_are_named_are_there(page: Path) -> None:
+    for name in re.findall(r"`([\w./-]+\.py)\b", _prose(page)):
+        known = (ROOT / name).exists() or (page.parent / name).exists() or Path(name).name in _file_names()
+        assert known, name
+
+
+@functools.cache
+def _commands() -> TyperGroup:
+    return typer.main.get_group(command_tree(with_options=True))
+
+
+def _find(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the first words name, and the rest."""
+    command: Any = _commands()
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def _flags(command: Any) -> set[str]:
+    return {"--help", "-h"}.union(*((*parameter.opts, *parameter.secondary_opts) for parameter in command.params))
+
+
+def _all_flags() -> set[str]:
+    wizard = {flag for action in options()._actions for flag in action.option_strings}
+    return wizard.union(*(_flags(command) for command in _commands().commands.values()))
+
+
+def _lines(page: Path) -> Iterator[list[str]]:
+    """The lines of a page that may be typed, fenced or in backticks, as words."""
+    fenced = [body for language, body in FENCE.findall(page.read_text()) if language in ("", "sh", "bash")]
+    for line in (*"".join(fenced).splitlines(), *re.findall(r"`([^`\n]+)`", _prose(page))):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # an apostrophe: no command
+            continue
+        if words:
+            yield words
+
+
+def _is_python(word: str) -> bool:
+    return word in ("python", "python3", ".venv/bin/python")
+
+
+@every_page
+def test_commands_are_there_with_these_options(page: Path) -> None:
+    for words in _lines(page):
+        whole = _is_python(words[0]) and words[1:2] == ["cli_typer.py"]
+        command, rest = _find(words[2:] if whole else words)
+        assert not whole or command is not _commands(), words
+        given = {word for word in rest if re.match("--?[a-z]", word)}
+        if command is not _commands():
+            assert given <= _flags(command), words
+        elif words[:2] == ["python3", "wizard.py"] or (words[0] in given and "performance" not in page.name):
+            assert given <= _all_flags(), words
+
+
+@every_page
+def test_targets_modules_and_scripts_that_are_typed_are_there(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in _lines(page):
+        if _is_python(words[0]):
+            words = words[1:] or [""]
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, words
+        elif words[0] == "-m":
+            assert importlib.util.find_spec(words[1]), words
+        elif re.fullmatch(r"(benchmarks|docs|examples)/.*\.py", words[0]):
+            script = (ROOT / words[0]).read_text()
+            assert all(f'"{word}"' in script for word in words[1:] if word.startswith("--")), words
+
+
+def test_commands_in_hints_are_there() -> None:
+    """What messages and screens tell a person to type."""
+    for path in (ROOT / room for room in ("app", "distributed", "training", "profiles")):
+        for file in path.rglob("*.py"):
+            for name in re.findall(r"(?<!``)cli_typer\.py ([a-z][a-z-]+)", file.read_text()):
+                assert name in _commands().commands, (str(file), name)
+
+
+def test_the_readme_promises_what_was_measured() -> None:
+    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "performance.md").read_text()
+    figures = re.search(r"On 2 CPU cores it took ([\d a-z]+) and ended at ([\d. ]+%) WER", readme)
+    assert figures
+    time, error = figures.groups()
+    assert re.search(rf"^\| 0 \| {time} \|.*\| \*\*{re.escape(error)}\*\* \|", measured, re.MULTILINE)
