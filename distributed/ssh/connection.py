@@ -12,8 +12,10 @@ there. Every failure is an :class:`~distributed.ssh.errors.SshError` with the ma
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +25,7 @@ import paramiko
 from distributed.ssh import files as ssh_files
 from distributed.ssh.auth import Login
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
-from distributed.ssh.errors import Dropped, ForwardRefused, NoShell, SshError, UserRefused
+from distributed.ssh.errors import CommandTimeout, Dropped, ForwardRefused, NoShell, SshError, UserRefused
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, listen_here
 from distributed.ssh.heartbeat import Heartbeat
 from distributed.ssh.host_keys import fingerprint
@@ -180,25 +182,30 @@ class SshConnection:
             limit: bytes of output taken.
 
         Raises:
-            SshError: Dropped, CommandTimeout or NoShell. A command that fails is not an error: see ``returncode``.
+            SshError: as :meth:`stream`, or NoShell. A command that fails is not an error: see ``returncode``.
         """
-        with self.stream(argv) as process:
+        with self.stream(argv, CONNECT_TIMEOUT if timeout is None else min(timeout, CONNECT_TIMEOUT)) as process:
             return process.communicate(input, timeout, limit)
 
-    def stream(self, argv: Sequence[str]) -> RemoteProcess:
-        """Start a command and return it while it runs; arguments as in :meth:`run`.
+    def stream(self, argv: Sequence[str], patience: float = CONNECT_TIMEOUT) -> RemoteProcess:
+        """Start a command within ``patience`` seconds and return it while it runs; ``argv`` as in :meth:`run`.
 
         Raises:
-            SshError: Dropped, or the server opens no more sessions.
+            SshError: Dropped, CommandTimeout, or the server opens no more sessions.
         """
         line = command_line(argv, self._marker)
+        deadline = Deadline(patience)
         try:
-            channel = self._transport.open_session(timeout=CONNECT_TIMEOUT)
-            channel.exec_command(line)
+            channel = self._transport.open_session(timeout=deadline.remaining)
+            with _closed_after(deadline.remaining, channel):
+                channel.exec_command(line)
         except paramiko.ChannelException as error:
             problem = f"its SSH server opens no more sessions ({error.text})"
             raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
         except (paramiko.SSHException, EOFError, OSError):
+            if deadline.passed and self._transport.is_active():
+                problem = f"its SSH server did not start a command within {patience:.0f} s"
+                raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
         return RemoteProcess(self.machine, channel, self._marker, _LOST_HINT)
 
@@ -290,3 +297,15 @@ class SshConnection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _closed_after(seconds: float, channel: Any) -> Iterator[None]:
+    """Close a channel that is still waited for then: paramiko waits for an answer to ``exec`` without end."""
+    timer = threading.Timer(seconds, channel.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

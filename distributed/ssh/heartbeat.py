@@ -21,7 +21,8 @@ class Heartbeat:
     """Asks the far side for an answer every ``interval`` seconds and closes the transport after four in silence.
 
     Closing wakes whoever waits on the connection. Bytes of any kind count as a sign of life, so that a slow link full
-    of bulk data is not taken for a dead one.
+    of bulk data is not taken for a dead one. Asking waits behind what others write and, on a cut link, for ever; so
+    another thread watches the silence.
     """
 
     def __init__(self, transport: Any, wire: Wire, interval: float) -> None:
@@ -32,8 +33,9 @@ class Heartbeat:
         self._requests = threading.Lock()
         """paramiko has room for one unanswered global request."""
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ssh-heartbeat", daemon=True)
-        self._thread.start()
+        self._watcher = threading.Thread(target=self._watch, name="ssh-silence", daemon=True)
+        self._watcher.start()
+        threading.Thread(target=self._ask_again, name="ssh-heartbeat", daemon=True).start()
 
     @property
     def silence(self) -> float:
@@ -56,18 +58,21 @@ class Heartbeat:
 
     def stop(self) -> None:
         self._stopped.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(self._interval, 0.25)) and self._transport.is_active():
+            if self.silent:
+                self._transport.close()
+
+    def _ask_again(self) -> None:
         while not self._stopped.wait(self._interval) and self._transport.is_active():
             if self._requests.acquire(timeout=self._interval):
                 try:
                     self._ask()
                 finally:
                     self._requests.release()
-            if self.silent:
-                self._transport.close()
 
     def _ask(self) -> None:
         """Send one request and wait for its answer, or until the silence is too long."""

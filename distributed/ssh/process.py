@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
 import time
 from collections import deque
@@ -116,15 +118,16 @@ class RemoteProcess:
     def write(self, data: bytes) -> None:
         """Write to its stdin; waits while the far side does not read."""
         try:
-            self._channel.sendall(data)
-        except OSError:
+            for start in range(0, len(data), CHUNK):  # paramiko copies all that is left for every packet
+                self._channel.sendall(data[start : start + CHUNK])
+        except (OSError, EOFError):
             raise self._end_of_stream() from None
 
     def end_input(self) -> None:
         """Close its stdin."""
         try:
             self._channel.shutdown_write()
-        except OSError:
+        except (OSError, EOFError):
             raise self._end_of_stream() from None
 
     def read(self, timeout: float | None = None) -> bytes:
@@ -198,7 +201,8 @@ class RemoteProcess:
     def close(self) -> None:
         """Close the channel and end the helper threads."""
         self._closed = True
-        self._channel.close()
+        with contextlib.suppress(EOFError):  # the connection was lost meanwhile
+            self._channel.close()
         self._stdout.end()
 
     def __enter__(self) -> RemoteProcess:
@@ -222,12 +226,10 @@ class RemoteProcess:
         self._stderr = (self._stderr + data)[-_STDERR_KEPT:]
 
     def _feed(self, data: bytes | BinaryIO | None) -> None:
+        stream = data if data is not None and not isinstance(data, bytes) else io.BytesIO(data or b"")
         try:
-            if isinstance(data, bytes):
-                self._channel.sendall(data)
-            elif data is not None:
-                while chunk := data.read(CHUNK):
-                    self._channel.sendall(chunk)
+            while chunk := stream.read(CHUNK):
+                self._channel.sendall(chunk)
             self._channel.shutdown_write()
         except (OSError, EOFError, ValueError):
             pass  # it ended without reading everything: its exit code tells

@@ -27,6 +27,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.files import PUT
 from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.process import RemoteProcess
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
@@ -473,8 +474,8 @@ def test_no_session_is_left_on_the_far_side(lab: LightLab) -> None:
 
 
 def test_a_silent_machine_is_noticed_and_wakes_who_waits(lab: LightLab) -> None:
-    with SshConnection.connect(lab.target("b"), heartbeat=0.1) as b, b.stream(["sleep", "30"]) as process:
-        _until(lambda: b.silence < 0.1)
+    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b, b.stream(["sleep", "30"]) as process:
+        _until(lambda: b.silence < 0.25)
         assert b.alive()
         lab["b"].cut()
         begin = time.monotonic()
@@ -483,15 +484,39 @@ def test_a_silent_machine_is_noticed_and_wakes_who_waits(lab: LightLab) -> None:
                 process.read(10)
         finally:
             lab["b"].mend()
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 6
         assert not b.alive()
         with pytest.raises(Dropped):
             b.run(["true"])
 
 
+def test_a_cut_in_the_middle_of_much_writing_is_noticed_too(lab: LightLab) -> None:
+    """What is written fills all windows and buffers, so that the heartbeat's own question cannot be sent either."""
+    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b:
+        readers = [b.stream(["sh", "-c", "cat > /dev/null"]) for _ in range(8)]
+        lab["b"].cut()
+        lost: list[Dropped] = []
+
+        def write(reader: RemoteProcess) -> None:
+            try:
+                reader.write(bytes(3_000_000))  # the window takes 2 MiB of it
+            except Dropped as error:
+                lost.append(error)
+
+        writers = [threading.Thread(target=write, args=(reader,), daemon=True) for reader in readers]
+        try:
+            for thread in writers:
+                thread.start()
+            for thread in writers:
+                thread.join(20)
+        finally:
+            lab["b"].mend()
+        assert len(lost) == len(writers) and not b.alive()
+
+
 def test_a_quiet_connection_stays_alive(lab: LightLab) -> None:
-    with SshConnection.connect(lab.target("b"), heartbeat=0.05) as b:
-        time.sleep(0.5)  # ten heartbeats: the wait is what is tested
+    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b:
+        time.sleep(1.5)  # six heartbeats, and the silence would be too long after four: the wait is what is tested
         assert b.alive() and b.run(["true"]).ok
 
 
