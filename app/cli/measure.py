@@ -10,15 +10,19 @@ import typer
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
+    from distributed.hosts.schema import Hosts
+    from distributed.measuring.link_figures import PairFigures
     from distributed.measuring.measure import Measured
     from distributed.planning.cluster import Machine
+    from profiles.schema import Profile
 
 
 def measure(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
-    hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="Hosts file.")] = Path(
-        "distributed_hosts.json"
-    ),
+    hosts: Annotated[
+        Path | None,
+        typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone."),
+    ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links only.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Measure the machines only.")] = False,
     settings: Annotated[
@@ -41,7 +45,6 @@ def measure(
     from app.cli.distributed import trust
     from app.cli.option_flags import merged_overrides
     from app.console import say
-    from distributed.hosts.file import load_hosts
     from distributed.measuring.measure import Wish
     from distributed.measuring.measure import measure as measure_all
     from distributed.planning.job import write_figures
@@ -50,7 +53,7 @@ def measure(
     chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
     both = links == machines
     wish = Wish(links or both, machines or both, max_age * 3600)
-    found = measure_all(load_hosts(hosts), chosen, wish, trust(trust_new), say)
+    found = measure_all(machines_of(hosts, chosen), chosen, wish, trust(trust_new), say)
     if out is not None:
         write_figures(out, found.figures)
     code = ExitCode.NOT_READY if found.problems else ExitCode.DONE
@@ -60,13 +63,27 @@ def measure(
     return code
 
 
+def machines_of(file: Path | None, profile: Profile) -> Hosts:
+    """Return the machines of a hosts file: the one given, the profile's, or the usual one; without any this machine.
+
+    Raises:
+        BadInput: the file cannot be read or used.
+    """
+    from app.cli.train import USUAL_HOSTS
+    from distributed.hosts.file import load_hosts
+    from distributed.machine.here import this_machine
+
+    chosen = file or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
+    return this_machine() if chosen is USUAL_HOSTS and not chosen.is_file() else load_hosts(chosen)
+
+
 def _tell(found: Measured, code: ExitCode, as_json: bool) -> None:
     from app.console import say_error, show_json, show_line
 
     if as_json:
         show_json(_document(found) | {"exit_code": int(code)})
         return
-    for line in (*matrix_lines(found), *speed_lines(found), *_remarks(found)):
+    for line in (*matrix_lines(found), *speed_lines(found), *remark_lines(found)):
         show_line(line)
     for problem in found.problems:
         say_error(problem.message, problem.hint)
@@ -134,14 +151,29 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]  # fmt: skip
 
 
-def _remarks(found: Measured) -> list[str]:
+def remark_lines(found: Measured) -> list[str]:
+    """Return what the figures do not tell: links that were busy or dead, and pairs with several ways."""
     from app.console import visible
 
     said = []
     for pair in found.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"
+        if pair.problem:
+            said.append(f"{ends}: nothing passes ({visible(pair.problem)})")
         if pair.busy and pair.figures is not None:
             said.append(f"* {ends}: others moved {pair.figures.other_mbit:.0f} Mbit/s there; measure again when idle")
-        elif pair.problem:
-            said.append(f"{ends}: nothing passes ({visible(pair.problem)})")
+        said += _way_lines(ends, pair)
     return ["", *said] if said else []
+
+
+def _way_lines(ends: str, pair: PairFigures) -> list[str]:
+    """Say which of several ways between two machines was the best: runs take it."""
+    from app.console import visible
+
+    found = pair.figures
+    if found is None or len(found.paths) < 2:
+        return []
+    lines = [f"{ends}: the fastest of {len(found.paths)} ways, which runs take, is the first"]
+    for address, near, far, mbit in sorted(found.paths, key=lambda way: way[0] != found.address):
+        lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
+    return lines

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def plan(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="The machines; empty: those of the profile.")
+        Path | None,
+        typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone."),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -82,14 +83,13 @@ def _from_machines(
 ) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
     from app.cli.distributed import MachineRequest
+    from app.cli.measure import machines_of
     from app.cli.train import USUAL_HOSTS
-    from distributed.hosts.file import load_hosts
     from distributed.preparation.prepare import prepare
     from distributed.run.planning import propose
 
-    file = hosts or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
-    manner = MachineRequest(file, allow_missing=allow_missing, trust_new=trust_new).manner()
-    machines = prepare(load_hosts(file), profile.model.task, manner)
+    manner = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new).manner()
+    machines = prepare(machines_of(hosts, profile), profile.model.task, manner)
     try:
         return propose(machines, profile, wish, manner.tell)[0]
     finally:

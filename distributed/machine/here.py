@@ -6,15 +6,24 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError
 from distributed.ssh.forward import Forward
 from distributed.ssh.process import CHUNK, Completed
+
+HERE_NAME = "this machine"
+
+
+def this_machine(name: str = HERE_NAME) -> Hosts:
+    """Return the hosts of a group of one: this machine, with the Python that runs this program."""
+    return Hosts(machines=(Machine(name=name, address="localhost", python=sys.executable),))
 
 
 class Process(Protocol):

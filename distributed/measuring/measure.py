@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import HereConnection
+from distributed.hosts.schema import Hosts
+from distributed.machine.here import HERE_NAME, HereConnection, this_machine
 from distributed.machine.link import Link, link_to
 from distributed.measuring.link_figures import PairFigures, measure_links
 from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
@@ -33,7 +33,6 @@ from profiles.schema import Profile
 from training.plan import RunPlan
 
 Tell = Callable[[str], None]
-HERE_NAME = "this machine"
 _OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
 """The training options that the time of a step alone depends on, beside model and data."""
 
@@ -180,9 +179,11 @@ def measure_ready(
 
 def here_link(taken: Sequence[str]) -> Link:
     """Return a link to this machine under a name that no other has."""
-    name = next(name for name in (HERE_NAME, f"{HERE_NAME} (here)") if name not in taken)
-    machine = Machine(name=name, address="localhost", python=sys.executable)
-    return link_to(machine, Hosts(machines=(machine,)))
+    name = HERE_NAME
+    while name in taken:
+        name += "'"
+    hosts = this_machine(name)
+    return link_to(hosts.machines[0], hosts)
 
 
 def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell) -> list[PairFigures]:

@@ -127,13 +127,11 @@ def _with_path(member: MemberSetting, paths: dict[str, tuple[str, str]]) -> Memb
 def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
     """Return the interface that most of a machine's best paths use, and the hub's address on the one that leads to it.
 
-    Both are empty where they are what would be used anyway, and for this machine itself.
+    The address is empty where it is the one that would be used anyway.
 
     Args:
         hub: the machine of the hub; ``None``: this one, which the pairs call ``here``.
     """
-    if link.machine.here:
-        return "", ""
     used: Counter[str] = Counter()
     hub_at = ""
     center = hub.name if hub is not None else here

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.cli.measure import matrix_lines, speed_lines
+from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from distributed.measuring.link_figures import Figures, PairFigures, rounds
 from distributed.measuring.machine_figures import Seat, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured
@@ -19,6 +19,7 @@ from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput
+from profiles.resolve import load_profile
 from training.plan import MemberPlan
 
 WORKLOAD = Workload(trainable=10, total=20, samples=30)
@@ -146,6 +147,30 @@ def test_a_row_a_machine() -> None:
     header, row = speed_lines(Measured(["a"], speeds=[SPEED]))
     assert header.split()[:3] == ["machine", "device", "batch"]
     assert row.split() == ["a", "cpu", "4", "8.0", "1.0", "GB", "2"]
+
+
+def test_the_way_that_runs_take_is_named() -> None:
+    ways = (("10.0.0.2", "eth0", "eth0", 19.0), ("169.254.7.2", "thunder0", "", 900.0))
+    measured = pair(900)
+    assert measured.figures is not None
+    figures = measured.figures.model_copy(update={"paths": ways, "address": "169.254.7.2"})
+    said = remark_lines(Measured(["a", "b"], [measured.model_copy(update={"figures": figures})]))
+    assert said[-2:] == ["  thunder0 to ?, 169.254.7.2: 900 Mbit/s", "  eth0 to eth0, 10.0.0.2: 19 Mbit/s"]
+    assert remark_lines(Measured(["a", "b"], [pair()])) == []
+
+
+def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile = load_profile("nanogpt").profile
+    (only,) = machines_of(None, profile).machines
+    assert only.here
+    for name in ("distributed_hosts.json", "mine.json"):
+        Path(name).write_text(json.dumps({"master": f"{name[:4]}.local"}))
+    named = load_profile("nanogpt", {"hosts": "mine.json"}).profile
+    found = [machines_of(file, one).machines[0].host for file, one in ((None, profile), (None, named))]
+    assert found == ["dist.local", "mine.local"]
+    with pytest.raises(BadInput, match="no such hosts file"):
+        machines_of(Path("none.json"), profile)
 
 
 def test_the_document_of_the_planner() -> None:

@@ -105,3 +105,20 @@ def test_from_two_hosts_to_a_plan(
     plan = muster.run("plan", *task, "--figures", "figures.json", "--explain")
     assert plan.returncode == 0, plan.stderr
     assert "2" in plan.stdout
+
+
+@pytest.mark.slow
+def test_without_hosts_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    muster = Muster(tmp_path, tmp_path / "none.json", pause=0.01)
+    options = {"task": "custom", "model_path": f"{muster.job}:build", "batch_size": "8", "threads": "1"}
+    task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
+    plan = muster.run("plan", *task, "--json")
+    assert plan.returncode == 0, plan.stderr
+    document = json.loads(plan.stdout)
+    assert [one["choice"]["members"] for one in document["ranking"]] == [["this machine"]]
+    assert document["ranking"][0]["step"] >= 0.01
+    again = muster.run("measure", *task)
+    assert "running" not in again.stderr
+    assert again.stdout.splitlines()[1].startswith("this machine")

@@ -43,7 +43,7 @@ WAYS = [
     Way("mini", "studio", "bridge1", "bridge0", "169.254.8.1"),
 ]
 PAIRS = [way.figures() for way in WAYS]
-OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0.1"}
+OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)
@@ -70,5 +70,7 @@ def test_a_machine_behind_a_jump_host_is_given_no_address() -> None:
     assert best_paths(link("studio"), PAIRS, None, "here")[1] == ""
 
 
-def test_this_machine_needs_neither() -> None:
-    assert best_paths(link("here", "127.0.0.1", "localhost"), PAIRS, None, "here") == ("", "")
+def test_this_machine_dials_a_hub_elsewhere_over_its_best_cable() -> None:
+    here, hub = link("here", "127.0.0.1", "localhost"), link("studio", "10.0.0.7")
+    assert best_paths(here, PAIRS[:2], hub, "here") == ("bridge0", "169.254.7.2")
+    assert best_paths(here, PAIRS[:2], None, "here") == ("bridge0", "")

@@ -57,10 +57,14 @@ def unplug(port: str) -> None:
     ip("link", "del", port, check=False)
 
 
-def shape(port: str, pid: int, mbit: float | None) -> None:
-    """Limit both directions of a cable, or lift the limit; running connections go on."""
+def shape(port: str, pid: int, mbit: float | None, end: str = "eth0") -> None:
+    """Limit both directions of a cable, or lift the limit; running connections go on.
+
+    Args:
+        end: what the cable is called in the network namespace of the process.
+    """
     inside = ["nsenter", "-t", str(pid), "-n", "tc"]
-    for tc, device in ((["tc"], port), (inside, "eth0")):
+    for tc, device in ((["tc"], port), (inside, end)):
         if mbit is None:
             _call([*tc, "qdisc", "del", "dev", device, "root"], check=False)
         else:
