@@ -106,7 +106,7 @@ class LocalRun:
             plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen, start_hub
         )
         self._seen = _Observed()
-        self._stopping = False
+        self._stopping = ""  # why all members are to end; empty: they are not
         self._address = ""
         self._killer: threading.Timer | None = None
         self._logs: list[BinaryIO] = []
@@ -192,8 +192,10 @@ class LocalRun:
             return
         if isinstance(event, ErrorEvent) and source in self.members.apart and self._others_go_on(source):
             return self._note_loss(source, event.message)
-        if isinstance(event, MemberEvent):
-            event = self.members.note(source, event)
+        if isinstance(event, MemberEvent) and event.status == "lost" and self._stopping:
+            return  # :meth:`_ended` tells it
+        if isinstance(event, MemberEvent) and not self.members.note(source, event):
+            return
         self._record(event)
         if isinstance(event, StepEvent):
             self._note_step(source, event)
@@ -228,20 +230,19 @@ class LocalRun:
 
     def _ended(self, rank: int) -> None:
         watched = self.members.workers[rank]
-        watched.exit_code = watched.process.exit_code()
+        code = watched.exit_code = watched.process.exit_code()
         if self.members.only_guests():
             self._kill_workers()
-        known = watched.error is not None or rank in self.members.lost
-        if watched.exit_code in (ExitCode.DONE, ExitCode.STOPPED) or known or self._stopping:
+        if code in (ExitCode.DONE, ExitCode.STOPPED) or watched.error is not None or rank in self.members.lost:
             return
-        name = self.members.name(rank)
-        cause = f"killed by signal {-watched.exit_code}" if watched.exit_code < 0 else f"exit code {watched.exit_code}"
-        cause = watched.process.end_reason or cause
+        cause = watched.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        if self._stopping:
+            return self._note_gone(rank, "left", f"{self._stopping} ({cause})")
         if self._others_go_on(rank):
             return self._note_loss(rank, cause)
+        name = self.members.name(rank)
         message = f"{name} ended before its work was done ({cause})"
-        hint = f"see {self.folder.logs / (name + '.log')}"
-        error = ErrorEvent(member=rank, message=message, hint=hint)
+        error = ErrorEvent(member=rank, message=message, hint=f"see {self.folder.logs / (name + '.log')}")
         self._record(error)
         self._note_error(rank, error)
 
@@ -252,8 +253,12 @@ class LocalRun:
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
         self.members.lost.append(rank)
-        self._record(MemberEvent(member=rank, status="lost", name=name, message=cause))
+        self._note_gone(rank, "lost", cause)
         self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))
+
+    def _note_gone(self, rank: int, status: Literal["left", "lost"], message: str) -> None:
+        if self.members.note_gone(rank):
+            self._record(MemberEvent(member=rank, status=status, name=self.members.name(rank), message=message))
 
     # --------------------------------------------------------------------------------------------------------- stop
 
@@ -266,7 +271,7 @@ class LocalRun:
     def _end_all(self, message: str, at_step: int = 0, snapshot: bool = True) -> None:
         if self._stopping:
             return
-        self._stopping = True
+        self._stopping = message
         for watched in self.members.workers.values():
             watched.process.send({"command": "stop", "at_step": at_step, "reason": message, "snapshot": snapshot})
             if not self._seen.begun:

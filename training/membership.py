@@ -47,6 +47,8 @@ class Membership:
         """Members that count on one that is to come, by its name."""
         self.left: set[int] = set()
         """Members that said good-bye."""
+        self._told: set[int] = set()
+        """Members of whose end without a good-bye the run's events tell."""
 
     @property
     def plan(self) -> RunPlan:
@@ -96,21 +98,34 @@ class Membership:
         """Whether nobody is left who could let those in who are on their way."""
         return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.guests)
 
-    def note(self, source: int, event: MemberEvent) -> MemberEvent:
-        """Note who came and went; return the event, corrected: to the other members one that has left is lost."""
+    def note(self, source: int, event: MemberEvent) -> bool:
+        """Note who came and went; return whether the run's events do not tell it yet.
+
+        A loss is told once, by the hub or by the end of the worker: whichever is first knows the cause. The other
+        members see it later, and see a good-bye as a loss.
+        """
         rank = event.member
         if rank is None:
-            return event
+            return True
         if event.status == "left":
             self.left.add(rank)
-        elif event.status == "lost" and rank in self.left:
-            return event.model_copy(update={"status": "left"})
-        elif event.status == "lost" and source < 0:
+        elif event.status == "lost":
+            if source >= 0 or rank in self.left:
+                return False
             self.apart.add(rank)
+            return self.note_gone(rank)
         elif event.status == "joined" and source == rank:
             self.guests.discard(rank)
             self.apart.discard(rank)
-        return event
+            self._told.discard(rank)
+        return True
+
+    def note_gone(self, rank: int) -> bool:
+        """Note that a member is gone; return whether the run's events do not tell it yet."""
+        before = rank in self._told or rank in self.left
+        news = not before or rank in self.guests  # what is told of a guest is of its time before
+        self._told.add(rank)
+        return news
 
     def dismiss(self, ranks: Collection[int]) -> None:
         """Regard members as leaving.
@@ -143,6 +158,7 @@ class Membership:
             self.lost = [other for other in self.lost if other != rank]
             self.left.discard(rank)
             self.leaving.discard(rank)
+            self._told.discard(rank)
             self.apart.add(rank)
             self.guests.add(rank)
             self.workers = {**self.workers, rank: Watched(worker)}

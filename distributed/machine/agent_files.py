@@ -99,7 +99,7 @@ def blob_path(root: Path, name: str) -> Path:
 def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, Any]:
     """Return the trees and blobs that are not here, and how much of them is."""
     blobs = [name for name in wanted["blobs"] if not blob_path(root, name).is_file()]
-    begun = {name: max((part.stat().st_size for part in parts(root, name)), default=0) for name in blobs}
+    begun = {name: max(map(size_of, parts(root, name)), default=0) for name in blobs}
     return {
         "trees": [name for name in wanted["trees"] if not (root / "trees" / name).is_dir()],
         "blobs": blobs,
@@ -109,7 +109,16 @@ def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, Any]:
 
 def parts(root: Path, name: str) -> list[Path]:
     """Return what transfers that broke have left of a blob."""
-    return list(blob_path(root, name).parent.glob(f"{name}.*.part"))
+    # One pattern for all: each new one would be compiled, and a data set has thousands of blobs.
+    return [path for path in blob_path(root, name).parent.glob("*.part") if path.name.startswith(f"{name}.")]
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file that another transfer may take away at any moment; 0 if it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def sync(root: Path, stream: Any) -> None:
@@ -151,7 +160,8 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
             os.unlink(part)
         raise
     for left in parts(root, name):
-        left.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            left.unlink()
 
 
 def take_over(root: Path, name: str, part: Path, size: int) -> Any:
@@ -162,7 +172,7 @@ def take_over(root: Path, name: str, part: Path, size: int) -> Any:
     digest = hashlib.sha256()
     if not size:
         return digest
-    found = next((path for path in parts(root, name) if path.stat().st_size >= size), None)
+    found = next((path for path in parts(root, name) if size_of(path) >= size), None)
     if found is None:
         raise ValueError(f"{name}: its beginning is gone")
     os.rename(found, part)

@@ -57,11 +57,27 @@ def test_some_runs_keep_their_members(members: int, engine: str) -> None:
             change()
 
 
+def news(membership: Membership, source: int, rank: int, status: str) -> bool:
+    return membership.note(source, MemberEvent.model_validate({"member": rank, "status": status}))
+
+
 def test_one_that_left_is_not_called_lost() -> None:
     membership = of(2)
-    assert membership.note(-1, MemberEvent(member=1, status="left")).status == "left"
-    assert membership.note(0, MemberEvent(member=1, status="lost")).status == "left"
-    assert membership.note(1, MemberEvent(member=0, status="lost")).status == "lost"
+    assert news(membership, 1, 1, "left")
+    assert not news(membership, -1, 1, "lost") and not news(membership, 0, 1, "lost")
+    assert not membership.note_gone(1)
+
+
+def test_a_loss_is_told_once_until_the_member_is_back() -> None:
+    membership = of(3)
+    assert news(membership, -1, 1, "lost")
+    assert not membership.note_gone(1) and not news(membership, 0, 1, "lost")
+    assert membership.note_gone(2) and not news(membership, -1, 2, "lost")
+    membership.workers[1].exit_code = ExitCode.RUN_FAILED
+    membership.seat(1, Silent())
+    assert news(membership, -1, 1, "lost")  # of its old connection
+    assert membership.note_gone(1)  # a guest's own end
+    assert news(membership, 1, 1, "joined") and news(membership, -1, 1, "lost")
 
 
 def test_who_trains_must_know_of_one_that_is_to_come() -> None:
