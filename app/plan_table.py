@@ -91,6 +91,8 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
         f"{duration_text(best.steps * best.step)} without start and evaluation"
     )
+    if not best.choice.alone:
+        yield f"the final loss of the best machine alone is reached after {duration_text(planning.same_loss_seconds(best))}"
     for member in best.members:
         memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
         yield (

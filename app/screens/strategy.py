@@ -27,7 +27,7 @@ _COLUMNS = (
     Column("network", "waits", right=True, most=18, least=5),
     Column("bytes", "an hour", right=True, most=9, least=7),
     Column("interval", "H", right=True, most=6, least=3),
-    Column("time", "time", right=True, most=9, least=6, rank=2),
+    Column("time", "same loss in", right=True, most=9, least=7, rank=2),
     Column("loss", "loss", right=True, most=8, least=5, rank=3),
 )
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
@@ -43,8 +43,9 @@ class StrategyScreen(StepScreen):
     HEADING = "Strategy"
     HELP = (
         "Every way to train on these machines with what it should cost, worked out from the measured links and speeds. "
-        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'waits' is the share of a "
-        "step that waits for the network. One machine alone is a way too, and wins where it is faster. "
+        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'same loss in' is the time "
+        "until that machine's final loss is reached; 'waits' is the share of a step that waits for the network. "
+        "One machine alone is a way too, and wins where it is faster. "
         "H is the number of steps between two exchanges: [ and ] move it, and the figures follow."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
@@ -141,15 +142,15 @@ def _row(app: MusterApp, row: CandidateRow, chosen: bool, wide: bool) -> Row:
 
 
 def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ...]:
-    drawn = bar(row.communication, 6, app.ascii_only) if wide else ""
+    drawn = " " + bar(row.communication, 6, app.ascii_only) if wide else ""
     fast = "$text-success" if row.useful_speed_up > 1.05 else "$text-warning" if row.useful_speed_up < 0.95 else ""
     return (
         literal(f"{row.useful_speed_up:.2f}x", fast),
         literal(_seconds(row.step_seconds)),
-        Content.assemble(muted(drawn), f"{row.communication:5.0%}"),
+        Content.assemble(f"{row.communication:.0%}".rjust(4), muted(drawn)),
         literal(bytes_text(row.bytes_per_hour) if row.bytes_per_hour else "-"),
         literal(str(row.interval) if row.periodic else "-"),
-        literal(duration_text(row.total_seconds or None)),
+        literal(duration_text(row.same_loss_seconds or None)),
         literal(f"+{row.loss_increase:.1%}" if row.loss_increase else "-"),
     )
 
@@ -158,9 +159,10 @@ def _about(row: CandidateRow) -> list[Content]:
     who = ", ".join(row.members)
     lines = [literal(f"over {row.over}: {who}" if row.over and not row.alone else who)]
     if row.step_seconds:
-        lines.append(muted(f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"))
-        time = duration_text(row.total_seconds)
-        lines.append(muted(f"whole run {time}, loss +{row.loss_increase:.2%} at most expected"))
+        progress = f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"
+        lines.append(muted(f"{progress}: the same loss in {duration_text(row.same_loss_seconds)}"))
+        run = f"whole run: {row.steps} steps of {row.samples} samples, {duration_text(row.total_seconds)}"
+        lines.append(muted(f"{run}; loss +{row.loss_increase:.2%} at most expected"))
     else:
         lines.append(muted("its speed was not measured"))
     if row.periodic:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from app.wizard.machine_entries import hosts_of
@@ -59,7 +59,7 @@ class Forecast:
         if steps == candidate.choice.interval:
             return candidate
         cluster, job = self.figures.cluster, planning.job
-        return planner.predict(cluster, job, _with_interval(candidate.choice, steps), corrections(cluster, job))
+        return planner.predict(cluster, job, with_interval(candidate.choice, steps), corrections(cluster, job))
 
     def planning_of(self, row: CandidateRow | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""
@@ -84,7 +84,7 @@ class Forecast:
         return apply_planning(planning, profile, machines)
 
 
-def _with_interval(choice: Choice, steps: int) -> Choice:
+def with_interval(choice: Choice, steps: int) -> Choice:
     """Return a choice with another H; its overlap stays below it."""
     steps = max(1, steps)
     return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
@@ -123,12 +123,17 @@ def strategy_of(found: Forecast) -> Strategy:
     planning = found.planning
     if planning is None:
         return _only_way(found)
+    return ranked(planning, found)
+
+
+def ranked(planning: Planning, found: object) -> Strategy:
+    """Return a ranking as the screen shows it; ``found`` is what the services go on from."""
     rows: dict[object, CandidateRow] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
         way = (choice.strategy, choice.codec, choice.engine, choice.members)
         if way not in rows and (len(rows) < MOST_ROWS or choice.alone):
-            rows[way] = row_of(candidate, index, index == planning.chosen)
+            rows[way] = row_of(planning, index, candidate)
     reasons = tuple(sentence(reason) for reason in planning.reasons)
     if planning.chosen is None:
         return Strategy(tuple(rows.values()), reasons, status=Status.FAILED, planning=found,
@@ -149,14 +154,14 @@ def moved(found: Forecast, index: int, steps: int) -> CandidateRow:
     Raises:
         BadInput: that H cannot be.
     """
-    row = row_of(found.at(index, steps), index, found.planning is not None and index == found.planning.chosen)
+    candidate = found.at(index, steps)
     assert found.planning is not None  # at() has refused
-    return replace(row, best_interval=found.planning.ranking[index].choice.interval)
+    return row_of(found.planning, index, candidate)
 
 
-def row_of(candidate: Candidate, index: int, recommended: bool) -> CandidateRow:
-    """Return a candidate as a row."""
-    choice = candidate.choice
+def row_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow:
+    """Return a row of the ranking; ``candidate`` is that of the index, or the same with another H."""
+    choice, recommended = candidate.choice, index == planning.chosen
     over = choice.members[0] if choice.alone else "torch" if choice.engine == "torch" else f"hub {choice.hub}"
     return CandidateRow(
         key=str(index),
@@ -168,14 +173,16 @@ def row_of(candidate: Candidate, index: int, recommended: bool) -> CandidateRow:
         over=over,
         members=choice.members,
         step_seconds=candidate.step,
-        total_seconds=candidate.steps * candidate.step,
+        steps=candidate.steps,
+        samples=candidate.global_batch,
+        same_loss_seconds=planning.same_loss_seconds(candidate),
         speed_up=candidate.speed_up,
         useful_speed_up=candidate.useful_speed_up,
         communication=candidate.exposed / candidate.step if candidate.step else 0.0,
         bytes_per_hour=candidate.bytes_per_hour,
         loss_increase=candidate.loss_increase,
         interval=choice.interval,
-        best_interval=choice.interval,
+        best_interval=planning.ranking[index].choice.interval,
         periodic=not choice.alone and STRATEGIES[choice.strategy].periodic,
         alone=choice.alone,
         recommended=recommended,

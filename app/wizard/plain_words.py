@@ -125,9 +125,10 @@ def candidate_words(row: CandidateRow) -> str:
         return row.cause
     if not row.step_seconds:
         return "not measured"
-    parts = [f"{row.step_seconds:.3g} s a step", f"{duration_text(row.total_seconds)} in all"]
+    parts = [f"{row.step_seconds:.3g} s a step of {row.samples} samples",
+             f"the final loss of the fastest machine alone in {duration_text(row.same_loss_seconds)}"]  # fmt: skip
     if not row.alone:
-        parts += [f"{row.useful_speed_up:.2f} times the best machine alone", f"{100 * row.communication:.0f} % waiting",
+        parts += [f"{row.useful_speed_up:.2f} times as fast", f"{100 * row.communication:.0f} % waiting",
                   f"{bytes_text(row.bytes_per_hour)} an hour"]  # fmt: skip
     return ", ".join([*parts, *([f"H = {row.interval}"] if row.periodic else [])])
 

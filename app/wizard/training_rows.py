@@ -78,7 +78,11 @@ class CandidateRow(Row):
     """The machine that trains alone, ``hub NAME``, or ``torch``."""
     members: tuple[str, ...] = ()
     step_seconds: float = 0.0
-    total_seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    """Of one step, of all members together."""
+    same_loss_seconds: float = 0.0
+    """Time to the loss that the best single machine's whole run ends with: what ways compare by."""
     speed_up: float = 1.0
     useful_speed_up: float = 1.0
     communication: float = 0.0
@@ -93,6 +97,11 @@ class CandidateRow(Row):
     """Whether H can be moved."""
     alone: bool = False
     recommended: bool = False
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of the whole run this way; ways differ in the samples that their runs see."""
+        return self.steps * self.step_seconds
 
     @property
     def identity(self) -> str:

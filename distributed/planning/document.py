@@ -163,6 +163,16 @@ class Planning(Document):
         """The chosen candidate."""
         return None if self.chosen is None else self.ranking[self.chosen]
 
+    def same_loss_seconds(self, candidate: Candidate) -> float:
+        """Return the time of a candidate to the loss with which the whole run of the best single machine ends.
+
+        Candidates compare by it whether the job has so many steps or so many samples: in as many steps a group sees
+        more samples. 0: its speed is not known.
+        """
+        samples = self.job.steps_of(1) * self.job.global_batch_of(1)
+        rate = candidate.samples_per_second * candidate.token_efficiency
+        return samples / rate if rate else 0.0
+
     def overlay(self, profile: Profile) -> Profile:
         """Return the profile with the plan's options.
 

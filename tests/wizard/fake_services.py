@@ -49,8 +49,8 @@ def refused(machine: MachineRow, code: str = "port_closed", **changes: Any) -> A
 
 CANDIDATES = (
     CandidateRow("0", "diloco mxfp4", Status.OK, index=0, over="hub desk", members=("desk", "anna"), step_seconds=0.1,
-                 total_seconds=60, speed_up=1.9, useful_speed_up=1.8, interval=50, best_interval=50, periodic=True,
-                 recommended=True),
+                 steps=600, samples=16, same_loss_seconds=70, speed_up=1.9, useful_speed_up=1.8, interval=50,
+                 best_interval=50, periodic=True, recommended=True),
     CandidateRow("1", "allreduce fp16", Status.OK, index=1, over="hub desk", members=("desk", "anna"),
                  step_seconds=0.2),
     CandidateRow("2", "alone", Status.OK, index=2, over="desk", members=("desk",), step_seconds=0.3, alone=True),
