@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.report import Ended
-from app.run_state import RunState
+from app.run_state import RunState, at_its_end
 from profiles.errors import ExitCode, MusterError
 from training.event_log import follow_lines as follow_lines
 from training.events import ErrorEvent, Event, RunEvent, from_line
@@ -63,7 +63,8 @@ class Follower:
         if status not in FINAL:
             message, hint = self._interruption()
         shown = status if status in FINAL else "failed"
-        return Ended(self.plan, self.path, shown, self._exit_code(shown, state), message, hint, metrics, state)
+        code = self._exit_code(shown, state)
+        return Ended(self.plan, self.path, shown, code, message, hint, metrics, at_its_end(state, shown, message))
 
     def _interruption(self) -> tuple[str, str]:
         """Return message and hint where nobody wrote the end down: its supervisor was killed, or could not write."""

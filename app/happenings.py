@@ -9,23 +9,18 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
-from app.member_state import GONE, MemberState
+from app.member_state import GONE, HELLOS, TROUBLE, MemberState
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
     Event,
-    MachineEvent,
     MemberEvent,
-    ProgressEvent,
     RequestEvent,
     RunEvent,
     SnapshotEvent,
-    StepEvent,
-    SyncEvent,
-    TimingEvent,
-    UnknownEvent,
     WarningEvent,
 )
 
@@ -88,48 +83,48 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
     Args:
         member: as it was before the event.
     """
-    rank = -1 if event.member is None else event.member
+    said = partial(Happening, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return Happening(event.time, rank, "run", _run_text(event))
+            return said("run", because(f"run {event.status}", event.message))
         case MemberEvent():
-            return _of_member(event, rank, member)
+            found = _of_member(event, member)
+            return said(*found) if found else None
         case EvaluationEvent():
             text = ", ".join(_metric_text(name, value) for name, value in sorted(_all_metrics(event).items()))
-            return Happening(event.time, rank, "evaluation", f"{event.split}: {text}", step=event.step)
+            return said("evaluation", f"{event.split}: {text}", step=event.step)
         case SnapshotEvent():
-            return Happening(event.time, rank, "snapshot", f"snapshot of step {event.step} written", step=event.step)
+            return said("snapshot", f"snapshot of step {event.step} written", step=event.step)
         case WarningEvent():
-            return Happening(event.time, rank, "warning", event.message, step=_step(event.step))
+            return said("warning", event.message, step=_step(event.step))
         case ErrorEvent():
-            return Happening(event.time, rank, "error", event.message, event.hint, _step(event.step))
+            return said("error", event.message, event.hint, _step(event.step))
         case RequestEvent():
-            about = f" {event.machine}" if event.machine else ""
-            why = f": {event.message}" if event.message else ""
-            return Happening(event.time, rank, "request", f"{event.action}{about} {event.outcome}{why}")
-        case ProgressEvent() | StepEvent() | SyncEvent() | MachineEvent() | TimingEvent() | UnknownEvent():
+            what = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
+            return said("request", because(what, event.message))
+        case _:
             return None
 
 
-def _run_text(event: RunEvent) -> str:
-    return f"run {event.status}" + (f": {event.message}" if event.message else "")
+def because(what: str, why: str) -> str:
+    """``what: why``, or what alone where nobody said why."""
+    return f"{what}: {why}" if why else what
 
 
-def _of_member(event: MemberEvent, rank: int, before: MemberState | None) -> Happening | None:
-    name = event.name or (before.name if before else "") or f"member {rank}"
-    if before is not None and before.status == event.status:
+def _of_member(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
+    """Return what a member's new state is to be told as; ``None``: it was told, or follows from what was."""
+    name = event.name or (before.label if before else f"member {event.member}")
+    known = before.status if before is not None else ""
+    if known == event.status:
         return None  # the hub and the member both say it
-    if event.status == "left" and before is not None and before.status in ("done", "lost", "failed"):
+    if event.status in TROUBLE:
+        return None if known in TROUBLE else ("lost", because(f"{name} {event.status}", event.message))
+    if event.status == "left" and known in ("done", *TROUBLE):
         return None
-    why = f": {event.message}" if event.message else ""
-    if event.status in ("lost", "failed"):
-        if before is not None and before.status in ("lost", "failed"):
-            return None
-        return Happening(event.time, rank, "lost", f"{name} {event.status}{why}")
-    if event.status in ("started", "joined", "ready") and before is not None and before.status in GONE:
-        return Happening(event.time, rank, "back", f"{name} is back")
+    if event.status in HELLOS and known in GONE:
+        return "back", f"{name} is back"
     where = f" on {event.device}" if event.device else ""
-    return Happening(event.time, rank, "machine", f"{name} {event.status}{where}{why}")
+    return "machine", because(f"{name} {event.status}{where}", event.message)
 
 
 def _all_metrics(event: EvaluationEvent) -> dict[str, float]:

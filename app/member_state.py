@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from app.frozen import changed
 from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, SnapshotEvent, StepEvent, SyncEvent
@@ -11,7 +12,10 @@ WINDOW_SECONDS = 30.0
 """Speeds and shares are means over this much of the past ..."""
 WINDOW_STEPS = 64
 """... and over at most this many steps."""
-GONE = ("left", "lost", "done", "failed")
+GONE = ("left", "lost", "done", "failed", "stopped")
+TROUBLE = ("lost", "failed")
+HELLOS = ("started", "joined", "ready")
+"""What a member says, or the hub says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
 OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent
 
@@ -81,11 +85,39 @@ class MemberState:
     memory_peak: int = 0
     memory_total: int = 0
     device_memory_peak: int | None = None
+    celsius: float | None = None
+    hottest: float | None = None
+    throttled: bool = False
+    """Whether heat slows its GPU down."""
+    watts: float | None = None
+    counted_joules: float | None = None
+    """Energy since its start, and ..."""
+    earlier_joules: float | None = None
+    """... of its starts before that; ``None``: nothing counted it."""
+    meters: tuple[str, ...] = ()
+    """What watts and joules are of."""
+    battery_percent: float | None = None
+    on_mains: bool | None = None
     snapshot_step: int | None = None
 
     @property
     def active(self) -> bool:
         return self.status not in GONE
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether its speed means something: it trains, or did so until its work or the run came to an end."""
+        return bool(self.window) and (self.active or self.status in ("done", "stopped"))
+
+    @property
+    def label(self) -> str:
+        """Its name, or its number where it has not said it yet."""
+        return self.name or f"member {self.rank}"
+
+    @property
+    def preparing(self) -> str:
+        """What it prepares and how far that is: ``features 3/10``; empty while it prepares nothing."""
+        return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
 
     @property
     def last_sync(self) -> Sync | None:
@@ -99,6 +131,11 @@ class MemberState:
     @property
     def bytes_received(self) -> int:
         return max(self.step_bytes_received, self.sync_bytes_received)
+
+    @property
+    def joules(self) -> float | None:
+        """Energy that its meters counted, over all its starts; ``None``: there is no meter."""
+        return _sum(self.earlier_joules, self.counted_joules)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -126,6 +163,16 @@ class MemberState:
         return (compute / wall, wait / wall, min(1.0, transfer / wall)) if wall > 0 else (0.0, 0.0, 0.0)
 
 
+def phase_text(phase: str, done: int, total: int | None) -> str:
+    """``features 3/10``, or ``features 3`` where nobody knows how much it will be."""
+    return f"{phase} {done}/{total}" if total else f"{phase} {done}"
+
+
+def stopped(member: MemberState, moment: float) -> MemberState:
+    """Return a member whose run has ended: who was still at work is not any more, whatever it said last."""
+    return changed(member, status="stopped", message="", phase="", since=moment) if member.active else member
+
+
 def advance(member: MemberState, event: OfMember) -> MemberState:
     """Return the member after one of its events."""
     after = _advanced(member, event)
@@ -139,9 +186,8 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case MemberEvent():
             return _status(member, event)
         case ProgressEvent():
-            return changed(
-                member, status="preparing", phase=event.phase, phase_done=event.done, phase_total=event.total
-            )
+            status = "preparing" if member.active else member.status  # a machine that is brought back is not back yet
+            return changed(member, status=status, phase=event.phase, phase_done=event.done, phase_total=event.total)
         case StepEvent():
             return _step(member, event)
         case SyncEvent():
@@ -151,7 +197,7 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case SnapshotEvent():
             return changed(member, snapshot_step=event.step)
         case ErrorEvent():
-            return changed(member, status="failed", message=event.message)
+            return _gone(member, "failed", event.message)
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
@@ -165,27 +211,31 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
             since=member.since,
             updated=member.updated,
             times_lost=member.times_lost,
+            hottest=member.hottest,
+            earlier_joules=member.joules,
+            meters=member.meters,
         )
-    known = member.status in ("lost", "failed") and event.status in ("lost", "left") and bool(member.message)
-    return changed(
-        member,
-        status=member.status if known and member.status == "failed" else event.status,
-        message=member.message if known else event.message,  # the first cause says most
-        times_lost=member.times_lost + (event.status == "lost" and member.status not in ("lost", "failed")),
-        phase="",
-        name=event.name or member.name,
-        device=event.device or member.device,
-    )
+    named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
+    if event.status in (*TROUBLE, "left"):
+        return _gone(named, event.status, event.message)
+    return changed(named, status=event.status, message=event.message)
+
+
+def _gone(member: MemberState, status: str, why: str) -> MemberState:
+    """A member went. One in trouble already stays so, with the first cause: what is said later follows from it."""
+    if member.status in TROUBLE:
+        return changed(member, message=member.message or why)
+    return changed(member, status=status, message=why, times_lost=member.times_lost + (status == "lost"))
 
 
 def _step(member: MemberState, event: StepEvent) -> MemberState:
+    """Steps come late, from a machine that was cut off, too: they bring nobody back who was gone."""
     sample = StepSample(event.time, event.samples, event.compute, event.wait, event.transfer)
     window = [old for old in member.window if old.time > event.time - WINDOW_SECONDS]
-    old_news = member.status == "lost" and member.since is not None and event.time <= member.since
     return changed(
         member,
-        status="lost" if old_news else "training",
-        message=member.message if old_news else "",
+        status="training" if member.active else member.status,
+        message="" if member.active else member.message,
         began=member.began or (event.time, event.step),
         phase="",
         step=event.step,
@@ -220,14 +270,32 @@ def _sync(member: MemberState, event: SyncEvent) -> MemberState:
 
 
 def _machine(member: MemberState, event: MachineEvent) -> MemberState:
-    peak = event.device_memory_used
-    if peak is not None and member.device_memory_peak is not None:
-        peak = max(peak, member.device_memory_peak)
     return changed(
         member,
         cpu_percent=event.cpu_percent,
         memory_used=event.memory_used,
         memory_peak=max(event.memory_used, member.memory_peak),
         memory_total=event.memory_total,
-        device_memory_peak=peak if peak is not None else member.device_memory_peak,
+        device_memory_peak=_highest(member.device_memory_peak, event.device_memory_used),
+        celsius=event.celsius,
+        hottest=_highest(member.hottest, event.celsius),
+        throttled=bool(event.throttled),
+        watts=event.watts,
+        counted_joules=event.joules if event.joules is not None else member.counted_joules,
+        meters=event.meters or member.meters,
+        battery_percent=event.battery_percent,
+        on_mains=event.on_mains,
     )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _highest(known: _Number | None, new: _Number | None) -> _Number | None:
+    return max((value for value in (known, new) if value is not None), default=None)
+
+
+def _sum(*values: float | None) -> float | None:
+    """Return the sum of what is known; ``None`` where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

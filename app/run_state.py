@@ -16,7 +16,7 @@ from functools import reduce
 
 from app.frozen import changed
 from app.happenings import Chronicles, happening, noted
-from app.member_state import MemberState, OfMember, advance
+from app.member_state import MemberState, OfMember, advance, phase_text, stopped
 from app.run_curves import RUN, Curves, extended, figures
 from training.events import (
     ErrorEvent,
@@ -34,7 +34,10 @@ from training.events import (
     UnknownEvent,
     WarningEvent,
 )
+from training.run_metadata import FINAL
 
+INTERRUPTED = "interrupted"
+"""Status of a run whose end nobody wrote down."""
 KEPT_WARNINGS = 50
 KEPT_REQUESTS = 20
 
@@ -84,6 +87,8 @@ class RunState:
     message: str = ""
     started: float | None = None
     """When the run started, or went on after a resume."""
+    ended: float | None = None
+    """When it ended; ``None`` while it goes on."""
     updated: float | None = None
     """Time of the newest event."""
     total_steps: int | None = None
@@ -118,6 +123,12 @@ class RunState:
     @property
     def samples_per_second(self) -> float:
         return sum(member.samples_per_second for member in self.members.values() if member.active)
+
+    @property
+    def joules(self) -> float | None:
+        """Energy that the meters of all members counted; ``None``: there is none."""
+        known = [member.joules for member in self.members.values() if member.joules is not None]
+        return sum(known) if known else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -170,8 +181,7 @@ def apply(state: RunState, event: Event) -> RunState:
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
-            total = f"/{event.total}" if event.total else ""
-            return changed(state, phase=f"{event.phase} {event.done}{total}")
+            return changed(state, phase=phase_text(event.phase, event.done, event.total))
         case MemberEvent() | ProgressEvent():
             return _with_member(state, event)
         case RequestEvent():
@@ -195,15 +205,35 @@ def _answered(state: RunState, event: RequestEvent) -> RunState:
     return changed(state, requests=dict(sorted(answers.items())[-KEPT_REQUESTS:]))
 
 
+def at_its_end(state: RunState, status: str, message: str = "") -> RunState:
+    """Return the state of a run whose end is known from elsewhere: where it could not be written into the events.
+
+    Args:
+        status: as the metadata tell, or :data:`INTERRUPTED`.
+    """
+    if state.ended is not None:
+        return state
+    return _at_rest(changed(state, status=status, message=message, ended=state.updated or 0.0))
+
+
+def _at_rest(state: RunState) -> RunState:
+    """Let nobody be at work in a run that has ended."""
+    if state.ended is None:
+        return state
+    return changed(state, members={rank: stopped(member, state.ended) for rank, member in state.members.items()})
+
+
 def _run(state: RunState, event: RunEvent) -> RunState:
-    return changed(
+    now = changed(
         state,
         status=event.status,
         message=event.message,
+        ended=event.time if event.status in FINAL else None,
         phase="" if event.status == "running" else state.phase,
         started=event.time if event.status == "starting" or state.started is None else state.started,
         total_steps=event.total_steps if event.total_steps is not None else state.total_steps,
     )
+    return _at_rest(now)
 
 
 def _snapshot(state: RunState, event: SnapshotEvent) -> RunState:
@@ -245,4 +275,4 @@ def _with_member(state: RunState, event: OfMember) -> RunState:
     member = state.members.get(event.member, MemberState(event.member))
     members = {**state.members, event.member: advance(member, event)}
     ordered = members if event.member in state.members else dict(sorted(members.items()))
-    return changed(state, members=ordered)
+    return _at_rest(changed(state, members=ordered))

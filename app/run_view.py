@@ -73,14 +73,10 @@ def _members(state: RunState, narrow: bool) -> Table:
 
 
 def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
-    state = member.status
-    if member.phase:
-        total = f"/{member.phase_total}" if member.phase_total else ""
-        state = f"{member.phase} {member.phase_done}{total}"
     traffic = bytes_text(member.bytes_sent)
     return [
-        Text(visible(member.name or f"member {member.rank}")),
-        Text(visible(state), style=_STATUS_STYLES.get(member.status, "")),
+        Text(visible(member.label)),
+        Text(visible(member.preparing or member.status), style=_STATUS_STYLES.get(member.status, "")),
         Text(str(member.step) if member.step else "-"),
         Text("-" if member.loss is None else four_digits(member.loss)),
         Text(f"{member.samples_per_second:.1f}" if member.active and member.window else "-"),

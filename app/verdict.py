@@ -11,13 +11,12 @@ from typing import Literal
 
 from app.console import duration_text
 from app.happenings import Happening, in_order
-from app.member_state import MemberState
-from app.run_state import RunState
+from app.member_state import TROUBLE, MemberState
+from app.run_state import INTERRUPTED, RunState
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
-_TROUBLE = ("lost", "failed")
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,11 @@ def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0,
         members: how many there should be.
         alone: what is compared with; ``None`` where nothing was predicted.
     """
-    if state.status in ("completed", "failed", "cancelled"):
+    if state.ended is not None and state.status != INTERRUPTED:
         return _ended(state)
-    if not live:
+    if not live or state.ended is not None:
         return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state)))
-    lost = [member for member in state.members.values() if member.status in _TROUBLE]
+    lost = [member for member in state.members.values() if member.status in TROUBLE]
     present = f"{_present(state)}/{max(members, len(state.members))} machines"
     if state.status == "paused":
         return Verdict("paused", "Paused", (present, *_progress(state)))
@@ -123,7 +122,7 @@ def slowest(state: RunState) -> MemberState | None:
 
     It stands out with a tenth more compute time a step than the median.
     """
-    times = {member.rank: _compute(member) for member in state.members.values() if member.active and member.window}
+    times = {member.rank: _compute(member) for member in state.members.values() if member.has_worked}
     if len(times) < 2:
         return None
     rank = max(times, key=lambda one: times[one])
@@ -153,14 +152,12 @@ def _phases(state: RunState) -> Sequence[str]:
     busy = [member for member in state.members.values() if member.phase]
     if not busy:
         return (state.phase,) if state.phase else ()
-    furthest = min(busy, key=lambda member: member.phase_done / (member.phase_total or 1))
-    total = f"/{furthest.phase_total}" if furthest.phase_total else ""
-    return (f"{furthest.phase} {furthest.phase_done}{total}",)
+    return (min(busy, key=lambda member: member.phase_done / (member.phase_total or 1)).preparing,)
 
 
 def _why(member: MemberState) -> str:
     cause = f" ({member.message})" if member.message else ""
-    return f"{member.name or f'member {member.rank}'} {member.status}{cause}"
+    return f"{member.label} {member.status}{cause}"
 
 
 def _more(others: Sequence[MemberState]) -> tuple[str, ...]:
@@ -202,6 +199,8 @@ def _remarks(state: RunState) -> tuple[str, ...]:
         found.append("weights differ between machines")
     if any(member.loss is not None and not math.isfinite(member.loss) for member in state.members.values()):
         found.append("the loss is not a number")
+    hot = [member for member in state.members.values() if member.throttled and member.active]
+    found += [f"{member.name or f'member {member.rank}'} is slowed down by heat" for member in hot[:2]]
     return tuple(found)
 
 

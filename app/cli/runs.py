@@ -13,7 +13,7 @@ from rich.text import Text
 from app.console import bytes_text, command_line, duration_text, say, show, show_json, show_line, visible
 from app.figures import state_document
 from app.report import evaluation_lines
-from app.run_state import RunState, reduce_events
+from app.run_state import RunState, at_its_end, reduce_events
 from app.start_times import start_line
 from distributed.runs import (
     RunSummary,
@@ -46,6 +46,8 @@ def show_command(output: Path, reference: str, as_json: bool) -> ExitCode:
     path = find_run(output, reference)
     folder = RunFolder.open(path)
     run, state = summarise(path), reduce_events(folder.events())
+    if not run.live:
+        state = at_its_end(state, run.status, folder.metadata.error_message)
     if as_json:
         details = folder.metadata.model_dump()
         show_json({**details, **_summary_document(run), "state": state_document(state), "bytes": size_of(path)})

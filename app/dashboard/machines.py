@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 from textual.app import ComposeResult
 from textual.content import Content
 
 from app.console import bytes_text
+from app.dashboard.chart import value_text
 from app.dashboard.pane import Pane, age_of, seconds_text, shares_bar, state_of
 from app.dashboard.picture import Picture
 from app.dashboard.words import Words
 from app.member_state import MemberState
+from app.run_state import RunState
 from app.shell.frame import muster
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
@@ -21,20 +24,23 @@ from app.verdict import lag, slowest
 COLUMNS = (
     Column("name", "machine", most=18, least=8),
     Column("state", "state", most=12, least=10),
-    Column("since", "for", right=True, least=5, rank=5),
+    Column("since", "for", right=True, least=5, rank=6),
     Column("step", "step", right=True, least=4),
     Column("lag", "lag", right=True, least=3, rank=3),
     Column("rate", "samples/s", right=True, least=6),
-    Column("share", "share", right=True, least=5, rank=4),
+    Column("share", "share", right=True, least=5, rank=5),
     Column("time", "compute/wait", least=12),
     Column("wait", "wait", right=True, least=4),
-    Column("transfer", "transfer", right=True, least=5, rank=6),
+    Column("transfer", "transfer", right=True, least=5, rank=7),
     Column("memory", "memory", right=True, least=7, rank=2),
-    Column("device", "on device", right=True, least=7, rank=7),
-    Column("processor", "processor", right=True, least=5, rank=8),
+    Column("heat", "heat", right=True, least=5, rank=4),
+    Column("power", "power", right=True, least=5, rank=4),
+    Column("device", "on device", right=True, least=7, rank=8),
+    Column("processor", "processor", right=True, least=5, rank=9),
     Column("age", "heard", right=True, least=5, rank=1),
 )
 _BAR = 12
+_AWAY = ("lost", "failed", "left")
 _SILENT = 5.0
 """Seconds of silence that are worth a colour."""
 
@@ -45,6 +51,7 @@ class Machines(Pane):
     ABOUT = (
         "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
         "Transfer is the time exchanges were under way, hidden or not. Lag: steps behind the foremost. "
+        "Heat: of what it computes on. Power: what its meters measure, not the whole machine. "
         "Heard: since its last sign. '-' lets the machine under the cursor go."
     )
     DEFAULT_CSS = """
@@ -60,7 +67,9 @@ class Machines(Pane):
         self.query_one("#who", Words).show(who_is_slow(picture))
         plain = muster(self).ascii_only
         rows = [_row(member, picture, plain) for member in picture.state.members.values()]
-        self.query_one(RowTable).show(rows)
+        unknown = _unknown(picture.state)
+        columns = [column for column in COLUMNS if column.key not in unknown]
+        self.query_one(RowTable).show((_without(row, unknown) for row in rows), columns=columns)
 
     @property
     def selected(self) -> int | None:
@@ -76,7 +85,7 @@ class Machines(Pane):
 def who_is_slow(picture: Picture) -> Content:
     """Return who holds the others up, in numbers, or that nobody does."""
     state = picture.state
-    working = [member for member in state.members.values() if _busy(member)]
+    working = [member for member in state.members.values() if member.has_worked]
     if len(working) < 2:
         return literal("one machine at work" if working else "nobody trains at the moment", "$text-muted")
     brake = slowest(state)
@@ -99,11 +108,24 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
+def _unknown(state: RunState) -> set[str]:
+    """Return the columns that no machine of the run can fill."""
+    members = state.members.values()
+    heat = any(member.hottest is not None for member in members)
+    power = any(member.joules is not None for member in members)
+    return {key for key, known in (("heat", heat), ("power", power)) if not known}
+
+
+def _without(row: Row, unknown: set[str]) -> Row:
+    cells = tuple(cell for column, cell in zip(COLUMNS, row.cells, strict=True) if column.key not in unknown)
+    return dataclasses.replace(row, cells=cells)
+
+
 def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
-    total = sum(m.samples_per_second for m in picture.state.members.values() if _busy(m))
+    total = sum(m.samples_per_second for m in picture.state.members.values() if m.has_worked)
     rate = member.samples_per_second
     _, wait, transfer = member.shares
-    busy = _busy(member)
+    busy = member.has_worked
     quiet = age_of(member, picture)
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
@@ -120,16 +142,13 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
         literal(f"{wait:.0%}" if busy and wait == wait else "-"),
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
         _memory(member),
+        _heat(member),
+        literal("-" if member.watts is None or member.status in _AWAY else value_text(member.watts, "W")),
         literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if member.cpu_percent is None else f"{member.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return Row(str(member.rank), cells, _details(member))
-
-
-def _busy(member: MemberState) -> bool:
-    """Whether its speed means something: it trains, or did so until its end."""
-    return bool(member.window) and (member.active or member.status == "done")
 
 
 def _memory(member: MemberState) -> Content:
@@ -139,14 +158,24 @@ def _memory(member: MemberState) -> Content:
     return literal(bytes_text(member.memory_used), "$text-warning" if full else "")
 
 
+def _heat(member: MemberState) -> Content:
+    if member.celsius is None or member.status in _AWAY:
+        return literal("-")
+    return literal(f"{member.celsius:.0f} °C", "$text-warning" if member.throttled else "")
+
+
 def _details(member: MemberState) -> tuple[Content, ...]:
     lines = []
-    if member.status in ("lost", "failed", "left") and member.message:
+    if member.status in _AWAY and member.message:
         lines.append(literal(member.message, "$text-error" if member.status != "left" else "$text-muted"))
     if member.phase:
-        total = f"/{member.phase_total}" if member.phase_total else ""
-        lines.append(literal(f"{member.phase} {member.phase_done}{total}", "$text-muted"))
+        lines.append(literal(member.preparing, "$text-muted"))
     if member.times_lost and member.active:
         times = "once" if member.times_lost == 1 else f"{member.times_lost} times"
         lines.append(literal(f"was lost {times}, and came back", "$text-muted"))
+    if member.throttled and member.active:
+        lines.append(literal("slowed down by heat", "$text-warning"))
+    if member.on_mains is False and member.active:
+        left = "" if member.battery_percent is None else f", {member.battery_percent:.0f} %"
+        lines.append(literal(f"runs on its battery{left}", "$text-warning"))
     return tuple(lines)

@@ -19,7 +19,7 @@ from app.dashboard.picture import Picture
 from app.dashboard.words import Words
 from app.figures import headline
 from app.happenings import in_order
-from app.member_state import MemberState
+from app.member_state import TROUBLE, MemberState
 from app.run_curves import names, of_run
 from app.run_series import smoothed
 from app.run_state import RunState
@@ -125,13 +125,11 @@ def _step_at(state: RunState, moment: float) -> float | None:
 
 def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
     if state.total_steps is None:
-        busy = [member for member in state.members.values() if member.phase]
-        phase = f"{busy[0].phase} {busy[0].phase_done}/{busy[0].phase_total or '?'}" if busy else state.status
-        return literal(phase, "$text-muted")
+        busy = [member.preparing for member in state.members.values() if member.phase]
+        return literal(busy[0] if busy else state.status, "$text-muted")
     share = state.step / max(1, state.total_steps)
-    ended = state.status in ("completed", "failed", "cancelled")
-    elapsed = (state.updated if ended else now) or now
-    rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second and not ended else ""
+    elapsed = now if state.ended is None else state.ended
+    rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
     took = duration_text(elapsed - state.started) if state.started else ""
     newest = sorted(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
     best = [headline(results, split).partition(" (step")[0] for split, results in newest]
@@ -184,11 +182,11 @@ def _strip(member: MemberState, picture: Picture, width: int, course: str, plain
     state = state_of(member, picture, plain)
     state = state.pad_right(max(0, 12 - state.cell_length)).truncate(12)
     if not member.active and member.message:
-        return Content.assemble(name, " ", state, " ", literal(member.message, "$text-error")).truncate(width)
+        style = "$text-error" if member.status in TROUBLE else "$text-muted"
+        return Content.assemble(name, " ", state, " ", literal(member.message, style)).truncate(width)
     if not member.window:
-        total = f"/{member.phase_total}" if member.phase_total else ""
-        about = f"{member.phase} {member.phase_done}{total}" if member.phase else member.device
-        return Content.assemble(name, " ", state, " ", literal(about, "$text-muted")).truncate(width)
+        about = literal(member.preparing or member.device, "$text-muted")
+        return Content.assemble(name, " ", state, " ", about).truncate(width)
     rate = f"{member.samples_per_second:7.1f}/s" if math.isfinite(member.samples_per_second) else " " * 9
     wait = member.shares[1]
     return Content.assemble(

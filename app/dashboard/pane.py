@@ -31,9 +31,8 @@ _STATES = {
     "lost": Mark.LOST,
     "failed": Mark.PROBLEM,
     "left": Mark.STOPPED,
+    "stopped": Mark.STOPPED,
 }
-
-_STATES_AT_THE_END = ("done", "lost", "failed", "left")
 
 
 class Pane(Vertical):
@@ -60,8 +59,6 @@ def state_of(member: MemberState, picture: Picture, ascii_only: bool) -> Content
     """Return symbol and word of a member's state."""
     if picture.state.status == "paused" and member.active:
         return Mark.PAUSED.show("paused", ascii_only=ascii_only)
-    if picture.state.status in ("completed", "cancelled", "failed") and member.status not in _STATES_AT_THE_END:
-        return Mark.STOPPED.show("stopped", ascii_only=ascii_only)
     return _STATES.get(member.status, Mark.WORKING).show(member.status, ascii_only=ascii_only)
 
 

@@ -17,10 +17,9 @@ from app.dashboard.log_book import LogBook
 from app.dashboard.picture import Former, Picture
 from app.event_source import EventSource
 from app.follow import Follower
-from app.frozen import changed
 from app.report import Ended
 from app.run_curves import names, of_run
-from app.run_state import RunState, apply
+from app.run_state import INTERRUPTED, RunState, apply, at_its_end
 from distributed.planning.document import Planning, read_planning
 from distributed.runs import list_runs
 from profiles.errors import BadInput, MusterError
@@ -93,7 +92,7 @@ class RunReader:
             plan=self._plan,
             metadata=self._metadata,
             planning=self._planning,
-            live=self._given is not None or now - self._last_alive < GRACE,
+            live=self._alive,
             read=self._read,
             events=self._events,
             heard={rank: now - at for rank, at in heard.items()},
@@ -107,14 +106,21 @@ class RunReader:
         """Lay the next older run of the same profile under the curves, or none after the last; reads in a thread."""
         threading.Thread(target=self._load_former, name="dashboard-former", daemon=True).start()
 
+    @property
+    def _alive(self) -> bool:
+        """Whether somebody works on it, or it is played again."""
+        return self._given is not None or time.monotonic() - self._last_alive < GRACE
+
     def _state_in_the_end(self) -> RunState:
-        """Return the state, with the end that the metadata tell where no event could be written any more."""
+        """Return the state, with the end that the metadata tell, or nobody told, where no event could be written."""
         state, metadata = self._state, self._metadata
-        if self._given is not None or metadata is None or metadata.status not in FINAL or not self._read:
+        if self._given is not None and self._ended is not None:
+            return self._ended.state
+        if self._alive or not self._read:
             return state
-        if state.status in FINAL or time.monotonic() - self._last_alive < GRACE:
-            return state
-        return changed(state, status=metadata.status, message=metadata.error_message)
+        if metadata is None or metadata.status not in FINAL:
+            return at_its_end(state, INTERRUPTED)
+        return at_its_end(state, metadata.status, metadata.error_message)
 
     def _now(self) -> float:
         return self._source.now() if self._source is not None else time.time()

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.html_report.record import Record, record_of
+from app.run_state import at_its_end
 from distributed.planning.document import Planning, read_planning
 from distributed.planning.feedback import Comparison, compare
 from distributed.runs import RunSummary, size_of, summarise
@@ -56,11 +57,14 @@ def read_evidence(path: Path) -> Evidence:
     folder = RunFolder.open(path)
     planning, metrics = _planning(path / "planning.json"), _metrics(path / "metrics.json") or folder.metadata.metrics
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
+    summary, record = summarise(path), record_of(folder.events())
+    if not summary.live:
+        record.state = at_its_end(record.state, summary.status, folder.metadata.error_message)
     return Evidence(
         path=path,
         metadata=folder.metadata,
-        summary=summarise(path),
-        record=record_of(folder.events()),
+        summary=summary,
+        record=record,
         plan=_plan(folder),
         planning=planning,
         comparison=_comparison(metrics.get("prediction"), planning, folder),

@@ -151,7 +151,8 @@ class Record:
                 result = Evaluation(event.step, event.loss, event.metrics)
                 _renew(self.evaluations.setdefault(event.split, []), result)
             case MemberEvent() if event.status in MARKS and event.member is not None:
-                self._mark(Mark(before.step, event.member, event.status, event.message))
+                if self.state.members[event.member].status == event.status:  # else it follows from what was said before
+                    self._mark(Mark(before.step, event.member, event.status, event.message))
             case WarningEvent() | ErrorEvent():
                 self._notice(event)
             case RunEvent():

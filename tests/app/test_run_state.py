@@ -5,7 +5,7 @@ from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.run_state import KEPT_WARNINGS, RunState, reduce_events
+from app.run_state import KEPT_WARNINGS, RunState, at_its_end, reduce_events
 from training.events import (
     Event,
     MachineEvent,
@@ -83,6 +83,28 @@ def test_peak_memory_does_not_fall() -> None:
     loads = [MachineEvent(member=0, cpu_percent=1, memory_used=used, memory_total=9) for used in (3, 7, 2)]
     member = reduce_events(loads).members[0]
     assert (member.memory_used, member.memory_peak) == (2, 7)
+
+
+def test_a_run_that_has_ended_has_nobody_at_work_whatever_was_said_last() -> None:
+    ended = RunEvent(status="cancelled", message="stopped by the user", time=9.0)
+    before: list[Event] = [step(1), step(1, member=1), MemberEvent(member=1, status="done", time=2.0)]
+    late: list[Event] = [step(2, time=9.5), step(1, member=2, time=9.5)]
+    for events in ([*before, *late, ended], [*before, ended, *late]):
+        members = reduce_events(events).members
+        assert {rank: member.status for rank, member in members.items()} == {0: "stopped", 1: "done", 2: "stopped"}
+        assert (members[0].step, members[0].since, members[0].has_worked) == (2, 9.0, True)
+
+
+def test_a_run_that_goes_on_after_its_end_has_members_at_work_again() -> None:
+    again: list[Event] = [RunEvent(status="starting"), MemberEvent(member=0, status="started"), step(2)]
+    state = reduce_events([step(1), RunEvent(status="failed"), *again])
+    assert (state.ended, state.members[0].status) == (None, "training")
+
+
+def test_an_end_that_no_event_tells_is_taken_from_elsewhere() -> None:
+    state = at_its_end(reduce_events([RunEvent(status="running"), step(1)]), "interrupted")
+    assert (state.status, state.members[0].status) == ("interrupted", "stopped")
+    assert at_its_end(state, "completed").status == "interrupted"
 
 
 def look_at_everything(state: RunState) -> None:

@@ -16,10 +16,10 @@ BEGAN = 1_790_000_000.0
 NAMES = ("studio", "air", "pc")
 
 
-def new_folder(output: Path, machines: int = 3) -> Path:
+def new_folder(output: Path, machines: int = 3, run_id: str = "") -> Path:
     """Make the folder of a run that nobody works on yet."""
     plan = RunPlan(
-        run_id=new_run_id(),
+        run_id=run_id or new_run_id(),
         profile=profile_from_options("p", {"model_path": "none", "dataset_path": "none", "strategy": "diloco"}),
         members=tuple(MemberPlan(rank=rank, name=NAMES[rank], batch_size=8) for rank in range(machines)),
         engine="hub",

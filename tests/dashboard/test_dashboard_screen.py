@@ -197,6 +197,8 @@ def test_stop_asks_and_shows_that_nothing_is_left(folder: RunFolder) -> None:
         folder.close()
         await until_text(pilot, "the run has ended (cancelled)")
         assert "--resume" in text(app)
+        await pilot.press("escape", "2")
+        assert sum("stopped" in line for line in lines(app)[4:]) == 3 and "training" not in text(app)
 
     show(folder.path, drive)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.happenings import FIRST, NEWEST, Chronicle, Happening, in_order
 from app.run_state import reduce_events
-from training.events import ErrorEvent, MemberEvent, RequestEvent, StepEvent, WarningEvent
+from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, RequestEvent, StepEvent, WarningEvent
 
 
 def warning(at: float) -> Happening:
@@ -38,18 +38,22 @@ def test_a_flood_of_warnings_hides_no_error() -> None:
     assert len(kept) == FIRST + NEWEST + 1
 
 
-def lost_and_back() -> list[MemberEvent | StepEvent]:
+def lost_for_long() -> list[Event]:
     step = {"epoch": 0.0, "loss": 1.0, "learning_rate": 1.0, "samples": 1, "weight": 1.0, "compute": 1.0, "wait": 0.0}
     return [
         MemberEvent(member=1, time=1.0, status="started", name="b"),
         MemberEvent(member=1, time=9.0, status="lost", name="b", message="silent for 5 s"),
         MemberEvent(member=1, time=9.5, status="lost", name="b", message="at step 7"),
-        StepEvent(member=1, time=8.9, step=7, transfer=0.0, **step),
+        StepEvent(member=1, time=12.0, step=7, transfer=0.0, **step),  # of a machine that was cut off and went on
+        ProgressEvent(member=1, time=13.0, phase="bytes to b", done=1, total=9),
+        MemberEvent(member=1, time=14.0, status="lost", name="b", message="exit code 1"),
+        ErrorEvent(member=1, time=15.0, message="the hub dropped this member"),
+        MemberEvent(member=1, time=16.0, status="left", name="b", message="stopped"),
     ]
 
 
-def test_a_lost_member_keeps_its_first_cause_and_late_steps_do_not_revive_it() -> None:
-    state = reduce_events(lost_and_back())
+def test_a_lost_member_keeps_its_first_cause_until_it_is_back() -> None:
+    state = reduce_events(lost_for_long())
     member = state.members[1]
     assert (member.status, member.message, member.since, member.times_lost) == ("lost", "silent for 5 s", 9.0, 1)
     assert [h.text for h in in_order(state.chronicles) if h.kind == "lost"] == ["b lost: silent for 5 s"]
@@ -57,9 +61,11 @@ def test_a_lost_member_keeps_its_first_cause_and_late_steps_do_not_revive_it() -
 
 def test_a_member_that_joins_again_is_told_as_back() -> None:
     back = MemberEvent(member=1, time=20.0, status="joined", name="b", message="joins a running group")
-    state = reduce_events([*lost_and_back(), back])
+    state = reduce_events([*lost_for_long(), back])
     assert [h.text for h in in_order(state.chronicles) if h.kind == "back"] == ["b is back"]
     assert state.members[1].active
+    lost = reduce_events([MemberEvent(member=1, time=30.0, status="lost", message="no power")], state).members[1]
+    assert (lost.message, lost.times_lost) == ("no power", 2)
 
 
 def test_the_answer_to_a_request_is_not_taken_back_by_its_acceptance() -> None:

@@ -48,9 +48,8 @@ def test_who_comes_late_sees_the_whole_curve_without_a_gap_or_a_double(tmp_path:
         with reading(run.path) as second:
             for event in steps(21, 30):
                 run.append(event)
-            for one in (first, second):
-                until(lambda one=one: len(curve(one)) == 30)  # type: ignore[misc]
-                assert curve(one) == WHOLE
+            until(lambda: len(curve(first)) == len(curve(second)) == 30)
+            assert curve(first) == curve(second) == WHOLE
     with reading(run.path) as third:
         until(lambda: third.picture.read)
         assert curve(third) == WHOLE
@@ -99,12 +98,13 @@ def test_a_supervisor_that_is_killed_is_noticed(tmp_path: Path, monkeypatch: pyt
         until(lambda: not reader.picture.live)
         until(lambda: reader.picture.ended)
         assert reader.picture.ended is not None and reader.picture.ended.exit_code == 1
+        state = reader.picture.state
+        assert (state.status, {member.status for member in state.members.values()}) == ("interrupted", {"stopped"})
 
 
 def test_a_former_run_of_the_same_profile_is_laid_under(tmp_path: Path) -> None:
-    with live(new_folder(tmp_path), [*started(), *steps(1, 5, loss=9.0)]):
+    with live(new_folder(tmp_path, run_id="20260101-000000-abcd"), [*started(), *steps(1, 5, loss=9.0)]):
         pass
-    time.sleep(1.1)  # the name of a run folder counts seconds
     with live(new_folder(tmp_path), started()) as run, reading(run.path) as reader:
         until(lambda: reader.picture.plan)
         reader.next_former()

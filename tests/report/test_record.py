@@ -69,7 +69,8 @@ def test_a_machine_that_is_lost_and_back_is_marked_once_each_and_the_usual_start
         return MemberEvent.model_validate({"member": 0, "status": status, "time": 1})
 
     begin = RunEvent(status="running", total_steps=4, time=0)
-    events = [begin, member("joined"), step(2), member("lost"), member("lost"), member("joined"), member("ready")]
+    lost = [member("lost"), step(2), member("failed"), member("lost"), member("left")]
+    events = [begin, member("joined"), step(2), *lost, member("joined"), member("ready")]
     record = record_of([*events, member("joined"), step(4), member("left")])
     assert [(mark.status, mark.step) for mark in record.marks] == [("lost", 2), ("joined", 2)]
 
