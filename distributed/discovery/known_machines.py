@@ -17,6 +17,7 @@ from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.host_keys import KnownHost, KnownHosts, fingerprint, known_name, parse_line
+from distributed.ssh.wire import explain_name
 from profiles.errors import BadInput
 
 USER_CONFIG = Path("~/.ssh/config")
@@ -187,7 +188,7 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
         through = host.jumps[-1].host if host.jumps else "its ProxyCommand"
         return Sighting(key, target.name, host.hostname, through=through)
     endpoints = _endpoints(host, interfaces)
-    problem = None if endpoints else _unknown(host)
+    problem = None if endpoints else Problem("name_unknown", *explain_name(host))
     return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem)
 
 
@@ -216,13 +217,6 @@ def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ..
 
 def _bad_config(target: SshTarget, error: BadInput) -> Problem:
     return Problem("bad_config", error.message.removeprefix(f"{target.name}: "), error.hint)
-
-
-def _unknown(host: ResolvedHost) -> Problem:
-    hint = "check the spelling, or give its IP address"
-    if host.hostname.endswith(".local"):
-        hint = "is it on and in this network? Its IP address works without mDNS"
-    return Problem("name_unknown", f"the name '{host.hostname}' is unknown", hint)
 
 
 def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:

@@ -137,6 +137,7 @@ class SshConnection:
             transport.close()
             raise
         connection = cls(host, wire, transport, gateway, manner.heartbeat)
+        wire.logged_in()
         connection.authenticated_by = how
         return connection
 

@@ -35,6 +35,10 @@ REMOTE_LOGIN = (
 )
 
 
+_LONGEST = 1000
+"""Characters of a message or hint; ours are shorter, but a server's last words may be in them."""
+
+
 class SshError(MachinesNotReady):
     """A machine cannot be reached or used over SSH.
 
@@ -50,7 +54,7 @@ class SshError(MachinesNotReady):
     """How far it came: the failure is on the way to ``reach``, ``host key``, ``login`` or ``shell``."""
 
     def __init__(self, machine: str, problem: str, hint: str = "") -> None:
-        super().__init__(f"{machine}: {_one_line(problem)}", hint)
+        super().__init__(f"{machine}: {_one_line(problem)}", _one_line(hint))
         self.machine = machine
 
 
@@ -159,5 +163,6 @@ class RemoteFileError(SshError):
 
 
 def _one_line(text: str) -> str:
-    """Text from a far machine is untrusted: no control characters reach the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """Text from a far machine is untrusted: no control characters reach the terminal, and no page of it either."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST]).split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

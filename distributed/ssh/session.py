@@ -36,7 +36,6 @@ def open_transport(host: ResolvedHost, wire: Wire, trust: Trust | None, deadline
         known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
         _prefer(transport, known.key_types(_name(host)) or known.key_types(_portless(host)))
         _agree(host, transport, deadline)
-        wire.handshake_done()
         _check_identity(host, transport, known, trust)
     except BaseException:
         if transport is not None:

@@ -27,8 +27,8 @@ from distributed.ssh.errors import (
     Stalled,
 )
 
-HANDSHAKE_LIMIT = 256 * 1024
-"""Bytes a server may send before the keys are agreed; an honest one needs about 3 KiB."""
+_STRANGERS_LIMIT = 256 * 1024
+"""Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
 _GREETING_LIMIT = 8 * 1024
 """Bytes before and with the server's identification (RFC 4253, 4.2)."""
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
@@ -56,14 +56,14 @@ class Deadline:
 class Wire:
     """A socket, or a channel through another machine, that notes when it last heard something.
 
-    It gives paramiko the server's first line again, and ends a handshake that is all noise.
+    It gives paramiko the server's first line again, and ends a handshake or log-in that is all noise.
     """
 
     def __init__(self, stream: Any, process: subprocess.Popen[bytes] | None = None) -> None:
         self._stream = stream
         self._process = process
         self._again = b""
-        self._budget: int | None = HANDSHAKE_LIMIT
+        self._budget: int | None = _STRANGERS_LIMIT
         self.last_heard = time.monotonic()
 
     def read_greeting(self, deadline: Deadline) -> bytes:
@@ -90,7 +90,7 @@ class Wire:
                 line = b""
         raise ValueError(seen)
 
-    def handshake_done(self) -> None:
+    def logged_in(self) -> None:
         """Lift the limit on what the server may send."""
         self._budget = None
 
@@ -104,7 +104,7 @@ class Wire:
         if self._budget is not None:
             self._budget -= len(data)
             if self._budget < 0:
-                raise OSError(errno.EPROTO, "too much data before the keys were agreed")
+                raise OSError(errno.EPROTO, "too much data before the log-in")
         return data
 
     def send(self, data: bytes) -> int:
@@ -140,17 +140,24 @@ def dial(host: ResolvedHost, deadline: Deadline) -> Wire:
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
         patience = deadline.remaining / (len(addresses) - number)
-        stream = socket.socket(family, socket.SOCK_STREAM)
         try:
-            stream.settimeout(patience)
-            stream.connect(address)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Wire(stream)
+            return Wire(_connect(family, address, patience))
         except OSError as error:
-            stream.close()
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
-    raise worst or NameUnknown(host.machine, f"'{host.hostname}' has no address", _name_hint(host))
+    raise worst or NameUnknown(host.machine, *explain_name(host))
+
+
+def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> socket.socket:
+    stream = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        stream.settimeout(seconds)
+        stream.connect(address)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
@@ -160,19 +167,25 @@ def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.Addres
 
     try:
         return _bounded(ask, deadline.remaining)
-    except (socket.gaierror, UnicodeError):
-        problem = f"the name '{host.hostname}' is unknown"
-    except TimeoutError:
-        problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
-    raise NameUnknown(host.machine, problem, _name_hint(host))
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, TimeoutError):
+            problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
+            raise NameUnknown(host.machine, problem, host.note or "is the name server of this computer up?") from None
+    raise NameUnknown(host.machine, *explain_name(host))
 
 
-def _name_hint(host: ResolvedHost) -> str:
+def explain_name(host: ResolvedHost) -> tuple[str, str]:
+    """Say why a host has no address, and what to do."""
+    scope = host.hostname.partition("%")[2]
+    if ":" in host.hostname and scope:
+        hint = "ip link (on a Mac: ifconfig) lists the interfaces; an address that starts with fe80 needs one of them"
+        return f"{host.hostname}: this computer has no network interface '{scope}'", host.note or hint
+    problem = f"the name '{host.hostname}' is unknown"
     if host.note:
-        return host.note
+        return problem, host.note
     if host.hostname.endswith(".local"):
-        return "is it on and in the same network? Its IP address as 'address' in the hosts file works without mDNS"
-    return "check the spelling, or put its IP address as 'address' in the hosts file"
+        return problem, "is it on and in this network? Its IP address in place of the name works without mDNS"
+    return problem, "check the spelling, or give its IP address in place of the name"
 
 
 def _bounded(call: Callable[[], _T], seconds: float) -> _T:

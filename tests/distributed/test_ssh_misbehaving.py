@@ -15,7 +15,7 @@ import paramiko
 import pytest
 
 from distributed.ssh.connection import SshConnection, SshTarget
-from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NotSsh, PortClosed, SshError, Stalled
+from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
 
 BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
 TIMEOUT = 0.4
@@ -131,6 +131,24 @@ def test_an_unknown_name_is_named(tmp_path: Path) -> None:
     error = meet(tmp_path, 22, "no-such-machine.invalid")
     assert type(error) is NameUnknown
     assert "no-such-machine.invalid" in error.message
+
+
+def test_an_interface_that_is_not_there_is_named(tmp_path: Path) -> None:
+    error = meet(tmp_path, 22, "fe80::1%nowhere0")
+    assert type(error) is NameUnknown
+    assert "this computer has no network interface 'nowhere0'" in error.message
+
+
+def test_a_kind_of_address_that_this_computer_has_not_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_APPLETALK, socket.SOCK_STREAM, 6, "", ("box", 22))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert type(meet(tmp_path, 22, "box")) is NoRoute
+
+
+def test_a_servers_words_neither_move_the_cursor_nor_fill_the_screen() -> None:
+    error = SshError("box", "it said \x1b[2J" + "x" * 1_000_000, "first\nsecond")
+    assert error.message.isprintable() and len(error.message) < 1100
+    assert error.hint == "first second"
 
 
 def test_a_name_service_that_does_not_answer_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
