@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -109,3 +110,11 @@ def duration_text(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def energy_text(joules: float | None) -> str:
+    """``12.3 Wh``; ``-`` if unknown."""
+    if joules is None or not math.isfinite(joules):
+        return "-"
+    hours = joules / 3600
+    return f"{hours:.3g} Wh" if hours < 999.5 else f"{hours / 1000:.3g} kWh"

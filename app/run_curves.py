@@ -14,7 +14,7 @@ Curves = Mapping[str, Series]
 RUN = -1
 """Stands for the run itself where a rank is expected."""
 
-SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes")
+SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes", "power")
 """Series whose values add up over the members; of all others the mean is shown."""
 
 
@@ -53,6 +53,10 @@ def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step:
             yield Figure("memory", step, event.memory_used)
             if event.device_memory_used is not None:
                 yield Figure("device memory", step, event.device_memory_used)
+            if event.celsius is not None:
+                yield Figure("temperature", step, event.celsius)
+            if event.watts is not None:
+                yield Figure("power", step, event.watts)
 
 
 def _of_step(event: StepEvent) -> Iterator[Figure]:

@@ -122,7 +122,7 @@ class SnapshotEvent(_Event):
 
 
 class MachineEvent(_Event):
-    """Load of a member's machine."""
+    """Load of a member's machine; what it does not tell is ``None``."""
 
     kind: Literal["machine"] = "machine"
     cpu_percent: float
@@ -131,6 +131,18 @@ class MachineEvent(_Event):
     memory_total: int
     """Bytes of the machine."""
     device_memory_used: int | None = None
+    celsius: float | None = None
+    """Of what the member computes on: its GPU, or the processor."""
+    throttled: bool | None = None
+    """Whether heat slows its GPU down."""
+    watts: float | None = None
+    """Power that its meters measured since the last event."""
+    joules: float | None = None
+    """Energy that its meters counted since the member started."""
+    meters: tuple[str, ...] | None = None
+    """What they measure: ``processor`` (of members on one machine only one counts it) and ``gpu``."""
+    battery_percent: float | None = None
+    on_mains: bool | None = None
 
 
 class TimingEvent(_Event):

@@ -13,21 +13,16 @@ import json
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-
-import psutil
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.control import Command, Control
 from training.events import (
     ErrorEvent,
     EventSink,
-    MachineEvent,
     MemberEvent,
     ProgressEvent,
     RequestEvent,
@@ -45,7 +40,6 @@ if TYPE_CHECKING:
 
 START_DEADLINE = 3600.0
 """Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
-MACHINE_INTERVAL = 5.0
 
 Emit = Callable[[_Event], None]
 
@@ -86,8 +80,7 @@ def run_worker(
     member = plan.seats[rank]
     emit(MemberEvent(status="started", name=member.name, message=f"pid {os.getpid()}"))
     try:
-        with _machine_events(emit):
-            return _train(plan, rank, task, address, run_dir, secrets, emit, control)
+        return _train(plan, rank, task, address, run_dir, secrets, emit, control)
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
         return error.exit_code
@@ -116,6 +109,7 @@ def _train(
     import torch
 
     from training.exchange.base import ExchangeError
+    from training.machine_load import machine_events
     from training.precision import select_device
     from training.trainer import Ending, Trainer
 
@@ -123,56 +117,19 @@ def _train(
     if member.threads:
         torch.set_num_threads(member.threads)
     device = select_device(member.device, member.device_index)
-    task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
-    exchange = connect(plan, rank, address(), secrets, device)
-    try:
-        ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
-    except ExchangeError as error:
-        raise RunFailed(f"{member.name}: {error}", f"resume with --resume {plan.run_id}") from error
-    finally:
-        exchange.close()
+    with machine_events(emit, device, secrets):
+        task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
+        exchange = connect(plan, rank, address(), secrets, device)
+        try:
+            ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+        except ExchangeError as error:
+            raise RunFailed(f"{member.name}: {error}", f"resume with --resume {plan.run_id}") from error
+        finally:
+            exchange.close()
     if ending is Ending.STOPPED:
         return ExitCode.STOPPED
     emit(MemberEvent(status="done", name=member.name))
     return ExitCode.DONE
-
-
-@contextmanager
-def _machine_events(emit: Emit) -> Iterator[None]:
-    """Report the load of this machine every few seconds."""
-    stop = threading.Event()
-    process = psutil.Process()
-
-    def report() -> None:
-        psutil.cpu_percent()
-        while not stop.wait(MACHINE_INTERVAL):
-            emit(_machine_event(process))
-
-    thread = threading.Thread(target=report, name="machine", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        emit(_machine_event(process))
-
-
-def _machine_event(process: psutil.Process) -> MachineEvent:
-    return MachineEvent(
-        cpu_percent=psutil.cpu_percent(),
-        memory_used=process.memory_info().rss,
-        memory_total=psutil.virtual_memory().total,
-        device_memory_used=_device_memory(),
-    )
-
-
-def _device_memory() -> int | None:
-    """Peak bytes on the accelerator, without importing torch for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return None
-    return int(torch.cuda.max_memory_allocated())
 
 
 def _take_over_stdout() -> TextIO:

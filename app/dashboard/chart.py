@@ -103,6 +103,8 @@ def value_text(value: float, unit: str = "") -> str:
             value /= 1000
     if unit == "s":
         return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.3g} s"
+    if unit in ("°C", "W"):
+        return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value / 1000:.3g} k{unit}"
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"

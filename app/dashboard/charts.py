@@ -33,6 +33,8 @@ UNITS = {
     "step time": "s",
     "sync time": "s",
     "sync wait": "s",
+    "temperature": "°C",
+    "power": "W",
 }
 _RATES = ("wer", "cer", "accuracy")
 

@@ -14,9 +14,10 @@ from app.demo import mishap
 from app.demo.beats import Beat, LogLine, dice
 from app.demo.curves import evaluation_at, gradient_norm_at, learning_rate_at, loss_at
 from app.demo.job import SAMPLES, TRAINABLE
+from app.demo.machine_load import load_event
 from app.demo.machines import ScriptedMachine, scripted_machine
 from distributed.planning.cost_model import payload_bytes
-from training.events import EvaluationEvent, Event, MachineEvent, MemberEvent, RunEvent, StepEvent, SyncEvent
+from training.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, SyncEvent
 from training.events import SnapshotEvent as Snapshot
 from training.plan import MemberPlan, RunPlan
 
@@ -57,6 +58,7 @@ class TrainingScript:
     def __init__(self, plan: RunPlan, seed: int, start: float) -> None:
         self.plan = plan
         self.seed = seed
+        self.start = start
         self.beats: list[Beat] = []
         training, strategy = plan.profile.training, plan.profile.strategy
         self.total = training.max_steps or max(1, round(training.epochs * SAMPLES / plan.global_batch))
@@ -112,7 +114,7 @@ class TrainingScript:
                 self._say(member, snapshot_event(member.rank, step))
             if member.clock >= member.next_load:
                 member.next_load = member.clock + LOAD_INTERVAL
-                self._say(member, _load(member))
+                self._say(member, load_event(member.machine, member.chance, member.clock, self.start))
         if evaluation and step % evaluation == 0 and step < self.total:
             self._evaluate(step, ("validation",))
 
@@ -204,15 +206,3 @@ def snapshot_event(rank: int, step: int) -> Snapshot:
     """Return what a member says of a snapshot."""
     path = f"checkpoints/member-{rank}/step-{step:08d}"
     return Snapshot(member=rank, step=step, path=path, bytes=SNAPSHOT_BYTES, seconds=0.21)
-
-
-def _load(member: Member) -> MachineEvent:
-    machine, chance = member.machine, member.chance
-    busy = machine.cores * 92.0 if machine.device == "cpu" else 135.0
-    held = machine.device_memory or machine.memory
-    return MachineEvent(
-        cpu_percent=round(busy * chance.uniform(0.9, 1.05), 1),
-        memory_used=round(2.3e9 * chance.uniform(0.97, 1.03)),
-        memory_total=machine.memory,
-        device_memory_used=None if machine.device == "cpu" else round(held * 0.42 * chance.uniform(0.97, 1.03)),
-    )

@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from app.console import bytes_text, command_line, duration_text, visible
+from app.console import bytes_text, command_line, duration_text, energy_text, visible
 from app.figures import metric_label, metric_text, metrics_of
 from app.html_report.evidence import Evidence
+from app.member_state import MemberState
 from app.run_state import Notice
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.words import sentence
@@ -94,8 +95,36 @@ def machines(evidence: Evidence) -> str:
         parts = (total.compute, total.wait, total.transfer) if total else ()
         row += [f"{duration_text(part)} ({part / wall:.0%})" for part in parts] or ["-"] * 3
         memory = member.memory_peak if member else 0
-        rows.append([*row, bytes_text(memory) if memory else "-"])
-    return table((*header, "peak memory"), rows, numbers=(0, *range(4, 11)))
+        rows.append([*row, bytes_text(memory) if memory else "-", *_heat_and_energy(evidence, member)])
+    every = (*header, "peak memory", *_known(evidence))
+    return table(every, rows, numbers=(0, *range(4, len(every)))) + _energy_note(evidence)
+
+
+def _known(evidence: Evidence) -> tuple[str, ...]:
+    """Return the columns of heat and energy that a machine of this run could fill."""
+    state = evidence.record.state
+    heat = any(member.hottest is not None for member in state.members.values())
+    return (*(("hottest",) if heat else ()), *(("energy",) if state.joules is not None else ()))
+
+
+def _heat_and_energy(evidence: Evidence, member: MemberState | None) -> list[str]:
+    hottest = member.hottest if member else None
+    cells = {
+        "hottest": "-" if hottest is None else f"{hottest:.0f} °C",
+        "energy": energy_text(member.joules if member else None),
+    }
+    return [cells[name] for name in _known(evidence)]
+
+
+def _energy_note(evidence: Evidence) -> str:
+    state = evidence.record.state
+    if state.joules is None:
+        return ""
+    measured = sorted({meter for member in state.members.values() for meter in member.meters})
+    unknown = sum(member.joules is None for member in state.members.values())
+    silent = f" Machines without a meter that could be read: {unknown}." if unknown else ""
+    words = f"Energy in all: {energy_text(state.joules)}, as meters in the machines counted it ({', '.join(measured)});"
+    return f"<p>{text(words)} screens, memory and power supplies are not in it.{silent}</p>"
 
 
 def _telling(status: str) -> bool:

@@ -77,7 +77,7 @@ class CsvFiles:
 
 def cell(value: object) -> object:
     """Return a value for a cell: text from outside must not become a formula of a spreadsheet."""
-    if isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list, tuple)):
         return json.dumps(value)
     if not isinstance(value, str):
         return value

@@ -10,7 +10,7 @@ from training.events import EvaluationEvent, Event, MachineEvent, StepEvent, Syn
 
 _STEP = ("loss", "learning_rate", "epoch", "grad_norm", "compute", "wait", "transfer", "bytes_sent", "bytes_received")
 _SYNC = ("seconds", "wait", "bytes_sent", "bytes_received", "drift")
-_MACHINE = ("cpu_percent", "memory_used", "device_memory_used")
+_MACHINE = ("cpu_percent", "memory_used", "device_memory_used", "celsius", "watts", "joules", "battery_percent")
 
 
 class Scalar(NamedTuple):

@@ -1,0 +1,122 @@
+"""The load of a worker's machine as events, from a thread that never raises and never holds training up."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+
+from training.events import MachineEvent
+from training.sensors import Claim, Gpu, Meter, Packages, battery, nvidia_library, processor_celsius
+
+INTERVAL = 5.0
+_PATIENCE = 2.0
+"""Seconds to wait for the last event: a driver that hangs must not keep a worker from ending."""
+
+
+@contextmanager
+def machine_events(
+    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, interval: float = INTERVAL
+) -> Iterator[None]:
+    """Report the load of this machine every few seconds, and once at the end.
+
+    Args:
+        device: what this worker computes on.
+        private: the run's private folder on this machine, where its members agree on who counts a meter.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_report, args=(emit, device, private, stop, interval), name="machine-load", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_PATIENCE)
+
+
+def _report(
+    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, stop: threading.Event, interval: float
+) -> None:
+    try:
+        load = MachineLoad(device, private)
+        try:
+            load.event(time.monotonic())  # meters and the processor's load are counted from here
+            while not stop.wait(interval):
+                emit(load.event(time.monotonic()))
+            emit(load.event(time.monotonic()))
+        finally:
+            load.close()
+    except Exception:  # noqa: BLE001 - figures for a person must never end a training; the log tells why they end
+        traceback.print_exc()
+
+
+class MachineLoad:
+    """Reads what this machine tells of its load.
+
+    Args:
+        device: what this worker computes on; its GPU is looked at as soon as training has begun to use it.
+        private: see :func:`machine_events`.
+        packages: the processor's energy counters; default: this machine's.
+    """
+
+    def __init__(self, device: torch.device, private: Path, packages: Packages | None = None) -> None:
+        self._device = device
+        self._private = private
+        self._process = psutil.Process()
+        self._gpu: Gpu | None = None
+        self._gpu_wanted = device.type == "cuda"
+        self._meters: list[tuple[Meter, Claim]] = []
+        packages = packages or Packages()
+        if packages.zones:
+            self._take(packages, "processor")
+
+    def event(self, at: float) -> MachineEvent:
+        """Read everything at a time in seconds of the monotonic clock."""
+        gpu, power = self._found_gpu(), battery()
+        watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
+        known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
+        drawn = [value for meter in known if (value := watts[meter]) is not None]
+        return MachineEvent(
+            cpu_percent=psutil.cpu_percent(),
+            memory_used=self._process.memory_info().rss,
+            memory_total=psutil.virtual_memory().total,
+            device_memory_used=self._device_memory(),
+            celsius=processor_celsius() if self._device.type == "cpu" else gpu.celsius() if gpu else None,
+            throttled=gpu.throttled() if gpu else None,
+            watts=sum(drawn) if known and len(drawn) == len(known) else None,
+            joules=sum(known.values()) if known else None,
+            meters=tuple(meter.name for meter in known) or None,
+            battery_percent=power.percent if power else None,
+            on_mains=power.plugged if power else None,
+        )
+
+    def close(self) -> None:
+        """Let other members count the meters."""
+        for _, claim in self._meters:
+            claim.release()
+
+    def _take(self, meter: Meter, name: str) -> None:
+        self._meters.append((meter, Claim(self._private, name)))
+
+    def _found_gpu(self) -> Gpu | None:
+        """Look the GPU up once CUDA is in use: asking CUDA for its number before would start it from this thread."""
+        if self._gpu_wanted and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._gpu_wanted = False
+            library = nvidia_library()
+            uuid = str(getattr(torch.cuda.get_device_properties(self._device), "uuid", ""))
+            if library is not None and uuid:
+                self._gpu = Gpu(uuid, library)
+                self._take(self._gpu, f"gpu-{uuid}")
+        return self._gpu
+
+    def _device_memory(self) -> int | None:
+        """Peak bytes on the accelerator."""
+        return int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None
