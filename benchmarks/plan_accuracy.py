@@ -22,7 +22,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from plan_lab import HERE, PlanLab
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
+from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.feedback import Comparison, compare
 from distributed.planning.job import Figures, Job, job_of
@@ -315,19 +316,26 @@ def picks(results: Sequence[Result]) -> list[dict[str, str]]:
         if (one := alone.get((place[2], place[3]))) is not None:
             found.append(one)
         row = {"hosts": str(place[0]), "Mbit/s": f"{place[1]:g}", "cores": str(place[2]), "model": str(place[3])}
-        for word, share in (("samples/s", False), ("useful", True)):
-            row |= _pick(found, word, share)
+        row |= _pick("samples/s", found, lambda c: c.samples_per_second, lambda c: 1.0)
+        row |= _pick("useful", found, planner.score, lambda c: c.token_efficiency)
         rows.append(row)
     return rows
 
 
-def _pick(found: Sequence[Result], word: str, useful: bool) -> dict[str, str]:
-    def worth(result: Result, rate: float) -> float:
-        return rate * (result.candidate.token_efficiency if useful else 1.0)
+def _pick(
+    word: str, found: Sequence[Result], predicted: Callable[[Candidate], float], counts: Callable[[Candidate], float]
+) -> dict[str, str]:
+    """Return the way that the prediction puts first and the best one, and how much better that is as measured.
 
-    pick = max(found, key=lambda r: worth(r, r.candidate.samples_per_second))
-    best = max(found, key=lambda r: worth(r, r.measured_rate))
-    lost = worth(best, best.measured_rate) / worth(pick, pick.measured_rate)
+    Args:
+        counts: which share of a way's samples/s counts.
+    """
+
+    def worth(result: Result) -> float:
+        return result.measured_rate * counts(result.candidate)
+
+    pick, best = max(found, key=lambda r: predicted(r.candidate)), max(found, key=worth)
+    lost = worth(best) / worth(pick)
     names = [r.cell.strategy if r.cell.hosts > 1 else "alone" for r in (pick, best)]
     return {
         f"by {word}": f"{names[0]} / {names[1]}",

@@ -55,6 +55,15 @@ def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections
     return Predictor(cluster, job, corrections).predict(choice)
 
 
+def score(candidate: Candidate) -> float:
+    """Return what the planner compares by: useful speed-up, times less than 1 for a way that has to be better to be
+    chosen, and more than 1 for one machine alone, which every group has to beat."""
+    choice = candidate.choice
+    surer = choice.engine == "hub" and not STRATEGIES[choice.strategy].periodic
+    margin = WORTH if choice.alone else 1.0 if surer else SURER_FIRST
+    return significant(candidate.useful_speed_up * margin)
+
+
 def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
     """Return the plan with hashes of what it was made for."""
     machines = sorted((machine.name, machine.identity) for machine in cluster.machines)
@@ -228,9 +237,7 @@ class _Planner:
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
         """Return the key of the ranking: best first, and never two alike."""
         choice = candidate.choice
-        surer = choice.engine == "hub" and not STRATEGIES[choice.strategy].periodic
-        margin = WORTH if choice.alone else 1.0 if surer else SURER_FIRST
-        score = -significant(candidate.useful_speed_up * margin)
+        behind = -score(candidate)
         lossy = choice.codec != "fp32"
         worth = not choice.alone and candidate.useful_speed_up >= WORTH
         tier = (not candidate.fits, 0 if worth else 1 if choice.alone else 2)
@@ -238,10 +245,10 @@ class _Planner:
         rest = (*exactness, candidate.bytes_per_hour, *self._hub_order(choice.hub), choice.members, choice.engine,
                 choice.strategy, choice.codec)  # fmt: skip
         if self._job.preference == "closest-to-exact":
-            return (*tier, *exactness, score, *rest)
+            return (*tier, *exactness, behind, *rest)
         if self._job.preference == "least-traffic":
-            return (*tier, significant(candidate.bytes_per_hour), score, *rest)
-        return (not candidate.fits, score, *rest)
+            return (*tier, significant(candidate.bytes_per_hour), behind, *rest)
+        return (not candidate.fits, behind, *rest)
 
     def _hub_order(self, hub: str) -> tuple[object, ...]:
         """Between equals the hub is wired, on mains, where the run is started, and has much memory."""

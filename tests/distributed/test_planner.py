@@ -16,7 +16,7 @@ from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Candidate, Choice, Planning, read_planning, write_planning
 from distributed.planning.job import Job
-from distributed.planning.planner import plan, predict, signed
+from distributed.planning.planner import SURER_FIRST, plan, predict, score, signed
 from distributed.planning.words import WORDS, sentence
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -122,6 +122,16 @@ def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
         return best_of(plan(cluster([8, 8, 8, 8], 500), wanted)).choice.interval
 
     assert [interval(0.003), interval(0.02), interval(0.05)] == [30, 100, 200]
+
+
+def test_a_way_that_is_less_sure_has_to_be_better() -> None:
+    planning = plan(cluster([8, 8, 8], 300), job())
+    scores = [score(candidate) for candidate in planning.ranking if candidate.fits]
+    assert scores == sorted(scores, reverse=True)
+    for candidate in planning.ranking:
+        alone, choice = candidate.choice.alone, candidate.choice
+        margin = 1.05 if alone else 1.0 if (choice.strategy, choice.engine) == ("allreduce", "hub") else SURER_FIRST
+        assert score(candidate) == pytest.approx(candidate.useful_speed_up * margin, rel=0.01)
 
 
 def test_no_interval_within_the_bound_is_said() -> None:
