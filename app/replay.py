@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from app.console import command_line
 from app.follow import Follower
 from app.report import Ended
 from app.run_state import RunState
@@ -43,7 +44,7 @@ class Replay:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if is_live(path):
-            raise BadInput(f"{path.name} is still going on", "watch it with: attach")
+            raise BadInput(f"{path.name} is still going on", f"watch it with: {command_line('attach', str(path))}")
         self.path = path
         self._follower = Follower(path)
         self._speed = speed

@@ -142,7 +142,8 @@ def find_model(output_dir: Path, reference: str) -> Path:
     run = newest.path if newest else find_run(output_dir, reference)
     if not _has_model(run):
         state = summarise(run)
-        what_next = f"continue it with --resume {state.run_id}"
+        live = f"it comes at the end of the run; watch it with: attach {state.run_id}"
+        what_next = live if state.live else f"go on with it: distributed-train --resume {state.run_id}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
 

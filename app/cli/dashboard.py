@@ -20,11 +20,11 @@ def dashboard_command(path: Path, ascii_only: bool) -> ExitCode:
     from app.dashboard import run_dashboard  # loads textual
 
     code = ExitCode(run_dashboard(path, ascii_only))
-    _tell(path)
+    tell_of_run(path)
     return code
 
 
-def _tell(path: Path) -> None:
+def tell_of_run(path: Path) -> None:
     """Say, where the screen was, whether the run goes on and what can be typed next."""
     from app.cli.train import tell
     from app.follow import Follower

@@ -54,9 +54,10 @@ def main(arguments: Sequence[str]) -> int:
             from app.wizard.plain import run_plain
 
             return run_plain(services, profile, watch=_watch)
+        from app.cli.dashboard import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
 
-        return run_wizard(services, profile, chosen.ascii)
+        return run_wizard(services, profile, chosen.ascii, left=tell_of_run)
     except MusterError as error:
         say_error(error.message, error.hint)
         return error.exit_code

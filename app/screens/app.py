@@ -117,7 +117,18 @@ class WizardApp(MusterApp):
         return "python3 wizard.py --plain"
 
     def command_records(self) -> Sequence[CommandRecord]:
-        return [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        if self._watched:
+            from app.dashboard.screen import DashboardScreen  # only when a run is watched
+
+            watched = [screen for screen in self.screen_stack if isinstance(screen, DashboardScreen)]
+            done += [asked.record for screen in watched for asked in screen.commands.asked]
+        return done
+
+    def run_of_interest(self) -> Path | None:
+        """Return the run that was watched last, else the one that was started."""
+        run = self._watched or self.wizard.state.launch.run
+        return Path(run) if run else None
 
 
 def _dashboard(run: Path) -> Screen[Any]:
@@ -126,8 +137,15 @@ def _dashboard(run: Path) -> Screen[Any]:
     return DashboardScreen(run)
 
 
-def run_wizard(services: Services, profile: str, ascii_only: bool) -> int:
-    """Run the guided set-up on this terminal and return its exit code."""
+def run_wizard(services: Services, profile: str, ascii_only: bool, left: Callable[[Path], None] | None = None) -> int:
+    """Run the guided set-up on this terminal and return its exit code.
+
+    Args:
+        services: the machines.
+        profile: whose plan to begin at; empty: at home.
+        ascii_only: nothing but ASCII reaches the terminal.
+        left: told, when the screen is gone, of the run that was started or watched.
+    """
     wizard = Wizard(services, profile)
     app = WizardApp(wizard, ascii_only=ascii_only)
     unsubscribe = wizard.subscribe(app.changed)
@@ -136,4 +154,7 @@ def run_wizard(services: Services, profile: str, ascii_only: bool) -> int:
     finally:
         unsubscribe()
         wizard.close()
+    run = app.run_of_interest()
+    if left is not None and run is not None:
+        left(run)
     return app.return_code or 0

@@ -9,11 +9,12 @@ import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from app.screens.app import WizardApp
+from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import ACCESS, DESK, at
+from tests.wizard.fake_services import FakeServices
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,19 @@ def test_a_live_run_opens_and_escape_comes_back() -> None:
         await pilot.press("enter")
         assert opened == [Path("output/20260921-130000-ab12-talk")]
 
-    run(WizardApp(at(Step.HOME), clock=fixed_clock, dashboard=dashboard), drive)
+    app = WizardApp(at(Step.HOME), clock=fixed_clock, dashboard=dashboard)
+    assert app.run_of_interest() is None
+    run(app, drive)
+    assert app.run_of_interest() == opened[0]
+
+
+def test_who_leaves_is_told_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen is gone, and with it what it said: how to come back to the run that was started."""
+    told: list[Path] = []
+    monkeypatch.setattr(WizardApp, "run", lambda app: app.open_dashboard(Path("output/one")))
+    monkeypatch.setattr(WizardApp, "push_screen", lambda app, screen: None)
+    run_wizard(FakeServices(), "", False, left=told.append)
+    assert told == [Path("output/one")]
 
 
 def test_a_password_is_in_no_repr_of_what_is_sent() -> None:
