@@ -45,6 +45,8 @@ class Wish:
     machines: bool = True
     max_age: float = 24 * 3600.0
     """Seconds that earlier figures may be old; 0 measures everything anew."""
+    doubtful_age: float = 0.0
+    """The same of a link that was busy or could not be measured; to try it again costs all links."""
 
 
 @dataclass
@@ -194,15 +196,14 @@ def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache
     identities = {link.name: identity for link, identity in ends}
     names = list(identities)
     pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
-    age = wish.max_age if wish.links else float("inf")
-    known = [_known_pair(cache, identities, one, other, age) for one, other in pairs]
+    age, doubtful = (wish.max_age, wish.doubtful_age) if wish.links else (float("inf"), float("inf"))
+    known = [_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs]
     if not wish.links or all(known):
         return [pair for pair in known if pair is not None]
     tell(f"measuring {len(pairs)} links")
     found = measure_links([link for link, _ in ends], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
     for pair in found:
-        if pair.figures is not None and not pair.busy:
-            cache.put(_pair_key(identities, pair.source, pair.target), pair)
+        cache.put(_pair_key(identities, pair.source, pair.target), pair)
     return found
 
 
@@ -211,10 +212,13 @@ def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any
 
 
 def _known_pair(
-    cache: MeasurementCache, identities: dict[str, str], one: str, other: str, age: float
+    cache: MeasurementCache, identities: dict[str, str], one: str, other: str, age: float, doubtful_age: float
 ) -> PairFigures | None:
     """Return earlier figures of a pair if the machines still have these names."""
-    found = cache.get(PairFigures, _pair_key(identities, one, other), age)
+    key = _pair_key(identities, one, other)
+    found = cache.get(PairFigures, key, age)
+    if found is not None and (found.figures is None or found.busy):
+        found = cache.get(PairFigures, key, min(age, doubtful_age))
     return found if found is not None and {found.source, found.target} == {one, other} else None
 
 

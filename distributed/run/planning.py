@@ -19,6 +19,9 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
 
+_DOUBTFUL_AGE = 3600.0
+"""Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
+
 Tell = Callable[[str], None]
 Ready = tuple[Link, Facts]
 
@@ -73,7 +76,7 @@ def propose(
     Raises:
         NotReady: a machine could not run the task.
     """
-    found = measure_ready(machines, profile, Wish(max_age=wish.max_age), tell)
+    found = measure_ready(machines, profile, Wish(max_age=wish.max_age, doubtful_age=_DOUBTFUL_AGE), tell)
     if found.problems:
         raise NotReady(found.problems)
     return choose(found, machines, profile, wish), found.figures

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
+from distributed.measuring import measure
 from distributed.measuring.link_figures import Figures, PairFigures, rounds
 from distributed.measuring.machine_figures import Seat, SpeedFigures, figures_of
-from distributed.measuring.measure import Measured
+from distributed.measuring.measure import Measured, Wish
 from distributed.planning.cluster import Machine, Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
@@ -157,6 +158,26 @@ def test_the_way_that_runs_take_is_named() -> None:
     said = remark_lines(Measured(["a", "b"], [measured.model_copy(update={"figures": figures})]))
     assert said[-2:] == ["  thunder0 to ?, 169.254.7.2: 900 Mbit/s", "  eth0 to eth0, 10.0.0.2: 19 Mbit/s"]
     assert remark_lines(Measured(["a", "b"], [pair()])) == []
+
+
+@pytest.mark.parametrize("found", [pair(other=50), PairFigures(source="a", target="b", problem="refused")])
+def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
+    found: PairFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def look(links: Any, tell: Any) -> list[PairFigures]:
+        tried.append(len(links))
+        return [found]
+
+    monkeypatch.setattr(measure, "measure_links", look)
+    ends = [(cast(Any, SimpleNamespace(name=name)), f"SHA256:{name}") for name in ("a", "b")]
+    wishes = (Wish(), Wish(), Wish(doubtful_age=60), Wish(max_age=0, doubtful_age=60))
+    counts = []
+    for wish in wishes:
+        assert measure._links(ends, wish, MeasurementCache(tmp_path), lambda line: None) == [found]
+        counts.append(len(tried))
+    assert counts == [1, 2, 2, 3]
 
 
 def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
