@@ -40,7 +40,7 @@ class Link:
         self.name = machine.name
         self.python = _there(machine.python_command or (sys.executable if machine.here else "python3"))
         self.root = machine.project_path or CACHE
-        """Muster's folder there; absolute once :meth:`missing` has asked."""
+        """Muster's folder there; absolute once the machine was asked what it lacks."""
         self._dial = dial
         self._lock = threading.Lock()
         self._connection: Connection | None = None

@@ -29,7 +29,7 @@ class Surroundings(Protocol):
 
 
 class LabHost:
-    """One host of a :class:`Lab`."""
+    """One host of a :class:`~tests.lab.lab.Lab`."""
 
     port = 22
     user = "root"

@@ -52,7 +52,7 @@ class Script:
 
 
 class Stage:
-    """A run of scripted workers: what they say is merged when :meth:`play` is called."""
+    """A run of scripted workers; what they say is merged by :meth:`take`."""
 
     def __init__(self, folder: Path, workers: int = 3) -> None:
         options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce", "engine": "hub"}

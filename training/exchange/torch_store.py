@@ -20,7 +20,7 @@ _GRACE = 5.0
 
 
 class StoreClient(Store):
-    """A :class:`torch.distributed.Store` on a :class:`StoreServer`; safe to use from several threads.
+    """A :class:`torch.distributed.Store` on our own store server; safe to use from several threads.
 
     A blocking ``get`` or ``wait`` keeps other threads waiting: give those a :meth:`clone`.
 
