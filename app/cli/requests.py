@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.console import command_line, show_json, show_line, visible
 from app.follow import follow_lines
-from distributed.hosts.file import RUN_HOSTS, split_address
+from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.newcomers import all_hosts
 from distributed.run.requests import Action, leave_request
@@ -48,8 +48,7 @@ def _newcomer(path: Path, action: Action, machine: str) -> Machine | None:
         return None
     if any(one.name == machine for one in all_hosts(path).machines):
         return None
-    place = split_address(machine)
-    return Machine.model_validate({**place, "user": place["user"] or "", "address": place["name"]})
+    return typed_machine(machine)
 
 
 def _answer(path: Path, identity: str) -> RequestEvent:

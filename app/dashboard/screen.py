@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
+from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_line
+from app.console import command_line, visible
 from app.dashboard.charts import Charts
 from app.dashboard.commands import Commands, Proof
 from app.dashboard.events import Events
@@ -25,13 +27,16 @@ from app.dashboard.picture import Picture
 from app.dashboard.reader import RunReader
 from app.dashboard.words import Words
 from app.event_source import EventSource
+from app.happenings import because
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import muster
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
+from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
+from profiles.errors import BadInput, MusterError
 
 PAINT = 0.5
 FIRST = 0.05
@@ -145,7 +150,7 @@ class DashboardScreen(BaseScreen):
             return self.KEYS
         own = self._pane.KEYS
         rest = self.KEYS
-        if not self._alive or self._in_its_terminal:
+        if not self._alive:
             gone = ("pause", "snapshot", "stop", "add", "drop")
             report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
             leave = Key("d", "detach", "Leave", "Leave.")
@@ -175,13 +180,7 @@ class DashboardScreen(BaseScreen):
 
     @property
     def _alive(self) -> bool:
-        return self._picture.live and not self._replay and self._picture.state.status not in _FINAL
-
-    @property
-    def _in_its_terminal(self) -> bool:
-        """Whether the run belongs to the terminal that it was started in, which alone commands it."""
-        metadata = self._picture.metadata
-        return metadata is not None and metadata.run_type == "local"
+        return self._picture.live and not self._replay and self._picture.state.ended is None
 
     @property
     def _pane(self) -> Pane:
@@ -214,9 +213,11 @@ class DashboardScreen(BaseScreen):
 
     def _tell(self, picture: Picture) -> None:
         for asked in self._commands.news(picture):
-            words = f"{asked.text} {asked.outcome}" + (f": {asked.message}" if asked.message else "")
-            level = "warning" if asked.outcome == "refused" else "information"
-            self.notify(literal(words).plain, severity=level, timeout=4, markup=False)  # type: ignore[arg-type]
+            words = because(f"{asked.text} {asked.outcome}", asked.message)
+            self._say(words, "warning" if asked.outcome == "refused" else "information")
+
+    def _say(self, words: str, severity: SeverityLevel = "warning", timeout: float = 4) -> None:
+        self.notify(visible(words), severity=severity, timeout=timeout, markup=False)
 
     # -------------------------------------------------------------------------------------------------- actions
 
@@ -284,13 +285,13 @@ class DashboardScreen(BaseScreen):
         """Let the machine under the cursor go."""
         if self._tab != "machines":
             self.action_tab("machines")
-            self.notify("pick a machine with the arrows, then press - again", timeout=4)
+            self._say("pick a machine with the arrows, then press - again", "information")
             return
         rank = self.query_one(Machines).selected
         if rank is not None:
             name = self._picture.name(rank)
-            self._confirm(f"Let {literal(name).plain} go? The others go on.", "Let it go",
-                          lambda: self._ask("drop", name))  # fmt: skip
+            question = f"Let {visible(name)} go? The others go on."
+            self._confirm(question, "Let it go", lambda: self._ask("drop", name))
 
     def action_add(self) -> None:
         """Ask which machine is to take part."""
@@ -298,21 +299,22 @@ class DashboardScreen(BaseScreen):
 
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self._picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
-        about = (literal("A machine of this run that is away, or user@host of another one."),)
-        self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away), self._add)
+        other = "user@host of another one"
+        about = (literal(f"A machine of this run that is away, or {other}." if away else f"Nobody is away: {other}."),)
+        needed = "Type what you would type after ssh, as ada@studio.local."
+        self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away, needed=needed), self._add)
 
     def _add(self, text: str | None) -> None:
-        text = (text or "").strip()
-        if not text:
+        if text is None:
             return
+        text = text.strip()
         if any(member.name == text for member in self._picture.state.members.values()):
             self._ask("add", text)
             return
-        user, _, host = text.rpartition("@")
         try:
-            self._ask("add", entry=Machine(name=host, address=host, user=user))
-        except ValueError:
-            self.notify(f"{literal(text).plain} is no address of a machine", severity="warning", markup=False)
+            self._ask("add", entry=typed_machine(text))
+        except BadInput as error:
+            self._say(f"{error.message}; {error.hint}")
 
     def action_report(self) -> None:
         """Write the report and open it."""
@@ -320,25 +322,20 @@ class DashboardScreen(BaseScreen):
 
     def _report(self) -> None:
         from app.html_report import open_report, served_report  # only when asked for
-        from profiles.errors import MusterError
 
         if address := served_report():
             self.app.call_from_thread(self.app.open_url, address)
             return
         try:
-            words, severity = open_report(self._picture.path), "information"
+            self.app.call_from_thread(self._say, open_report(self._picture.path), "information", 8)
         except MusterError as error:
-            words, severity = error.message, "error"
-        self.app.call_from_thread(self.notify, literal(words).plain, severity=severity, timeout=8, markup=False)
+            self.app.call_from_thread(self._say, error.message, "error", 8)
 
-    def _confirm(self, question: str, yes: str, then: Any) -> None:
+    def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
         from app.shell.dialogs import QuestionDialog  # only when asked for
 
         if not self._alive:
-            self.notify("this run has ended", severity="warning")
-            return
-        if self._in_its_terminal:
-            self.notify("press ctrl+c in the terminal that it was started in", severity="warning")
+            self._say("this is a replay" if self._replay else "this run has ended")
             return
 
         def answered(sure: bool | None) -> None:
@@ -348,21 +345,12 @@ class DashboardScreen(BaseScreen):
         self.app.push_screen(QuestionDialog(question, yes, "No"), answered)
 
     def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
-        if self._replay:
-            self.notify("this is a replay", severity="warning")
-            return False
-        if self._in_its_terminal:
-            self.notify("this run obeys the terminal that it was started in", severity="warning")
-            return False
-        wrong = self._commands.ask(action, time.time(), machine, entry)
+        wrong = "this is a replay" if self._replay else self._commands.ask(action, time.time(), machine, entry)
         if wrong:
-            self.notify(wrong, severity="warning", markup=False)
+            self._say(wrong)
         else:
-            self.notify(f"{action}: asked for", timeout=2)
+            self._say(f"{action}: asked for", "information", 2)
         return not wrong
-
-
-_FINAL = ("completed", "failed", "cancelled")
 
 
 def _tabs(current: str) -> Content:

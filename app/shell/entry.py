@@ -32,7 +32,8 @@ class TextDialog(ModalScreen[str | None]):
         value: what stands there first.
         accept: label of enter.
         secret: shown as dots, and forgotten by the field as soon as it is given.
-        choices: values to choose from, with a word about each; the field filters them.
+        choices: values to choose from, with a word about each.
+        needed: what is to be typed, said when nothing is; the choice that is marked is taken then, where there is one.
     """
 
     DEFAULT_CSS = """
@@ -63,10 +64,11 @@ class TextDialog(ModalScreen[str | None]):
         accept: str = "Take it",
         secret: bool = False,
         choices: Sequence[tuple[str, str]] = (),
+        needed: str = "",
     ) -> None:
         super().__init__()
         self._heading, self._about, self._value = heading, about, visible(value)
-        self._accept, self._secret, self._choices = accept, secret, choices
+        self._accept, self._secret, self._choices, self._needed = accept, secret, choices, needed
 
     def compose(self) -> ComposeResult:
         with Vertical(id="box"):
@@ -108,6 +110,11 @@ class TextDialog(ModalScreen[str | None]):
         self._give(event.row)
 
     def _give(self, value: str) -> None:
+        if self._needed and not value.strip():
+            value = next((table.cursor for table in self.query(RowTable)), "")
+        if self._needed and not value:
+            self.query_one("#about", Static).update(literal(self._needed, "$text-warning"))
+            return
         field = self.query_one("#field", Input)
         if self._secret:
             with field.prevent(Input.Changed):

@@ -23,7 +23,17 @@ from distributed.hosts.schema import Hosts, Line, Machine, nearest, short
 from profiles.errors import BadInput
 from training.run_files import explain, write_whole
 
-__all__ = ["RUN_HOSTS", "Hosts", "Machine", "dump_hosts", "load_hosts", "parse_hosts", "save_hosts", "split_address"]
+__all__ = [
+    "RUN_HOSTS",
+    "Hosts",
+    "Machine",
+    "dump_hosts",
+    "load_hosts",
+    "parse_hosts",
+    "save_hosts",
+    "split_address",
+    "typed_machine",
+]
 
 RUN_HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
@@ -198,6 +208,20 @@ def split_address(text: str) -> dict[str, Any]:
     host = (match[1] or match[3] or "") if match else rest
     port = (match[2] or match[4]) if match else None
     return {"name": host, "user": user or None, "port": int(port) if port else None}
+
+
+def typed_machine(text: str) -> Machine:
+    """Return the machine that somebody typed as ``[user@]host[:port]``.
+
+    Raises:
+        BadInput: it is no such thing.
+    """
+    place = split_address(text)
+    try:
+        return Machine(name=place["name"], address=place["name"], port=place["port"], user=place["user"] or "")
+    except ValidationError as error:
+        hint = "type what you would type after ssh, as ada@studio.local"
+        raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error
 
 
 def _refuse_duplicates(machines: tuple[Machine, ...], source: str) -> None:

@@ -176,6 +176,19 @@ def test_a_machine_is_added_by_its_address(folder: RunFolder) -> None:
     show(folder.path, drive)
 
 
+def test_enter_without_a_text_adds_the_machine_that_is_away(folder: RunFolder) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("plus", "enter")
+        await until_text(pilot, "Type what you would type after ssh")
+        await pilot.press("escape")
+        folder.append(LOST)
+        await until_text(pilot, "air lost")
+        await pilot.press("plus", "enter")
+        assert [(one.action, one.machine) for one in take_requests(folder.path)] == [("add", "air")]
+
+    show(folder.path, drive)
+
+
 def test_leaving_asks_while_the_run_lives_and_detach_does_not(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("q")
