@@ -94,6 +94,13 @@ def command_line(*arguments: str) -> str:
     return shlex.join(["python3", script, *arguments])
 
 
+def command_about(run_dir: Path, *words: str) -> str:
+    """Return what to type to do something with a run: its id after ``words``, and where it is if that is elsewhere."""
+    folder = run_dir.parent
+    usual = folder.resolve() == Path("output").resolve()
+    return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
+
+
 def bytes_text(count: float) -> str:
     """``12.3 MB``, decimal."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from app.console import command_line
+from app.console import command_about
 from app.follow import Follower
 from app.report import Ended
 from app.run_state import RunState
@@ -44,7 +44,7 @@ class Replay:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if is_live(path):
-            raise BadInput(f"{path.name} is still going on", f"watch it with: {command_line('attach', str(path))}")
+            raise BadInput(f"{path.name} is still going on", f"watch it with: {command_about(path, 'attach')}")
         self.path = path
         self._follower = Follower(path)
         self._speed = speed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import command_line, duration_text, visible
+from app.console import command_about, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
 from profiles.errors import ExitCode
@@ -33,14 +33,8 @@ class Ended:
         return path if path.is_dir() and any(path.iterdir()) else None
 
     @property
-    def location(self) -> list[str]:
-        """Arguments that let a later command find the run's output folder."""
-        folder = self.run_dir.parent
-        return [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
-
-    @property
     def resume_command(self) -> str:
-        return command_line("distributed-train", "--resume", self.plan.run_id, *self.location)
+        return command_about(self.run_dir, "distributed-train", "--resume")
 
 
 def document(ended: Ended) -> dict[str, Any]:
@@ -67,7 +61,6 @@ def document(ended: Ended) -> dict[str, Any]:
 
 def completed_lines(ended: Ended) -> list[str]:
     """Return the report of a completed run."""
-    run_id = ended.plan.run_id
     rate = ended.metrics.get("samples_per_second")
     speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
     took = duration_text(ended.metrics.get("seconds"))
@@ -78,14 +71,14 @@ def completed_lines(ended: Ended) -> list[str]:
         *lines,
         f"model   {ended.model}",
         "next",
-        *[f"  {command}" for command in _next_commands(ended, run_id)],
+        *[f"  {command}" for command in _next_commands(ended)],
     ]
 
 
-def _next_commands(ended: Ended, run_id: str) -> list[str]:
+def _next_commands(ended: Ended) -> list[str]:
     is_speech = ended.plan.profile.model.task == "whisper"
-    speech = [command_line("transcribe", *ended.location, run_id, "FILE.wav")] if is_speech else []
-    return [*speech, command_line("runs", "show", *ended.location, run_id)]
+    speech = [f"{command_about(ended.run_dir, 'transcribe')} FILE.wav"] if is_speech else []
+    return [*speech, command_about(ended.run_dir, "runs", "show")]
 
 
 def evaluation_lines(state: RunState) -> list[str]:

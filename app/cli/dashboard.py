@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from app.console import command_line, say
+from app.console import command_about, say
 from profiles.errors import BadInput, ExitCode
 
 
@@ -24,6 +24,11 @@ def dashboard_command(path: Path, ascii_only: bool) -> ExitCode:
     return code
 
 
+def goes_on(path: Path) -> str:
+    """Return what is said to who watches a run no more."""
+    return f"detached; the run goes on: {command_about(path, 'attach')}, {command_about(path, 'stop')}"
+
+
 def tell_of_run(path: Path) -> None:
     """Say, where the screen was, whether the run goes on and what can be typed next."""
     from app.cli.train import tell
@@ -32,11 +37,8 @@ def tell_of_run(path: Path) -> None:
     from training.event_log import read_events
     from training.run_files import is_live
 
-    where = [] if path.parent.resolve() == Path("output").resolve() else ["--output", str(path.parent)]
-    run_id = path.name[:20]
     if is_live(path):
-        attach, stop = command_line("attach", run_id, *where), command_line("stop", run_id, *where)
-        say(f"detached; the run goes on: {attach}, {stop}")
+        say(goes_on(path))
         return
     try:
         tell(Follower(path).ended(reduce_events(read_events(path / "events.jsonl"))), False)

@@ -28,7 +28,7 @@ def demo_run(
     ] = False,
 ) -> ExitCode:
     """Show a scripted run: no machine trains, all its figures are made up, everything else is real."""
-    from app.console import command_line, say, show_json, show_line
+    from app.console import command_about, say, show_json, show_line
     from app.demo.machines import scripted_machines
     from app.demo.run import start_demo_run, write_demo_run
     from app.demo.run_plan import demo_plan
@@ -48,6 +48,6 @@ def demo_run(
         return ExitCode.DONE
     say("scripted: no machine trains, all figures are made up")
     if not at_once:
-        say(f"watch it with: {command_line('attach', path.name[:20])}")
+        say(f"watch it with: {command_about(path, 'attach')}")
     show_line(str(path))
     return ExitCode.DONE

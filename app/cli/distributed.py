@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.access import let_in
-from app.cli.dashboard import dashboard_command, fits_here
+from app.cli.dashboard import dashboard_command, fits_here, goes_on
 from app.cli.train import TrainRequest, resumable, tell, title_of
-from app.console import command_line, say, show_json, show_line, visible
+from app.console import command_about, command_line, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
 from app.plan_table import summary_lines
 from app.progress import progress_for
@@ -146,12 +146,8 @@ def _detached(path: Path, as_json: bool) -> ExitCode:
         show_json({"run_id": run_id, "run_dir": str(path), "status": "starting", "exit_code": 0})
     else:
         show_line(run_id)
-        say(f"runs in the background; watch it with: {command_line('attach', run_id, *_location(path))}")
+        say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
     return ExitCode.DONE
-
-
-def _location(path: Path) -> list[str]:
-    return [] if path.parent.resolve() == Path("output").resolve() else ["--output", str(path.parent)]
 
 
 def trust(new: bool, person: bool | None = None) -> Trust | None:
@@ -222,8 +218,7 @@ def _leave(path: Path, number: int) -> bool:
     if choice in ("s", "k"):
         leave_request(path, "stop" if choice == "s" else "kill")
         return False
-    run_id = path.name[:20]
-    say(f"detached; the run goes on: {command_line('attach', run_id)}, {command_line('stop', run_id)}")
+    say(goes_on(path))
     return True
 
 
@@ -298,7 +293,7 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
     path = find_run(output, reference)
     distributed = is_distributed(path)
     if not distributed and not is_live(path):
-        raise BadInput(f"nobody works on {path.name} any more", f"see {command_line('runs', 'show', reference)}")
+        raise BadInput(f"nobody works on {path.name} any more", f"see {command_about(path, 'runs', 'show')}")
     action: Action = "kill" if kill else "stop"
     if is_live(path):
         leave_request(path, action)
@@ -322,7 +317,7 @@ def _wait_until_gone(path: Path) -> None:
     end = time.monotonic() + _STOP_PATIENCE
     while is_live(path):
         if time.monotonic() > end:
-            hint = f"end it with: {command_line('stop', '--kill', path.name[:20], *_location(path))}"
+            hint = f"end it with: {command_about(path, 'stop', '--kill')}"
             raise BadInput(f"the run did not stop within {_STOP_PATIENCE:.0f} s", hint)
         time.sleep(0.05)
 

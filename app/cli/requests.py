@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from app.console import command_line, show_json, show_line, visible
+from app.console import command_about, show_json, show_line, visible
 from app.follow import follow_lines
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.hosts.schema import Machine
@@ -29,7 +29,7 @@ def ask_command(output: Path, reference: str, action: Action, machine: str, as_j
     """
     path = find_run(output, reference)
     if not is_live(path):
-        raise BadInput(f"nobody works on {path.name} any more", f"see {command_line('runs', 'show', reference)}")
+        raise BadInput(f"nobody works on {path.name} any more", f"see {command_about(path, 'runs', 'show')}")
     identity = leave_request(path, action, machine, _newcomer(path, action, machine))
     answer = _answer(path, identity)
     code = ExitCode.DONE if answer.outcome == "done" else ExitCode.RUN_FAILED

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.console import bytes_text, command_line, duration_text, say, show, show_json, show_line, visible
+from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
 from app.figures import state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
@@ -187,7 +187,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     lines += evaluation_lines(state)
     lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
     if run.status in ("interrupted", "cancelled", "failed") and state.snapshot_step is not None:
-        lines.append(f"resume    {command_line('distributed-train', '--resume', metadata.run_id)}")
+        lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
     return [visible(line) for line in lines]
 
 

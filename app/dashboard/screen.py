@@ -14,7 +14,7 @@ from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_line, visible
+from app.console import command_about, visible
 from app.dashboard.charts import Charts
 from app.dashboard.commands import Commands, Proof
 from app.dashboard.events import Events
@@ -163,12 +163,8 @@ class DashboardScreen(BaseScreen):
         return f"{self._pane.ABOUT}\n" if self.ready else ""
 
     def headless(self) -> str:
-        folder = self._picture.path.parent
-        where = [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
-        run_id = self._picture.plan.run_id if self._picture.plan else str(self._picture.path)
-        if self._tab == "logs":
-            return command_line("logs", "-f", run_id, *where)
-        return command_line("attach", "--plain", run_id, *where)
+        words = ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")
+        return command_about(self._picture.path, *words)
 
     def copied(self) -> str:
         return self._pane.copied() or (self._picture.plan.run_id if self._picture.plan else str(self._picture.path))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from textual.content import Content
 from textual.widgets import Static
 
-from app.console import command_line
+from app.console import command_about
 from app.dashboard.commands import Proof
 from app.dashboard.picture import Picture
 from app.shell.dialogs import Dialog
@@ -63,7 +62,5 @@ class StopDialog(Dialog):
 def _next(picture: Picture) -> list[Content]:
     if picture.plan is None or picture.state.status == "completed":
         return []
-    folder = picture.path.parent
-    where = [] if folder.resolve() == Path("output").resolve() else ["--output", str(folder)]
-    command = command_line("distributed-train", "--resume", picture.plan.run_id, *where)
+    command = command_about(picture.path, "distributed-train", "--resume")
     return [Content(""), literal("go on with it later:", "$text-muted"), literal(command, "bold")]

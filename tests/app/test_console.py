@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console import bytes_text, command_line, duration_text, say_error, show_json, visible
+from app.console import bytes_text, command_about, command_line, duration_text, say_error, show_json, visible
 
 
 @given(st.text())
@@ -48,3 +49,10 @@ def test_an_error_is_two_lines_whatever_is_in_it(capsys: pytest.CaptureFixture[s
 
 def test_commands_to_type_are_quoted() -> None:
     assert command_line("transcribe", "a b.wav").endswith("cli_typer.py transcribe 'a b.wav'")
+
+
+def test_a_command_about_a_run_finds_it_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "20261121-110314-77d7-demo"
+    monkeypatch.chdir(tmp_path)
+    assert command_about(tmp_path / "output" / name, "stop", "--kill").endswith("stop --kill 20261121-110314-77d7")
+    assert command_about(Path("else where") / name, "attach").endswith("77d7 --output 'else where'")

@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_is_not_replayed(tmp_path: Path) -> None:
     path = write_run(tmp_path, [])
     with RunFolder.take_over(path), pytest.raises(BadInput, match="still going on") as caught:
         Replay(path)
-    assert caught.value.hint.endswith(f"attach {path}")
+    assert caught.value.hint.endswith(f"attach {path.name[:20]} --output {path.parent}")
 
 
 def test_without_a_terminal_it_writes_the_lines_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
