@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
+
 from app.console import say, show_json, show_line, visible
 from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
 from distributed.ssh.access import AccessReport, Stage, check_all, explain
@@ -165,9 +167,10 @@ def _tell(reports: Sequence[AccessReport], installed: dict[str, Installed], as_j
 def _lines(report: AccessReport, installed: Installed | None) -> list[str]:
     words = {True: "ok", False: "FAILED", None: "-"}
     name = visible(report.machine)
-    name = name if len(name) < _NAME_WIDTH else f"{name[: _NAME_WIDTH - 4]}..."
     passed = "".join(f"{words[ok]:{_STAGE_WIDTH}}" for ok in report.stages.values())
-    lines = [f"{name:{_NAME_WIDTH}}{passed}{visible(report.system or report.where if report.ok else '')[:18]}".rstrip()]
+    row = f"{passed}{visible(report.system or report.where if report.ok else '')[:18]}".rstrip()
+    room = _NAME_WIDTH - cell_len(name)
+    lines = [name + " " * room + row] if room > 0 else [name, " " * _NAME_WIDTH + row]
     if installed is not None:
         done = "was added to" if installed.added else "is already in"
         lines.append(f"  our key {installed.key.path} {done} its ~/.ssh/authorized_keys")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,8 +56,8 @@ def discover(
             _watch(discovery, seconds, stop, as_json)
         else:
             stop.wait(seconds)
-            _tell(discovery, as_json)
-    return ExitCode.DONE
+            _tell(discovery, as_json, stop.code)
+    return stop.code
 
 
 def announce(
@@ -71,7 +72,7 @@ def announce(
         while not stop.wait(_FOLLOW_EVERY):
             if announcement.follow_interfaces():
                 say(f"the network changed; announced on {', '.join(announcement.interfaces)}")
-    return ExitCode.DONE
+    return stop.code
 
 
 def _sources(typed: list[str], hosts: Path | None) -> Sources:
@@ -82,26 +83,48 @@ def _sources(typed: list[str], hosts: Path | None) -> Sources:
     return Sources(tuple(typed), ((Origin.HOSTS_FILE, path),) if path else ())
 
 
+class _Stop:
+    """Whether somebody has asked for the end. A pipe carries it: a signal handler must not wait for a lock."""
+
+    def __init__(self) -> None:
+        self.code = ExitCode.DONE
+        self.asked = False
+        self._read, self._write = os.pipe()
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self.code = ExitCode.STOPPED if number == signal.SIGINT else ExitCode.DONE
+        os.write(self._write, b".")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; return whether the end was asked for."""
+        end = time.monotonic() + seconds
+        while not self.asked and (left := end - time.monotonic()) > 0:
+            select.select([self._read], [], [], min(left, 60.0))
+        return self.asked
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
 @contextmanager
-def _until_signal() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C, a kill, or a closed terminal sets."""
-    stop = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, note) for number in _SIGNALS}
+def _until_signal() -> Iterator[_Stop]:
+    """Give what Ctrl-C, a kill, or a closed terminal sets."""
+    stop = _Stop()
+    before = {number: signal.signal(number, stop.note) for number in _SIGNALS}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        stop.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------- watch
 
 
-def _watch(discovery: Discovery, seconds: float, stop: threading.Event, as_json: bool) -> None:
+def _watch(discovery: Discovery, seconds: float, stop: _Stop, as_json: bool) -> None:
     if as_json or not interactive():
         for event, machine in _changes(discovery, seconds, stop):
             if as_json:
@@ -114,17 +137,17 @@ def _watch(discovery: Discovery, seconds: float, stop: threading.Event, as_json:
 
     end = time.monotonic() + seconds
     with Live(console=Console(highlight=False, markup=False, emoji=False), auto_refresh=False) as live:
-        while time.monotonic() < end and not stop.is_set():
+        while time.monotonic() < end and not stop.asked:
             live.update(_table(_machines(discovery.state)), refresh=True)
             stop.wait(_PAINT_EVERY)
     _tell_notices(discovery)
 
 
-def _changes(discovery: Discovery, seconds: float, stop: threading.Event) -> Iterator[tuple[str, FoundMachine]]:
+def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tuple[str, FoundMachine]]:
     """Give what has changed, each as a word and the machine: found, changed, gone."""
     end, version = time.monotonic() + seconds, 0
     shown: dict[str, FoundMachine] = {}
-    while not stop.is_set() and time.monotonic() < end:
+    while not stop.asked and time.monotonic() < end:
         newest = discovery.wait(version, 0.2)
         if newest == version:
             continue
@@ -155,11 +178,11 @@ def _line(machine: FoundMachine) -> str:
 # ----------------------------------------------------------------------------------------------------------------- once
 
 
-def _tell(discovery: Discovery, as_json: bool) -> None:
+def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     state = discovery.state
     found = _machines(state)
     if as_json:
-        show_json(_whole_document(state, found))
+        show_json(_whole_document(state, found, code))
         return
     show(_table(found))
     for machine in found:
@@ -239,7 +262,7 @@ def _tell_nobody(discovery: Discovery) -> None:
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
 
 
-def _whole_document(state: State, found: tuple[FoundMachine, ...]) -> dict[str, Any]:
+def _whole_document(state: State, found: tuple[FoundMachine, ...], code: ExitCode) -> dict[str, Any]:
     return {
         "machines": [_document(machine) for machine in found],
         "browsed": {
@@ -247,7 +270,7 @@ def _whole_document(state: State, found: tuple[FoundMachine, ...]) -> dict[str, 
             "problems": [vars(problem) for problem in state.browsed.problems],
         },
         "ignored": state.ignored,
-        "exit_code": int(ExitCode.DONE),
+        "exit_code": int(code),
     }
 
 

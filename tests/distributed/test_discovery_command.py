@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from app.cli import discover
+from app.cli import access, discover
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin, Problem, Status
+from distributed.ssh.access import AccessReport
 from profiles.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,31 @@ def test_an_announcement_ends_cleanly_when_it_is_killed(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == ExitCode.DONE
         assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_the_watch_with_its_exit_code(tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    command = [*CLI, "discover", "--watch", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=tmp_path, env=environment, **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert json.loads(process.stdout.readline())["event"] == "found"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == ExitCode.STOPPED
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("name", ["fe80::1234:5678:9abc:def0%enx001122334455", "日本語の機械の名前", "box"])
+def test_a_row_of_access_names_the_whole_machine_and_stays_in_line(name: str) -> None:
+    lines = access._lines(AccessReport(name, system="Linux x86_64"), None)
+    assert lines[0].startswith(name)
+    assert cell_len(lines[-1].partition("ok")[0]) == 22 and cell_len(lines[-1]) <= 80
+
+
+@pytest.mark.parametrize("seconds", [0.0, float("nan"), -1.0])
+def test_no_time_to_look_is_no_wait(seconds: float) -> None:
+    with discover._until_signal() as stop:
+        assert not stop.wait(seconds)
 
 
 def test_what_is_announced_comes_back_from_its_record() -> None:

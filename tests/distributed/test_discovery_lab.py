@@ -19,6 +19,7 @@ import pytest
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.sightings import MOST_PER_SOURCE, Origin, Status
+from profiles.errors import ExitCode
 from tests.lab import network, processes
 from tests.lab.host import REPOSITORY, LabHost
 from tests.lab.lab import Lab
@@ -282,4 +283,4 @@ def test_watching_prints_what_changes(lab: Lab) -> None:
     for pid in lab["b"].pids("--watch"):
         os.kill(pid, signal.SIGINT)
     end(watch)
-    assert watch.returncode == 0
+    assert watch.returncode == ExitCode.STOPPED
