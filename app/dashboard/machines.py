@@ -14,7 +14,6 @@ from app.dashboard.pane import Pane, age_of, seconds_text, shares_bar, state_of
 from app.dashboard.picture import Picture
 from app.dashboard.words import Words
 from app.member_state import MemberState
-from app.run_state import RunState
 from app.shell.frame import muster
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
@@ -24,19 +23,19 @@ from app.verdict import lag, slowest
 COLUMNS = (
     Column("name", "machine", most=18, least=8),
     Column("state", "state", most=12, least=10),
-    Column("since", "for", right=True, least=5, rank=6),
+    Column("since", "for", right=True, least=5, rank=7),
     Column("step", "step", right=True, least=4),
-    Column("lag", "lag", right=True, least=3, rank=3),
+    Column("lag", "lag", right=True, least=3, rank=5),
     Column("rate", "samples/s", right=True, least=6),
-    Column("share", "share", right=True, least=5, rank=5),
+    Column("share", "share", right=True, least=5, rank=6),
     Column("time", "compute/wait", least=12),
-    Column("wait", "wait", right=True, least=4),
-    Column("transfer", "transfer", right=True, least=5, rank=7),
-    Column("memory", "memory", right=True, least=7, rank=2),
-    Column("heat", "heat", right=True, least=5, rank=4),
-    Column("power", "power", right=True, least=5, rank=4),
-    Column("device", "on device", right=True, least=7, rank=8),
-    Column("processor", "processor", right=True, least=5, rank=9),
+    Column("wait", "wait", right=True, least=4, rank=4),
+    Column("transfer", "transfer", right=True, least=5, rank=8),
+    Column("memory", "memory", right=True, least=6, rank=2),
+    Column("heat", "heat", right=True, least=4, rank=2),
+    Column("power", "power", right=True, least=5, rank=3),
+    Column("device", "on device", right=True, least=7, rank=9),
+    Column("processor", "processor", right=True, least=5, rank=10),
     Column("age", "heard", right=True, least=5, rank=1),
 )
 _BAR = 12
@@ -65,11 +64,8 @@ class Machines(Pane):
 
     def show(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
-        plain = muster(self).ascii_only
-        rows = [_row(member, picture, plain) for member in picture.state.members.values()]
-        unknown = _unknown(picture.state)
-        columns = [column for column in COLUMNS if column.key not in unknown]
-        self.query_one(RowTable).show((_without(row, unknown) for row in rows), columns=columns)
+        columns, rows = table_of(picture, muster(self).ascii_only)
+        self.query_one(RowTable).show(rows, columns=columns)
 
     @property
     def selected(self) -> int | None:
@@ -108,17 +104,19 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def _unknown(state: RunState) -> set[str]:
-    """Return the columns that no machine of the run can fill."""
-    members = state.members.values()
-    heat = any(member.hottest is not None for member in members)
-    power = any(member.joules is not None for member in members)
-    return {key for key, known in (("heat", heat), ("power", power)) if not known}
-
-
-def _without(row: Row, unknown: set[str]) -> Row:
-    cells = tuple(cell for column, cell in zip(COLUMNS, row.cells, strict=True) if column.key not in unknown)
-    return dataclasses.replace(row, cells=cells)
+def table_of(picture: Picture, plain: bool = False) -> tuple[list[Column], list[Row]]:
+    """Return the table of all machines, without the columns that none of them can fill."""
+    members = picture.state.members.values()
+    known = {
+        "heat": any(member.hottest is not None for member in members),
+        "power": any(member.joules is not None for member in members),
+        "since": picture.live,
+        "age": picture.live,
+    }
+    places = [place for place, column in enumerate(COLUMNS) if known.get(column.key, True)]
+    rows = [_row(member, picture, plain) for member in members]
+    shown = [dataclasses.replace(row, cells=tuple(row.cells[place] for place in places)) for row in rows]
+    return [COLUMNS[place] for place in places], shown
 
 
 def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
@@ -161,7 +159,7 @@ def _memory(member: MemberState) -> Content:
 def _heat(member: MemberState) -> Content:
     if member.celsius is None or member.status in _AWAY:
         return literal("-")
-    return literal(f"{member.celsius:.0f} °C", "$text-warning" if member.throttled else "")
+    return literal(f"{member.celsius:.0f}°C", "$text-warning" if member.throttled else "")
 
 
 def _details(member: MemberState) -> tuple[Content, ...]:
