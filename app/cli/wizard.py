@@ -35,7 +35,7 @@ def options() -> argparse.ArgumentParser:
         prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
-    parser.add_argument("--profile", metavar="NAME", help="begin at the plan of this profile")
+    parser.add_argument("--profile", metavar="NAME", help="begin at the plan of this profile: measures its machines")
     parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser

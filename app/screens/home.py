@@ -18,6 +18,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
+from app.wizard.gates import MEASURES
 from app.wizard.state import FindingRow, Presence, ProfileRow, RunRow, WizardState
 from app.wizard.steps import Step
 
@@ -91,12 +92,14 @@ class HomeScreen(StepScreen):
     def _about(self, profile: ProfileRow) -> list[Content]:
         machines = [_presence(cast(MusterApp, self.app), one) for one in profile.machines]
         about = [muted(profile.description)] if len(profile.description) > _LONG else []
-        return [*about, *([join(*machines)] if machines else []), *cause_lines(profile)]
+        far = any(one.far for one in profile.machines)
+        bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
+        return [*about, *([join(*machines)] if machines else []), *bring, *cause_lines(profile)]
 
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
             return literal(" ".join(filter(None, (state.home.cause, state.home.fix))), "$text-error")
-        return muted("Nothing is changed on any machine before you confirm a plan.")
+        return muted("Nothing trains, and nothing is saved, before you confirm a plan.")
 
     def draw(self) -> None:
         super().draw()

@@ -17,6 +17,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
+from app.wizard.gates import measures
 from app.wizard.state import DataRow, FitRow, OptionRow, Status, WizardState
 from app.wizard.steps import Step
 
@@ -109,9 +110,13 @@ class JobScreen(StepScreen):
         return [*cause_lines(row), muted(", ".join(filter(None, (row.help, row.unit, row.limits)))), *default]
 
     def head(self, state: WizardState) -> Content:
-        return Content("\n").join(
-            [literal(text, style) for text, style in ((state.job.cause, "$text-error"), (state.job.fix, "")) if text]
+        bring = measures(state)
+        said = (
+            (state.job.cause, "$text-error"),
+            (state.job.fix, ""),
+            (f"Going on {bring}." if bring else "", "$text-warning"),
         )
+        return Content("\n").join([literal(text, style) for text, style in said if text])
 
     def summary(self, state: WizardState) -> str:
         changed = sum(row.changed for row in state.job.options)

@@ -37,7 +37,8 @@ class PlanScreen(StepScreen):
     HEADING = "Plan"
     DETAIL_BELOW = True
     HELP = (
-        "Nothing has been changed on any machine so far. '+' is new there, '~' changes, '-' goes away. Enter saves the "
+        "Nothing trains and nothing is saved so far; other machines hold what Access and Checks were asked for, and code "
+        "and data to measure with. '+' is new there, '~' changes, '-' goes away. Enter saves the "
         "profile and starts; 'w' only writes the files, so that the command can be run later. 'clean' takes everything "
         "of ours off the machines again."
     )
@@ -87,7 +88,7 @@ class PlanScreen(StepScreen):
             return muted("r tries again, b goes to the job, esc goes back.")
         if state.plan.saved:
             return literal("Saved: the command works now.", "$text-success")
-        return muted("Enter starts. Until then nothing is changed anywhere.")
+        return muted("Enter saves the profile and starts. Until then nothing trains.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
@@ -132,7 +133,7 @@ def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:
     lock, open_ = Mark.OK, Mark.WARNING
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
-        ("training", f"{duration_text(plan.seconds)}, predicted" if plan.seconds else "", ""),
+        ("training", _time(plan), ""),
         ("ports", ", ".join(plan.ports), ""),
         *[("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
         *[("in clear", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
@@ -147,6 +148,12 @@ def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:
             lines += _fact("" if label == before else label, literal(text, style), room)
             before = label
     return lines
+
+
+def _time(plan: Plan) -> str:
+    if plan.seconds:
+        return f"{duration_text(plan.seconds)}, predicted"
+    return "not measured; r at Strategy measures it" if plan.command else ""
 
 
 def _fact(label: str, text: Content, room: int) -> list[Content]:

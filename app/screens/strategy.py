@@ -54,7 +54,7 @@ class StrategyScreen(StepScreen):
         Key("left_square_bracket,left", "interval(-2)", "H", "Half as many steps between exchanges.", written="[ ]"),
         Key("right_square_bracket,right", "interval(2)", "H up", "Twice as many: less traffic.", shown=False),
         Key("p", "preference", "Prefer", "What counts most: fastest, closest to exact, least traffic."),
-        Key("r", "retry", "Measure", "Measure and predict again."),
+        Key("r", "retry", "Measure", "Run the task for a moment on every machine, and predict with the new figures."),
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
@@ -164,7 +164,7 @@ def _about(row: CandidateRow) -> list[Content]:
         run = f"whole run: {row.steps} steps of {row.samples} samples, {duration_text(row.total_seconds)}"
         lines.append(muted(f"{run}; loss +{row.loss_increase:.2%} at most expected"))
     else:
-        lines.append(muted("its speed was not measured"))
+        lines.append(muted("its speed was not measured: r runs the task on it for a moment"))
     if row.periodic:
         lines.append(muted(f"one exchange every {row.interval} steps ([ and ] move it)"))
     return [*lines, *cause_lines(row)]

@@ -1,18 +1,28 @@
-"""Why a step cannot be left forwards, in words; pure functions of the state."""
+"""What stands between one step and the next, in words: why it cannot be left, and what leaving it does elsewhere."""
 
 from __future__ import annotations
 
-from app.wizard.slots import alone_here
+from app.wizard.slots import needs_no_figures
 from app.wizard.state import Need, Status, WizardState
 from app.wizard.steps import Step
 
 _UNSETTLED = (Status.WAITING, Status.WORKING)
+MEASURES = "measures {names}: code and data go to ~/.cache/muster there"
+"""What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
 
 
 def blockers(state: WizardState) -> tuple[str, ...]:
     """Return why ``Next`` does nothing at this step; empty: it goes on."""
     gate = _GATES.get(state.step)
     return gate(state) if gate is not None else ()
+
+
+def measures(state: WizardState) -> str:
+    """Return what going on from the Job brings to other machines; empty where nothing is brought."""
+    names = [row.name for row in state.members if not row.here]
+    if not names or state.strategy.status is not Status.WAITING:
+        return ""
+    return MEASURES.format(names=" and ".join(names) if len(names) < 3 else f"{len(names)} machines")
 
 
 def _machines(state: WizardState) -> tuple[str, ...]:
@@ -71,7 +81,7 @@ def _strategy(state: WizardState) -> tuple[str, ...]:
     if found.status is Status.FAILED:
         return (found.cause,)
     if found.status in _UNSETTLED:
-        return () if alone_here(state) else ("the machines are being measured",)
+        return () if needs_no_figures(state) else ("the machines are being measured",)
     chosen = state.chosen
     return (f"{chosen.name}: {chosen.cause}",) if chosen is not None and chosen.status is Status.FAILED else ()
 

@@ -112,7 +112,7 @@ class Lookout:
         if here != self._online:
             self._online = here
             self._present = {
-                name: tuple(Presence(m.name, _is_present(m, hosts, online)) for m in hosts.machines)
+                name: tuple(Presence(m.name, _is_present(m, hosts, online), not m.here) for m in hosts.machines)
                 for name, (_, hosts) in self._saved.items()
             }
         return self._present

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 
 from app.wizard.state import MachineRow, PathRow, Status
+from app.wizard.this_computer import here_details
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
@@ -35,27 +34,6 @@ def here_name() -> str:
 def _plain(name: str) -> str:
     """A name that a hosts file takes, from text of the network."""
     return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:_LONGEST_NAME]
-
-
-@lru_cache(maxsize=1)
-def here_details() -> tuple[str, str, str]:
-    """Return chip, memory and system of this computer."""
-    import psutil  # 20 ms, which an import of this module does without
-
-    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GB"
-    if platform.system() == "Darwin":
-        return platform.processor() or platform.machine(), memory, f"macOS {platform.mac_ver()[0]}"
-    found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
-    name = re.search(r'PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"))
-    return found[1] if found else platform.machine(), memory, name[1] if name else platform.system()
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read(65_536)
-    except OSError:
-        return ""
 
 
 def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
@@ -225,7 +203,9 @@ def ssh_config_of(rows: Iterable[MachineRow]) -> str:
 def row_of(machine: Machine, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
-        return MachineRow(HERE_KEY, machine.name, Status.OK, "online", here=True, python=machine.python)
+        chip, memory, system = here_details()
+        return MachineRow(HERE_KEY, machine.name, Status.OK, "online", here=True, chip=chip, memory=memory,
+                          system=system, python=machine.python)  # fmt: skip
     return MachineRow(
         key=f"saved:{machine.host}:{machine.port or 22}",
         name=machine.name,

@@ -66,6 +66,8 @@ class Presence:
     name: str
     present: bool | None = None
     """``None``: not known yet."""
+    far: bool = False
+    """Whether it is another machine than this computer."""
 
 
 @dataclass(frozen=True)

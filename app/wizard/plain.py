@@ -12,6 +12,7 @@ from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.actions import Action
 from app.wizard.engine import Wizard
+from app.wizard.gates import measures
 from app.wizard.prompts import Prompter, prompter
 from app.wizard.services import Services
 from app.wizard.state import AccessRow, Launch, Need, Row, Status, WizardState
@@ -237,6 +238,8 @@ class Conversation:
         self._say(words.job_lines(job, self._state.answers.profile))
         if job.cause:
             self._ask.say(f"{job.cause}; {job.fix}")
+        if bring := measures(self._state):
+            self._ask.say(f"going on {bring}")
         answer = self._choice("NAME=VALUE to change something, o: all options, p NAME: another profile, Enter: go on")
         if not answer:
             self._do(do.Next())
@@ -254,10 +257,12 @@ class Conversation:
         self._until(lambda state: state.strategy.status not in _BUSY or not state.blockers)
         self._until(lambda state: state.strategy.status not in _BUSY, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
-        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, Enter: go on"
-        answer = self._choice(question)
+        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure anew"
+        answer = self._choice(f"{question}, Enter: go on")
         if not answer:
             self._do(do.Next() if self._state.strategy.status is not Status.FAILED else do.Retry())
+        elif answer == "m":
+            self._do(do.Retry())
         elif answer in ("fastest", "closest-to-exact", "least-traffic"):
             self._do(do.SetPreference(answer))
         elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():

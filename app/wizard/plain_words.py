@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from app.console import bytes_text, command_line, duration_text
+from app.wizard.gates import MEASURES
 from app.wizard.state import (
     AccessRow,
     CandidateRow,
@@ -32,6 +33,8 @@ def home_lines(state: WizardState) -> Iterator[str]:
         here = f"; {present} of its {len(row.machines)} machines are here" if row.machines else ""
         words = row.cause or f"{row.label}{here}"
         yield f"{number:>3}  {'saved profile' if row.saved else 'profile'} {row.name}: {row.description or words}{here}"
+        if any(machine.far for machine in row.machines):
+            yield f"     it {MEASURES.format(names='its machines')}"
 
 
 def machine_lines(state: WizardState) -> Iterator[str]:
@@ -139,7 +142,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
     yield from (f"  port: {text}" for text in plan.ports)
-    yield f"  time: {duration_text(plan.seconds)} predicted" if plan.seconds else "  time: not measured"
+    yield f"  time: {duration_text(plan.seconds)} predicted" if plan.seconds else "  time: not measured; at Strategy m measures it"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     yield f"  saved as profile: {plan.profile}"

@@ -41,7 +41,7 @@ def profile_rows(config: Path | None = None) -> tuple[ProfileRow, ...]:
         machines: tuple[Presence, ...] = ()
         if entry.name in hosts:
             try:
-                machines = tuple(Presence(machine.name) for machine in load_hosts(hosts[entry.name]).machines)
+                machines = tuple(Presence(m.name, far=not m.here) for m in load_hosts(hosts[entry.name]).machines)
             except BadInput as error:
                 entry = type(entry)(entry.name, entry.description, entry.source, f"{error.message} ({error.hint})")
         rows.append(

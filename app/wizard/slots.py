@@ -63,9 +63,9 @@ def _interval(state: WizardState) -> tuple[str, int]:
     return chosen.identity, state.answers.interval or chosen.best_interval
 
 
-def alone_here(state: WizardState) -> bool:
-    """Whether only this computer trains: then there is nothing to choose from, and nothing to wait for."""
-    return len(state.members) == 1 and state.members[0].here
+def needs_no_figures(state: WizardState) -> bool:
+    """Whether only this computer trains, and nobody asked how fast: nothing to choose from, nothing to wait for."""
+    return len(state.members) == 1 and state.members[0].here and not state.strategy.measure
 
 
 # -------------------------------------------------------------------------------------------------------------- settle
@@ -203,7 +203,7 @@ def _about_the_way(state: WizardState) -> Iterator[tuple[Kind, str]]:
     moving = chosen is not None and interval > 0 and chosen.interval != interval
     if found.status in GOOD and moving:
         yield Kind.INTERVAL, ""
-    decided = (found.status in GOOD and not moving) or (alone_here(state) and found.status is not Status.FAILED)
+    decided = (found.status in GOOD and not moving) or (needs_no_figures(state) and found.status is not Status.FAILED)
     if state.step is Step.PLAN and state.plan.status is Status.WAITING and decided:
         yield Kind.PLAN, ""
 

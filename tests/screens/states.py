@@ -50,7 +50,7 @@ HOME = Home(
     ),
     (
         ProfileRow("talk", "talk", OK, description="saved on 20 September", saved=True,
-                   machines=(Presence("desk", True), Presence("studio", True), Presence("attic", False))),
+                   machines=(Presence("desk", True), Presence("studio", True, True), Presence("attic", False, True))),
         ProfileRow("demo", "demo", OK, description="a small Whisper on the shipped recordings"),
         ProfileRow("nanogpt", "nanogpt", OK, description="a small language model on a text file"),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from app.wizard.services import Sight
 from app.wizard.state import Machines, Need, WizardState
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
+from tests.screens.states import at
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
 
 pytestmark = pytest.mark.slow
@@ -192,3 +194,34 @@ def test_ctrl_c_leaves_at_once_with_130() -> None:
         assert app.return_code == 130
 
     drive_set_up(FakeServices(), drive)
+
+
+def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() -> None:
+    services = FakeServices(hold={"data": threading.Event()})
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        await pilot.press("space")
+        await go_to(pilot, app, Step.JOB)
+        said = "Going on measures anna: code and data go to ~/.cache/muster there."
+        await until_text(pilot, said)  # also while something is looked at
+        assert "forecast" not in services.asked
+        services.hold["data"].set()
+        await go_to(pilot, app, Step.STRATEGY)
+        await until(pilot, lambda: "forecast" in services.asked and not app.wizard.state.busy)
+        await pilot.press("escape")
+        await until(pilot, lambda: step_of(app) is Step.JOB)
+        assert said not in text(app)  # it is there
+
+    drive_set_up(services, drive)
+
+
+def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        app.screen.query_one("#rows").select("profile:talk")  # type: ignore[attr-defined]
+        await until_text(pilot, "enter measures its machines: code and data go to ~/.cache/muster there")
+
+    app = WizardApp(at(Step.HOME), clock=fixed_clock)
+    run(app, drive)

@@ -81,6 +81,21 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
     until(wizard, lambda state: state.plan.way == "alone H=1")
 
 
+def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make: Make) -> None:
+    """Else the run would begin beside the measurement."""
+    services = FakeServices(hold={"forecast": threading.Event()})
+    services.hold["forecast"].set()
+    wizard = with_machines(make, services)
+    on(wizard, Step.STRATEGY)
+    until(wizard, lambda state: state.strategy.status is Status.OK)
+    services.hold["forecast"].clear()
+    wizard.do(do.Retry())
+    assert wizard.state.blockers == ("the machines are being measured",)
+    services.hold["forecast"].set()
+    until(wizard, lambda state: not state.blockers)
+    assert [request.measure for request in services.forecasts] == [False, True]
+
+
 def test_picked_machines_are_asked_looked_at_and_measured(make: Make) -> None:
     services = FakeServices()
     state = launch(with_machines(make, services, ANNA.key))
