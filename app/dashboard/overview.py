@@ -30,6 +30,7 @@ from app.shell.text import literal
 SMOOTHING = 0.8
 _BESIDE = 62
 """Cells of a strip beside the course of its speed."""
+_SHORTEST_BAR, _LONGEST_BAR = 6, 18
 _MOST_MARKS = 24
 """Synchronisations beyond which their marks would only be a line."""
 
@@ -131,12 +132,25 @@ def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
     elapsed = now if state.ended is None else state.ended
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
     took = duration_text(elapsed - state.started) if state.started else ""
-    newest = sorted(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
-    best = [headline(results, split).partition(" (step")[0] for split, results in newest]
-    words = [f"step {state.step}/{state.total_steps}", f"{share:.0%}", rate, took]
-    left = Content.assemble((words[0], "bold"), "  ", (bar(share, 18, plain), "$text-primary"), f"  {words[1]}")
-    rest = "  ".join(word for word in (*words[2:], *best[:1]) if word)
-    return Content.assemble(left, "  ", literal(rest, "$text-muted")).truncate(max(1, width), ellipsis=True)
+    step, done = f"step {state.step}/{state.total_steps}", f"{share:.0%}"
+    spare, rest = 0, ""
+    for reached in _reached(state):
+        rest = "  ".join(word for word in (rate, took, reached) if word)
+        spare = width - len("  ".join((step, "", done, rest)))
+        if spare >= _SHORTEST_BAR:
+            break
+    drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)), plain)
+    line = Content.assemble((step, "bold"), "  ", (drawn, "$text-primary"), f"  {done}  ", literal(rest, "$text-muted"))
+    return line.truncate(max(1, width), ellipsis=True)
+
+
+def _reached(state: RunState) -> tuple[str, ...]:
+    """Return what the newest evaluation says, in whole and in short."""
+    if not state.evaluations:
+        return ("",)
+    split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
+    whole = headline(results, split).partition(" (step")[0]
+    return (whole, whole.replace(f" on {split}:", ""))
 
 
 def _error_chart(state: RunState) -> ChartData:

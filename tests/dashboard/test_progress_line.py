@@ -1,0 +1,35 @@
+"""The line above the curves: what was reached stands there whole, whatever the width."""
+
+from __future__ import annotations
+
+import pytest
+from run_folders import BEGAN, started, steps
+
+from app.dashboard.overview import _progress
+from app.run_state import reduce_events
+from training.events import EvaluationEvent
+
+
+def evaluated(step: int, wer: float) -> EvaluationEvent:
+    return EvaluationEvent(
+        time=BEGAN + step, step=step, split="validation", loss=None, metrics={"wer": wer}, samples=9, seconds=1.0
+    )
+
+
+def line(width: int, *evaluations: EvaluationEvent) -> str:
+    events = [*started(total=2700), *steps(1, 30), *evaluations]
+    return _progress(reduce_events(events), BEGAN + 754, width, plain=False).plain
+
+
+@pytest.mark.parametrize(
+    ("width", "reached"), [(78, "WER 180.1 % -> 7.1 %"), (114, "WER on validation: 180.1 % -> 7.1 %")]
+)
+def test_what_was_reached_is_whole(width: int, reached: str) -> None:
+    shown = line(width, evaluated(0, 1.801), evaluated(900, 0.071))
+    assert shown.startswith("step 30/2700") and shown.endswith(reached) and len(shown) <= width
+
+
+def test_the_bar_gives_way_before_words_do() -> None:
+    shown = line(78, evaluated(0, 1.801))
+    assert shown.endswith("WER on validation: 180.1 %")
+    assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
