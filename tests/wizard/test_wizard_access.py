@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from app.wizard import actions as do
-from app.wizard import machine_looks
 from app.wizard.engine import Wizard
-from app.wizard.machine_entries import SSH_CONFIG
 from app.wizard.machine_looks import access_row
-from app.wizard.real_services import RealServices
-from app.wizard.services import Sight
-from app.wizard.state import MachineRow, Machines, Need, Status
-from distributed.ssh.access import check_access
+from app.wizard.state import MachineRow, Need, Status
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
-from tests.lab.spec import HostSpec, LabUnavailable
-from tests.wizard.fake_services import FakeWatch
+from tests.lab.spec import HostSpec
+from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
 
 pytestmark = pytest.mark.slow
 
@@ -33,45 +25,11 @@ SECRET = "tr0ub4dor-and-3"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[LightLab]:
-    specs = (
-        HostSpec("fine"),
-        HostSpec("keyless", key=False),
-        HostSpec("off", sshd=False),
-        HostSpec("shellless", sshd_options=("ForceCommand /usr/sbin/nologin",)),
-        HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
-        HostSpec("renewed"),
-    )
-    try:
-        with LightLab(*specs) as built:
-            built["renewed"].new_host_key()
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with failing_lab() as built:
+        yield built
 
 
-def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
-    settings = ((SSH_CONFIG, str(config)),)
-    return MachineRow(name, name, Status.OK, address=address or name, port=port, settings=settings)
-
-
-@contextlib.contextmanager
-def silent_server() -> Iterator[int]:
-    """A port that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-@pytest.mark.parametrize(
-    ("host", "code", "command"),
-    [
-        ("no-such-machine.invalid", "name_unknown", ""),
-        ("off", "port_closed", "systemctl enable --now ssh"),
-        ("keyless", "no_key_accepted", "~/.ssh/authorized_keys"),
-        ("thrown", "user_refused", "Allow access for"),
-        ("shellless", "no_shell", "chsh -s /bin/sh"),
-        ("renewed", "host_key_changed", "ssh-keygen -R"),
-    ],
-)
+@pytest.mark.parametrize(("host", "code", "command"), FAILURES)
 def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, code: str, command: str) -> None:
     found = access_row(row(host, lab.ssh_config), ())
     assert (found.status, found.code) == (Status.FAILED, code)
@@ -81,8 +39,8 @@ def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, 
 
 
 def test_a_server_that_stalls_is_said_to_stall(lab: LightLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_looks, "check_access", partial(check_access, timeout=1.0))
     with silent_server() as port:
+        lose_patience_with(port, monkeypatch)
         found = access_row(row("mute", lab.ssh_config, "127.0.0.1", port), ())
     assert (found.code, found.words) == ("stalled", "stalled")
 
@@ -98,21 +56,8 @@ def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_
     assert access_row(stranger, (found.fingerprint,)).status is Status.OK
 
 
-class OneMachine(RealServices):
-    """The real world with one machine in sight."""
-
-    def __init__(self, machine: MachineRow) -> None:
-        super().__init__()
-        self._machine = machine
-
-    def watch(self, see: object) -> FakeWatch:
-        assert callable(see)
-        see(Sight(Machines((self._machine,))))
-        return FakeWatch(None)  # type: ignore[arg-type]  # nothing is typed
-
-
 def at_access(machine: MachineRow) -> Wizard:
-    wizard = Wizard(OneMachine(machine))
+    wizard = Wizard(InSight(machine))
     assert wizard.wait(lambda state: bool(state.machines.rows), 10)
     for action in (do.NewSetup(), do.Pick(machine.key, True), do.Next()):
         wizard.do(action)

@@ -1,0 +1,80 @@
+"""The Access screen over real SSH servers: every failure with its cause and its command, and what was mended."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from app.screens.app import WizardApp
+from app.shell.row_table import RowTable
+from app.wizard import actions as do
+from app.wizard.engine import Wizard
+from app.wizard.state import Status
+from app.wizard.steps import Step
+from tests.lab import ssh_setup
+from tests.lab.light import LightLab
+from tests.screens.pilot import PATIENCE, fixed_clock, lines, run, text, until
+from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
+
+pytestmark = pytest.mark.slow
+
+ALL = (*FAILURES, ("mute", "stalled", "is this the port of its SSH server?"))
+
+
+def bare(words: str) -> str:
+    """A text without its white space, as it is the same however it is folded."""
+    return "".join(words.split())
+
+
+async def mended(pilot: Pilot[Any], name: str) -> None:
+    """Wait until a row says by itself that all is well."""
+    await until(pilot, lambda: any(line.split()[-1:] == ["ok"] and name in line for line in lines(pilot.app)))
+
+
+def shown(app: WizardApp, name: str, code: str, command: str) -> bool:
+    """Whether the row failed for its own reason, and the screen says so and what to do."""
+    row = next(one for one in app.wizard.state.access if one.key == name)
+    said = bare(text(app))
+    return row.status is Status.FAILED and row.code == code and bare(row.cause) in said and bare(command) in said
+
+
+def mend(lab: LightLab) -> None:
+    """Start one server, and install our key on another, as their owner would."""
+    lab["off"].start_sshd()
+    (lab["keyless"].folder / "authorized_keys").write_text(ssh_setup.public_key(lab.key) + "\n")
+
+
+def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_green(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with failing_lab() as lab, silent_server() as port:
+        lose_patience_with(port, monkeypatch)
+        machines = [row(name, lab.ssh_config) for name, *_ in FAILURES]
+        wizard = Wizard(InSight(*machines, row("mute", lab.ssh_config, "127.0.0.1", port)))
+        assert wizard.wait(lambda state: bool(state.machines.rows), PATIENCE)
+        wizard.do(do.NewSetup())
+        for name, *_ in ALL:
+            wizard.do(do.Pick(name, True))
+        wizard.do(do.Next())
+        app = WizardApp(wizard, clock=fixed_clock)
+        unsubscribe = wizard.subscribe(app.changed)
+
+        async def drive(pilot: Pilot[Any]) -> None:
+            assert wizard.state.step is Step.ACCESS
+            table = app.screen.query_one("#rows", RowTable)
+            for name, code, command in ALL:
+                table.select(name)
+                await until(pilot, partial(shown, app, name, code, command))
+            mend(lab)
+            await mended(pilot, "off")
+            await mended(pilot, "keyless")
+            assert "2 of 7 let us in" in text(app)
+
+        try:
+            run(app, drive)
+        finally:
+            unsubscribe()
+            wizard.close()

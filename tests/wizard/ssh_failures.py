@@ -1,0 +1,83 @@
+"""Real SSH servers that each fail in a way of their own, as machines of the set-up."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from app.wizard import machine_looks
+from app.wizard.machine_entries import SSH_CONFIG
+from app.wizard.real_services import RealServices
+from app.wizard.services import Sight
+from app.wizard.state import MachineRow, Machines, Status
+from distributed.ssh.access import AccessReport, check_access
+from distributed.ssh.connection import SshTarget, Trust
+from tests.lab.light import LightLab
+from tests.lab.spec import HostSpec, LabUnavailable
+from tests.wizard.fake_services import FakeWatch
+
+FAILURES = (
+    ("no-such-machine.invalid", "name_unknown", "give its IP address"),
+    ("off", "port_closed", "systemctl enable --now ssh"),
+    ("keyless", "no_key_accepted", "~/.ssh/authorized_keys"),
+    ("thrown", "user_refused", "Allow access for"),
+    ("shellless", "no_shell", "chsh -s /bin/sh"),
+    ("renewed", "host_key_changed", "ssh-keygen -R"),
+)
+"""Host, cause, and a part of what is to be done. A server that stalls is :func:`silent_server`."""
+
+
+@contextlib.contextmanager
+def failing_lab() -> Iterator[LightLab]:
+    """The hosts of :data:`FAILURES`, and ``fine``."""
+    specs = (
+        HostSpec("fine"),
+        HostSpec("keyless", key=False),
+        HostSpec("off", sshd=False),
+        HostSpec("shellless", sshd_options=("ForceCommand /usr/sbin/nologin",)),
+        HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
+        HostSpec("renewed"),
+    )
+    try:
+        with LightLab(*specs) as built:
+            built["renewed"].new_host_key()
+            yield built
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[int]:
+    """A port that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def lose_patience_with(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for one port a second only; others have the time that a busy machine takes."""
+
+    def check(target: SshTarget, *, trust: Trust | None = None) -> AccessReport:
+        return check_access(target, trust=trust, **({"timeout": 1.0} if target.port == port else {}))
+
+    monkeypatch.setattr(machine_looks, "check_access", check)
+
+
+def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
+    settings = ((SSH_CONFIG, str(config)),)
+    return MachineRow(name, name, Status.OK, address=address or name, port=port, settings=settings)
+
+
+class InSight(RealServices):
+    """The real world with just these machines in sight."""
+
+    def __init__(self, *machines: MachineRow) -> None:
+        super().__init__()
+        self._machines: Sequence[MachineRow] = machines
+
+    def watch(self, see: Callable[[Sight], None]) -> FakeWatch:
+        see(Sight(Machines(tuple(self._machines))))
+        return FakeWatch(None)  # type: ignore[arg-type]  # nothing is typed
