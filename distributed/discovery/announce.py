@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 
 import psutil
 from zeroconf import Error, ServiceInfo, Zeroconf
@@ -24,6 +25,8 @@ from profiles.errors import MachinesNotReady
 _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
 """Nobody looks for machines there."""
 _LONGEST_LABEL = 40
+_LONGEST_VALUE = 200
+"""Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
 _PATIENCE = 5.0
 _TYPE = f"{MUSTER}.local."
 
@@ -117,12 +120,14 @@ def describe_this_machine() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:  # started from a folder that was never installed
         version = "unknown"
     memory = str(psutil.virtual_memory().total)
-    return {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": _model()}
+    told = {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": _model()}
+    return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in told.items()}
 
 
 def _devices() -> list[str]:
     gpus = [line.strip() for line in _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
-    found = [f"cuda {name}" for name in gpus if name][:4]
+    counted = Counter(f"cuda {name}" for name in gpus if name)
+    found = [f"{count}x {name}" if count > 1 else name for name, count in counted.items()][:4]
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append("mps")
     return [*found, f"cpu {os.cpu_count()} cores"]

@@ -24,7 +24,6 @@ USER_CONFIG = Path("~/.ssh/config")
 USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
 _MOST_CANDIDATES = 256
 _LARGEST_FILE = 4 * 1024 * 1024
-_DEEPEST_INCLUDE = 16
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".home.arpa", ".internal", ".fritz.box", ".localdomain")
 _CODE_HOST_USER = "git"
 
@@ -99,21 +98,25 @@ def _typed(text: str) -> Candidate:
 
 def config_names(path: Path) -> list[str]:
     """Return the host names and aliases in an OpenSSH configuration and what it includes, patterns left out."""
-    return list(dict.fromkeys(_config_names(path, 0)))[:_MOST_CANDIDATES]
+    return list(dict.fromkeys(_config_names(path, set())))[:_MOST_CANDIDATES]
 
 
-def _config_names(path: Path, depth: int) -> Iterator[str]:
+def _config_names(path: Path, read: set[Path]) -> Iterator[str]:
+    """Give the names in one file and what it includes; ``read`` are the files that were read before."""
+    if path in read or len(read) >= _MOST_CANDIDATES:
+        return
+    read.add(path)
     for line in _read_lines(path):
         words = _words(line)
         if not words:
             continue
         if words[0].lower() == "host":
             yield from (word for word in words[1:] if not set("*?!") & set(word) and not word.startswith("-"))
-        elif words[0].lower() == "include" and depth < _DEEPEST_INCLUDE:
+        elif words[0].lower() == "include":
             for pattern in words[1:]:
                 base = Path("~/.ssh").expanduser()
-                for name in sorted(glob.glob(str(base / Path(pattern).expanduser())))[:_MOST_CANDIDATES]:
-                    yield from _config_names(Path(name), depth + 1)
+                for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
+                    yield from _config_names(Path(name), read)
 
 
 def _words(line: str) -> list[str]:

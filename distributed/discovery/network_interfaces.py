@@ -117,6 +117,7 @@ class Interfaces:
             address = ipaddress.ip_address(plain)
         except ValueError:
             return None
+        address = getattr(address, "ipv4_mapped", None) or address  # another way to write an address, even our own
         if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
             return None
         if self.own(address):

@@ -18,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
 
+from distributed.discovery import mdns_browser
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.known_machines import KnownKeys, candidates, config_names, locate, look_up, read_known_keys
 from distributed.discovery.machine_identity import FoundMachine, machines
+from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.mdns_records import RecordBook, parse_txt
 from distributed.discovery.mdns_sockets import explain_browsing
 from distributed.discovery.network_interfaces import (
@@ -136,6 +138,70 @@ def test_one_sender_cannot_announce_without_end() -> None:
     assert len(state.sightings) == MOST_PER_SOURCE
     assert state.ignored == 10_000 - MOST_PER_SOURCE
     assert time.monotonic() - begin < 60
+
+
+class Ear:
+    """A socket in which packets wait, each with its sender."""
+
+    def __init__(self, *packets: tuple[bytes, str]) -> None:
+        self._waiting = list(packets)
+
+    def receive(self, size: int) -> tuple[bytes, str, int] | None:
+        return (*self._waiting.pop(0), EN0.index) if self._waiting else None
+
+
+class Silent:
+    """A socket that only notes what is sent."""
+
+    def __init__(self, sent: list[bytes]) -> None:
+        self.send = sent.append
+
+
+class Clock:
+    """Stands for ``time``: nothing takes wall time, and every packet a 32nd second of work."""
+
+    def __init__(self) -> None:
+        self.now, self._worked = 100.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        self._worked += 1 / 32
+        return self._worked
+
+
+def test_packets_that_cost_much_work_are_read_in_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(mdns_browser, "time", clock)
+    told: list[Observation] = []
+    browser = Browser(told.append)
+    browser._interfaces = OURS
+
+    def read(*senders: str) -> int:
+        told.clear()
+        browser._hear(Ear(*((announcement(f"m{n}", sender), sender) for n, sender in enumerate(senders))))
+        unread = sum(one.count for one in told if isinstance(one, Ignored))
+        return len(senders) - unread
+
+    loud = "192.168.1.9"
+    assert read(*[loud] * 60) == 4
+    assert read(loud, "192.168.1.8") == 1, "who has said little is heard beside"
+    assert read(*(f"192.168.1.{n}" for n in range(20, 80))) == 5
+    clock.now += 1.0
+    assert read(loud, "192.168.1.8") == 2
+
+
+def test_whoever_invents_names_is_not_asked_for_all_of_them() -> None:
+    browser, asked = Browser(lambda observation: None), []
+    browser._interfaces = OURS
+    browser._sockets = {("en0", 4): Silent(asked)}
+    for number in range(100):
+        invented = [record("_ssh._tcp.local", 12, encoded(f"n{number}x{n}._ssh._tcp.local")) for n in range(20)]
+        gone = [record("_ssh._tcp.local", 12, encoded(f"n{number - 1}x{n}._ssh._tcp.local"), ttl=0) for n in range(20)]
+        browser._hear(Ear((response(invented + gone), "192.168.1.9")))
+    assert 0 < len(asked) < 100
+    assert sum(map(len, browser._asked.values())) <= 512
 
 
 @given(st.binary(max_size=2000))
@@ -291,6 +357,9 @@ def test_a_newcomer_takes_the_place_of_one_that_never_answered() -> None:
         ("192.168.1.2", "en0", "en0", PathKind.HERE),
         ("fe80::1", "en5", "en5", PathKind.WIRED),
         ("fe80::1%12", "", "utun3", PathKind.VPN),
+        ("::ffff:192.168.1.2", "en0", "en0", PathKind.HERE),
+        ("::ffff:127.0.0.1", "en0", "lo", PathKind.HERE),
+        ("::ffff:192.168.1.9", "en5", "en0", PathKind.WIFI),
     ],
 )
 def test_an_address_is_placed_where_it_can_be_reached(
@@ -356,6 +425,12 @@ def test_config_names_follow_include_and_leave_patterns_out(tmp_path: Path) -> N
     config = tmp_path / "config"
     config.write_text(f"Include {tmp_path}/mo*\nInclude {config}\nHost studio *.lan !not # Host no\nHOST  b\tc\n")
     assert config_names(config) == ["box", "quoted", "equal", "studio", "b", "c"]
+
+
+def test_files_that_include_one_another_are_read_once(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        (tmp_path / name).write_text(f"Include {tmp_path}/*\nHost {name}\n")
+    assert sorted(config_names(tmp_path / "a")) == list("abcdefgh")
 
 
 def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from app.cli import access, discover
+from distributed.discovery import announce
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
@@ -121,6 +122,16 @@ def test_what_is_announced_comes_back_from_its_record() -> None:
     entries = [f"{key}={value}".encode() for key, value in described.items()]
     assert parse_txt(b"".join(bytes([len(entry)]) + entry for entry in entries)) == described
     assert int(described["memory"]) > 0
+
+
+def test_many_devices_with_long_names_fit_into_the_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [f"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition, slot {n}" for n in range(4)]
+    monkeypatch.setattr(announce, "_said", lambda program, *_: "\n".join(gpus) if program == "nvidia-smi" else "")
+    described = describe_this_machine()
+    assert described["devices"].startswith("cuda NVIDIA RTX PRO 6000")
+    assert max(len(f"{key}={value}".encode()) for key, value in described.items()) <= 255
+    monkeypatch.setattr(announce, "_said", lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
+    assert describe_this_machine()["devices"].startswith("8x cuda NVIDIA H200, ")
 
 
 def test_a_strange_name_becomes_one_label() -> None:
