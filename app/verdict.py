@@ -133,7 +133,8 @@ def _ended(state: RunState) -> Verdict:
     if state.status == "completed":
         return Verdict("done", "Completed", _progress(state))
     if state.status == "cancelled":
-        return Verdict("stopped", "Stopped", (*_progress(state), *((state.message,) if state.message else ())))
+        why = () if state.message in ("", "stopped") else (state.message,)
+        return Verdict("stopped", "Stopped", (*_progress(state), *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
     return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())))

@@ -91,11 +91,16 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
             return _tell_dry_run(planned, request.as_json)
         path = launcher.start(planned, request.command)
         start_trackers(path, trackers)
-    if machines.detach:
-        return _detached(path, request.as_json)
-    if machines.dashboard and fits_here():
+    return leave_or_show(path, machines.detach, machines.dashboard, request.as_json)
+
+
+def leave_or_show(path: Path, detach: bool, dashboard: bool, as_json: bool) -> ExitCode:
+    """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits."""
+    if detach:
+        return _detached(path, as_json)
+    if dashboard and fits_here() and not as_json:
         return dashboard_command(path, False)
-    return show_run(path, request.as_json)
+    return show_run(path, as_json)
 
 
 def _tell_plan(planned: Planned) -> None:

@@ -1,11 +1,11 @@
-"""A local run in the foreground: display, signals, outcome."""
+"""A local run in this process: display, signals, outcome."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from app.console import say
 from app.progress import Progress
 from app.report import Ended
 from distributed.run.request_desk import LocalMachines, RequestDesk
-from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import Event
+from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
+from training.events import ErrorEvent, Event, RunEvent
 from training.local_run import LocalOutcome, LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
@@ -64,9 +64,9 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[_Stop]:
+def _stopped_by(signals: Sequence[int]) -> Iterator[_Stop]:
     stop = _Stop()
-    before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, stop) for number in signals}
     try:
         yield stop
     finally:
@@ -81,6 +81,7 @@ def run_to_end(
     *,
     listener: Callable[[Event], None] | None = None,
     start_run: StartRun = LocalRun,
+    stop_signals: Sequence[int] = _STOP_SIGNALS,
 ) -> Ended:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
 
@@ -100,7 +101,7 @@ def run_to_end(
             desk(event)
 
     try:
-        with folder, _noted_failure(folder), _stop_signals() as stop, progress:
+        with folder, _noted_failure(folder), _stopped_by(stop_signals) as stop, progress:
             run = start_run(plan, folder, on_event)
             run.start()
             stop.watch(run)
@@ -138,8 +139,11 @@ def _noted_failure(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever it is, the folder must say so; it is raised again
+        told = error if isinstance(error, MusterError) else RunFailed(str(error))
         with contextlib.suppress(MusterError):
-            folder.finish("failed", {}, str(error))
+            folder.append(ErrorEvent(message=told.message, hint=told.hint, exit_code=told.exit_code))
+            folder.append(RunEvent(status="failed", message=told.message))
+            folder.finish("failed", {}, told.message)
         raise
 
 

@@ -97,8 +97,8 @@ def distributed_train(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background (with --hosts).")] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard (with --hosts).")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background.")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
     ] = False,
@@ -128,13 +128,17 @@ def distributed_train(
             hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new, dashboard
         )
         return train_on_hosts(request, machines)
-    if detach or plan_file is not None or dashboard:
-        option = "--detach" if detach else "--plan" if plan_file is not None else "--dashboard"
-        raise BadInput(f"{option} needs machines", "give a hosts file with --hosts FILE")
+    if plan_file is not None:
+        raise BadInput("--plan needs machines", "give a hosts file with --hosts FILE")
     if dry_run:
         from app.cli.dry_run import rehearse
 
         return rehearse(request)
+    if detach or dashboard:
+        from app.cli.background import start_in_background
+        from app.cli.distributed import leave_or_show
+
+        return leave_or_show(start_in_background(request), detach, dashboard, as_json)
     return run(request)
 
 

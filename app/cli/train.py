@@ -43,12 +43,22 @@ def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> 
     Raises:
         MusterError: nothing was started.
     """
-    plan, folder = _resumed(request) if request.resume else _new(request)
+    plan, folder = prepared(request)
     earlier = reduce_events(folder.events())
-    start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
     ended = run_to_end(plan, folder, progress_for(title_of(plan), earlier), start_run=start_run)
     tell(ended, request.as_json)
     return ended.exit_code
+
+
+def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
+    """Hold the folder of the run that is to begin, or to go on, with its trackers beside it.
+
+    Raises:
+        BadInput: it cannot be used.
+    """
+    plan, folder = _resumed(request) if request.resume else _new(request)
+    start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
+    return plan, folder
 
 
 def plan_of(request: TrainRequest) -> RunPlan:

@@ -209,6 +209,8 @@ class DashboardScreen(BaseScreen):
 
     def _tell(self, picture: Picture) -> None:
         for asked in self._commands.news(picture):
+            if asked.outcome == "accepted":
+                continue  # that it was asked for was said; what becomes of it is yet to come
             words = because(f"{asked.text} {asked.outcome}", asked.message)
             self._say(words, "warning" if asked.outcome == "refused" else "information")
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,20 +21,17 @@ from app.demo.player import play
 from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.demo.stage import Stage, utc_text
+from app.holder import start_holder
 from distributed.planning.document import Planning
 from distributed.planning.words import why_in_words
 from distributed.run.prediction import keep_planning, prediction_metrics
 from distributed.run.requests import leave_request
-from profiles.errors import RunFailed
 from training.events import RunEvent
 from training.plan import RunPlan
-from training.run_files import is_live
 from training.run_folder import RunFolder
 
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: when a finished demo run pretends to have started."""
-_PATIENCE = 20.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_demo_run(
@@ -84,25 +78,7 @@ def start_demo_run(
     """
     run = _create(output_dir, plan, planning, command)
     run.close()
-    arguments = [str(run.path.resolve()), "--seed", str(seed), "--speed", str(speed)]
-    log = run.path / "logs" / "supervisor.log"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app.demo.run", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on
-    deadline = time.monotonic() + _PATIENCE
-    while not is_live(run.path):
-        if process.poll() == 0:
-            break
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RunFailed("the scripted run did not start", f"see {log}")
-        time.sleep(0.02)
+    start_holder("app.demo.run", run.path, "--seed", str(seed), "--speed", str(speed))
     return run.path
 
 

@@ -42,8 +42,8 @@ def test_a_run_that_nobody_works_on_is_not_stopped(run: RunFolder, capsys: Captu
     assert "nobody works on" in capsys.readouterr().err
 
 
-def test_detach_needs_machines(capsys: Capture) -> None:
-    assert main(["distributed-train", "nanogpt", "--detach"]) == 2
+def test_a_plan_needs_machines(capsys: Capture) -> None:
+    assert main(["distributed-train", "nanogpt", "--plan", "plan.json"]) == 2
     assert "--hosts" in capsys.readouterr().err
 
 

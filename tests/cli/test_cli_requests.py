@@ -1,4 +1,4 @@
-"""``ask`` and ``stop``: a live run on this machine, commanded from another terminal."""
+"""``ask`` and ``stop``: a live run on this machine, left in the background and commanded from another terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from tests.distributed.muster_runs import Muster, until
+from app.holder import start_holder
+from profiles.errors import RunFailed
+from tests.distributed.muster_runs import Muster
+from tests.report.report_runs import write_run
+from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -22,22 +26,26 @@ def test_a_run_of_this_machine_obeys_another_terminal(tmp_path: Path, capsys: py
         assert main(["ask", "nanogpt", *arguments, "--output", str(output), "--json"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    with muster.popen(*words, "--local", "2") as running:
-        try:
-            until(lambda: output.is_dir() and any(output.glob("*-nanogpt")))
-            muster.until_step(next(output.glob("*-nanogpt")).name[:20], 3, members=2)
-            assert ask("snapshot")["outcome"] == "done"
-            assert ask("pause")["message"] == "the run is paused"
-            assert ask("resume")["outcome"] == "done"
-            assert ask("drop", "worker-1")["machine"] == "worker-1"
-            assert main(["ask", "nanogpt", "drop", "worker-7", "--output", str(output)]) == 1
-            assert "known: worker-0, worker-1" in capsys.readouterr().out
-            assert main(["stop", "nanogpt", "--output", str(output)]) == 0
-            assert capsys.readouterr().out == "this machine: nothing is left\n"
-            assert running.wait(30) == 130
-        finally:
-            running.terminate()
-            running.communicate()
+    started = muster.run(*words, "--local", "2", "--detach")
+    run_id = started.stdout.strip()
+    assert (started.returncode, run_id) == (0, next(output.iterdir()).name[:20]), started.stderr
+    muster.until_step(run_id, 3, members=2)
+    assert ask("snapshot")["outcome"] == "done"
+    assert ask("pause")["message"] == "the run is paused"
+    assert ask("resume")["outcome"] == "done"
+    assert ask("drop", "worker-1")["machine"] == "worker-1"
+    assert main(["ask", "nanogpt", "drop", "worker-7", "--output", str(output)]) == 1
+    assert "known: worker-0, worker-1" in capsys.readouterr().out
+    assert main(["stop", "nanogpt", "--output", str(output)]) == 0
+    assert capsys.readouterr().out == "this machine: nothing is left\n"
+    assert RunFolder.open(muster.folder_of(run_id)).metadata.status == "cancelled"
+
+
+def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, [])
+    (folder / "plan.json").write_text("{")
+    with pytest.raises(RunFailed, match="the run did not start: .*plan.json"):
+        start_holder("app.cli.background", folder)
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
