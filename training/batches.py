@@ -58,14 +58,16 @@ class BatchSource:
     def take(self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool) -> StepBatches:
         """Return the batches of the step at ``cursor`` and, if ``more`` follow, start making the next ones."""
         key = (cursor, dict(batch_sizes))
-        if self._ahead is not None and self._ahead[0] == key:
-            found = self._ahead[1].result()
-        else:
-            found = self._make(*key)
+        if self._ahead is None or self._ahead[0] != key:
+            self._begin(*key)  # by the same thread, after what was begun in vain: no task need bear two at once
+        assert self._ahead is not None
+        found = self._ahead[1].result()
         if more:
-            next_key = (found.cursor, key[1])
-            self._ahead = (next_key, self._pool.submit(self._make, *next_key))
+            self._begin(found.cursor, key[1])
         return found
+
+    def _begin(self, cursor: Cursor, batch_sizes: dict[int, int]) -> None:
+        self._ahead = ((cursor, batch_sizes), self._pool.submit(self._make, cursor, batch_sizes))
 
     def _make(self, cursor: Cursor, batch_sizes: dict[int, int]) -> StepBatches:
         indices, after = self._schedule.step(cursor, batch_sizes, self._rank)

@@ -74,6 +74,8 @@ class SnapshotStore:
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self.keep = max(1, keep)
+        self.current: int | None = None
+        """The step that was saved or loaded last. Folders of other steps may be of an abandoned course of the run."""
 
     def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
         """Write a snapshot and return its folder and its bytes.
@@ -94,6 +96,7 @@ class SnapshotStore:
             finally:
                 shutil.rmtree(writing, ignore_errors=True)
             self._retain(snapshot.step)
+        self.current = snapshot.step
         return folder, size
 
     def steps(self) -> list[int]:
@@ -140,6 +143,7 @@ class SnapshotStore:
             tensors = load_file(folder / _TENSORS)
         except (OSError, safetensors.SafetensorError) as error:
             raise DamagedSnapshot(f"{folder / _TENSORS} can not be read: {error}", _PASS_OVER) from error
+        self.current = step
         return Snapshot(manifest["step"], tensors, manifest["state"])
 
     def _folder(self, step: int) -> Path:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from training.plan import MemberPlan, RunPlan
 
@@ -67,7 +67,8 @@ class Control:
 
         with self._changed:
             ready = [c for c in self._commands if is_due(c)]
-            self._commands = [c for c in self._commands if not is_due(c)]
+            for command in ready:  # one by one: a signal's handler may have posted another meanwhile
+                self._commands.remove(command)
             return ready
 
     def wait_for(self, wanted: Callable[[Command], bool]) -> Command:
@@ -84,12 +85,16 @@ class Control:
         """Read commands in a daemon thread; the end of the lines means: stop with a snapshot."""
 
         def read() -> None:
-            for line in lines:
-                try:
-                    self.post(Command.model_validate(json.loads(line)))
-                except (ValueError, ValidationError) as error:
-                    on_bad_line(f"command not understood: {line!r:.200}: {error.__class__.__name__}")
-            self.post(Command(command="stop", reason="the process that started this worker is gone"))
+            try:
+                for line in lines:
+                    try:
+                        self.post(Command.model_validate(json.loads(line)))
+                    except (ValueError, RecursionError) as error:  # pydantic's are ValueErrors
+                        on_bad_line(f"command not understood: {line!r:.200}: {error.__class__.__name__}")
+            except OSError as error:
+                on_bad_line(f"no more commands can be read: {error}")
+            finally:  # whatever broke the channel: nobody can command this worker any more
+                self.post(Command(command="stop", reason="the process that started this worker is gone"))
 
         thread = threading.Thread(target=read, name="control", daemon=True)
         thread.start()

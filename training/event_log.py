@@ -33,7 +33,7 @@ def read_events(path: Path) -> Iterator[Event]:
 def _parse(line: bytes) -> Event | None:
     try:
         return from_line(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

@@ -226,7 +226,10 @@ def from_line(line: str | bytes) -> Event:
     Raises:
         ValueError: the line is not a JSON object with a ``kind``, or a known kind with wrong fields.
     """
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError("an event is a JSON object with a 'kind'")
     try:

@@ -364,7 +364,7 @@ class Trainer:
 
     def _snapshot(self) -> None:
         """Write everything this member needs to go on as if it had never stopped."""
-        if self.position.step in self.store.steps():
+        if self.position.step == self.store.current:
             return
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
             raise RunFailed(

@@ -170,6 +170,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) ->
     assert steps(events)[0].step == 5
     assert any("passed over" in event.message for event in events if isinstance(event, WarningEvent))
     assert trainer.position.step == 12
+    assert trainer.store.verified_steps().steps == [8, 4]  # and written anew when its step came again
 
 
 def test_pausing_waits_for_resume(tmp_path: Path) -> None:

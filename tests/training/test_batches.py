@@ -1,0 +1,54 @@
+"""Batches made ahead: the same as made on demand, and never two at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from toy_task import ToyTask
+
+from training.batches import BatchSource
+from training.data import Cursor, SampleSchedule
+from training.tasks.base import Batch
+
+
+class _OneAtATime(ToyTask):
+    """Notices when two batches are made at once; the first one made ahead takes until it is let go."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.busy = threading.Lock()
+        self.overlaps = 0
+        self.made = 0
+        self.ahead, self.go_on = threading.Event(), threading.Event()
+
+    def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        if not self.busy.acquire(blocking=False):
+            self.overlaps += 1
+            return super().collate(samples, rngs)
+        try:
+            self.made += 1
+            if self.made == 2:
+                self.ahead.set()
+                self.go_on.wait(10)
+            return super().collate(samples, rngs)
+        finally:
+            self.busy.release()
+
+
+def test_what_was_made_ahead_in_vain_does_not_disturb_what_is_wanted() -> None:
+    task = _OneAtATime(16)
+    task.prepare(lambda *_: None)
+    source = BatchSource(task, SampleSchedule(16, 0, 1), 0, 0)
+    first = source.take(Cursor(0, 0), {0: 8, 1: 4}, more=True)
+    assert task.ahead.wait(10)
+    threading.Timer(0.1, task.go_on.set).start()
+    # Member 1 is lost: the next step is another one than that which is being made, at the end of the epoch at that.
+    second = source.take(first.cursor, {0: 8}, more=False)
+    source.close()
+    order = SampleSchedule(16, 0, 1).step(Cursor(0, 12), {0: 8}, 0)[0]
+    assert second.indices == order
+    assert second.cursor == Cursor(1, 0)
+    assert task.overlaps == 0
