@@ -146,7 +146,7 @@ class StandBy:
         """Give it its run; it outlives this process and its terminal.
 
         Raises:
-            RunFailed: it ended at once.
+            RunFailed: it did not begin with it in time, and is ended.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as words:
@@ -158,9 +158,11 @@ class StandBy:
                 if not run_dir.is_dir() or self._process.poll() == 0:
                     return  # it was very quick: the folder tells how it ended
                 if self._process.poll() is not None or time.monotonic() > end:
+                    self._process.kill()  # a run of which this process says that it did not start must not start later
                     log = run_dir / "logs" / "supervisor.log"
                     self._errors.seek(0)
-                    log.write_bytes(self._errors.read())
+                    with log.open("ab") as kept:
+                        kept.write(self._errors.read())
                     raise RunFailed("the supervisor did not start", f"see {log}")
                 time.sleep(0.01)
 
@@ -169,6 +171,6 @@ def start_supervisor(run_dir: Path) -> None:
     """Start the background process of a prepared run; it outlives this process and its terminal.
 
     Raises:
-        RunFailed: it ended at once.
+        RunFailed: it did not begin with it in time, and is ended.
     """
     StandBy().start(run_dir)

@@ -221,5 +221,6 @@ def _outcome(path: Path, plan: RunPlan, error: ErrorEvent | None) -> LocalOutcom
 
 
 def _with_machine(error: ErrorEvent, plan: RunPlan) -> str:
-    name = "" if error.member is None or error.member < 0 else plan.members[error.member].name
+    names: dict[int | None, str] = {member.rank: member.name for member in plan.members}
+    name = names.get(error.member, "")  # one that came later is not in the plan
     return error.message if name in error.message else f"{name}: {error.message}"

@@ -178,8 +178,12 @@ class Supervisor:
         link = check_newcomer(
             entry, list(dict.fromkeys(here)), self._ssh_config, self._plan, self._inputs.result().bytes
         )
-        check_way_to_hub(link, self._listen)
-        self._equip(link)
+        try:
+            check_way_to_hub(link, self._listen)
+            self._equip(link)
+        except BaseException:
+            link.close()
+            raise
         ready: Future[None] = Future()
         ready.set_result(None)
         self._brought[link] = ready

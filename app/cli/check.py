@@ -44,7 +44,7 @@ def _show(one: Examined) -> None:
     if problem is not None:
         say_error(problem.message, problem.hint)
     elif one.ready:
-        show_line(_ready_line(one.readiness))
+        show_line(visible(_ready_line(one.readiness)))
     for finding in one.findings:
         if finding.level == "problem" and finding.check != "ready":
             say_error(f"{one.name}: {visible(finding.seen)}", finding.fix)

@@ -6,7 +6,6 @@ Nothing is written on a machine; the programs that look travel in the command it
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,16 +17,16 @@ from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.checks.job_examination import JobLook, look_at_job
-from distributed.hosts.schema import Hosts, Machine
+from distributed.hosts.schema import Hosts
 from distributed.machine.here import Process
-from distributed.machine.link import Link, address_towards, link_to
+from distributed.machine.link import Link, address_towards
+from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Facts, Readiness, check
 from distributed.preparation.provision import Say, provision
 from distributed.ssh.connection import Trust
 from profiles.errors import MusterError
 from profiles.schema import Profile
 
-HERE = "this machine"
 _PATIENCE = 60.0
 _LISTENING = 30.0
 
@@ -55,19 +54,13 @@ def examine(hosts: Hosts, task: str = "", trust: Trust | None = None, profile: P
         profile: also looks whether this job fits: memory, data, the hub's port.
     """
     found = [Examined(readiness) for readiness in check(hosts, task, trust)]
-    able = [one for one in found if one.readiness.facts is not None]
-    for one in found:
-        one.findings += _of_readiness(one.readiness)
-    if able:
-        with ThreadPoolExecutor(len(able) + 2) as pool:
-            ways = pool.submit(_all_ways, [one.readiness for one in able])
-            job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
-            healths = list(pool.map(lambda one: _health(one.readiness), able))
-        _add(able, healths, ways.result())
-        if job is not None:
-            _add_job(able, healths, job.result())
-    for one in found:
-        one.readiness.link.close()
+    try:
+        for one in found:
+            one.findings += _of_readiness(one.readiness)
+        _look_closer([one for one in found if one.readiness.facts is not None], profile)
+    finally:
+        for one in found:
+            one.readiness.link.close()
     return found
 
 
@@ -86,6 +79,19 @@ def repair(found: Sequence[Examined], say: Say, offline_wheels: bool = False) ->
 
     with ThreadPoolExecutor(max(len(lacking), 1)) as pool:
         return [error for error in pool.map(give, lacking) if error is not None]
+
+
+def _look_closer(able: Sequence[Examined], profile: Profile | None) -> None:
+    """Add what machines that answer have to say, everything at the same time."""
+    if not able:
+        return
+    with ThreadPoolExecutor(len(able) + 2) as pool:
+        ways = pool.submit(_all_ways, [one.readiness for one in able])
+        job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
+        healths = list(pool.map(lambda one: _health(one.readiness), able))
+    _add(able, healths, ways.result())
+    if job is not None:
+        _add_job(able, healths, job.result())
 
 
 def _of_readiness(one: Readiness) -> list[Finding]:
@@ -149,10 +155,8 @@ def _all_ways(machines: Sequence[Readiness]) -> dict[str, list[Finding]]:
     far = [link.host for link in links if link.host and not link.machine.here]
     own = [link.name for link in links if link.machine.here]
     if far and not own:
-        links.append(
-            link_to(Machine(name=HERE, address="localhost", python=sys.executable), Hosts(machines=(links[0].machine,)))
-        )
-    center = own[0] if own else HERE
+        links.append(here_link([link.name for link in links]))
+    center = own[0] if own else links[-1].name
     addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
     with _listeners(links) as (ports, deaf), ThreadPoolExecutor(max(len(links), 1)) as pool:
         places = {name: (addresses[name], port) for name, port in ports.items() if _is_plain(addresses.get(name, ""))}

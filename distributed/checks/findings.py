@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, Facts
+from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 
 Level = Literal["ok", "warning", "problem"]
 LITTLE_MEMORY = 2 * 2**30
@@ -52,6 +52,7 @@ class Nvidia(_Said):
     driver: str = Field(max_length=200)
     total: int | None = None
     free: int | None = None
+    celsius: int | None = None
 
 
 class Device(_Said):
@@ -76,15 +77,22 @@ class Health(_Said):
 
 
 def judge_facts(facts: Facts) -> list[Finding]:
-    """Return what the first look has shown; what makes a machine unfit is said by its problem."""
-    version = ".".join(map(str, facts.python))
-    found = [
-        Finding("system", "ok", facts.system),
-        Finding("python", "ok", version, "3.10 or newer"),
-        Finding("torch", "ok", facts.torch, "one version on all machines"),
-        Finding("disk", "ok", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
-        Finding("clock", "ok", f"{facts.clock_ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
+    """Return what the first look has found in order; what makes a machine unfit is said by its problem."""
+    version, oldest = ".".join(map(str, facts.python)), ".".join(map(str, OLDEST_PYTHON))
+    looked_at = [
+        (True, Finding("system", "ok", facts.system)),
+        (facts.python[:2] >= OLDEST_PYTHON, Finding("python", "ok", version, f"{oldest} or newer")),
+        (bool(facts.torch), Finding("torch", "ok", facts.torch, "one version on all machines")),
+        (
+            facts.free >= FREE_BYTES,
+            Finding("disk", "ok", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
+        ),
+        (
+            abs(facts.clock_ahead) <= CLOCK_TOLERANCE,
+            Finding("clock", "ok", f"{facts.clock_ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
+        ),
     ]
+    found = [finding for in_order, finding in looked_at if in_order]
     sandboxed = guarded_folder(facts.root, facts.system)
     if sandboxed:
         fix = "give a 'project_path' elsewhere in the hosts file, or none"
@@ -172,8 +180,10 @@ def _power(health: Health) -> Iterator[Finding]:
 
 
 def _heat(health: Health) -> Iterator[Finding]:
-    hot = health.throttled or (health.celsius or 0) >= HOT
-    degrees = "unknown" if health.celsius is None else f"{health.celsius:.0f} °C"
+    """Judge the hottest of processor and GPUs."""
+    known = [one for one in (health.celsius, *(gpu.celsius for gpu in health.nvidia)) if one is not None]
+    hot = health.throttled or max(known, default=0.0) >= HOT
+    degrees = f"{max(known):.0f} °C" if known else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
     fix = "let it cool down; is its air blocked?" if hot else ""
     yield Finding("heat", "warning" if hot else "ok", seen, f"below {HOT:.0f} °C", fix)

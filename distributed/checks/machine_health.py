@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import platform
 import re
 import select
@@ -39,7 +38,6 @@ def facts() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "hardware": hardware(),
-        "address": ([*os.environ.get("SSH_CONNECTION", "").split(), "", "", ""])[2],
         "memory": memory(mac),
         "power": mac_power(said("pmset", "-g", "batt"), said("pmset", "-g")) if mac else linux_power(power_supplies()),
         "inhibitor": inhibitor(),
@@ -178,7 +176,7 @@ def mac_throttled(text: str) -> bool:
     return limit is not None and int(limit[1]) < 100
 
 
-_NVIDIA = "index,name,driver_version,memory.total,memory.free,temperature.gpu"
+_NVIDIA = "name,driver_version,memory.total,memory.free,temperature.gpu"
 
 
 def nvidia(text: str) -> list[dict[str, Any]]:
@@ -186,10 +184,10 @@ def nvidia(text: str) -> list[dict[str, Any]]:
     rows = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
     return [
         {
-            "index": number(row[0]), "name": row[1], "driver": row[2],
-            "total": mebibytes(row[3]), "free": mebibytes(row[4]), "celsius": number(row[5]),
+            "name": row[0], "driver": row[1],
+            "total": mebibytes(row[2]), "free": mebibytes(row[3]), "celsius": number(row[4]),
         }
-        for row in rows if len(row) == 6
+        for row in rows if len(row) == 5
     ]  # fmt: skip
 
 

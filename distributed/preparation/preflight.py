@@ -20,6 +20,7 @@ CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
 PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
+_BY_HAND = "try on that machine, by hand: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
 
@@ -145,12 +146,14 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
     begin = time.time()
     try:
         said = link.probe(modules)
+        ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
+        facts = _facts(said, ahead, fingerprint)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise SshError(link.name, "what it says of itself cannot be read", _BY_HAND) from None
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
         return Readiness(link, problem=SshError(link.name, _after(error, link.name), PROVISION), provisionable=True)
-    ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
-    facts = _facts(said, ahead, fingerprint)
     unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=unfit and _is_plain(link))
 
@@ -161,16 +164,16 @@ def _after(error: MusterError, name: str) -> str:
 
 def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
     return Facts(
-        python=tuple(said["python"]),
-        torch=said["torch"],
-        missing=tuple(said["missing"]),
+        python=tuple(map(int, said["python"])),
+        torch=str(said["torch"]),
+        missing=tuple(map(str, said["missing"])),
         clock_ahead=ahead,
         free=int(said["free"]),
         writable=bool(said["writable"]),
-        root=said["root"],
-        system=said["system"],
+        root=str(said["root"]),
+        system=str(said["system"]),
         gpus=int(said["gpus"]),
-        interface=said["interface"],
+        interface=str(said["interface"]),
         fingerprint=fingerprint,
         address=str(said["address"]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.checks import machine_health as health
-from distributed.checks.findings import Health, guarded_folder, judge_health, judge_mtu, judge_ways
+from distributed.checks.findings import Health, guarded_folder, judge_facts, judge_health, judge_mtu, judge_ways
+from distributed.preparation.preflight import Facts
 
 SOUND: dict[str, Any] = {
     "machine": "arm64", "hardware": "arm64", "memory": {"total": 2**34, "free": 2**33},
@@ -19,12 +21,27 @@ SOUND: dict[str, Any] = {
     "devices": [{"device": "cpu", "problem": "", "gflops": 100.0}],
 }  # fmt: skip
 GPU = {"name": "RTX", "driver": "570.1", "total": 2**34, "free": 2**34}
+CUDA = {"device": "cuda:0", "problem": "", "gflops": 9e4}
 
 
 def alarms(**change: object) -> list[tuple[str, str]]:
     found = judge_health(Health.model_validate({**SOUND, **change}))
     assert all(finding.fix for finding in found if finding.level != "ok")
     return [(finding.level, finding.seen) for finding in found if finding.level != "ok"]
+
+
+def test_what_is_not_in_order_is_not_called_so() -> None:
+    facts = Facts((3, 11, 7), "2.13.0", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
+    every = {"system", "python", "torch", "disk", "clock"}
+    assert {finding.check for finding in judge_facts(facts)} == every
+    unfit = {
+        "python": {"python": (3, 9, 2)},
+        "torch": {"torch": ""},
+        "disk": {"free": 10**8},
+        "clock": {"clock_ahead": -61.0},
+    }
+    for check, change in unfit.items():
+        assert {finding.check for finding in judge_facts(replace(facts, **change))} == every - {check}  # type: ignore[arg-type]
 
 
 def test_a_sound_machine_raises_no_alarm() -> None:
@@ -40,6 +57,7 @@ def test_a_sound_machine_raises_no_alarm() -> None:
         ({"power": {"source": "ac", "saving": True}}, ("warning", "Low Power Mode is on")),
         ({"inhibitor": ""}, ("warning", "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused")),
         ({"celsius": 97.0}, ("warning", "97 °C")),
+        ({"celsius": None, "nvidia": [{**GPU, "celsius": 91}], "devices": [CUDA]}, ("warning", "91 °C")),
         ({"throttled": True, "celsius": None}, ("warning", "unknown, slowed down by heat")),
         ({"devices": [{"device": "mps", "problem": "boom"}]}, ("problem", "mps: boom")),
         ({"nvidia": [GPU]}, ("warning", "RTX (driver 570.1) is not used: torch has no CUDA there")),
@@ -50,9 +68,8 @@ def test_one_thing_that_is_wrong_is_one_alarm(change: dict[str, object], alarm: 
 
 
 def test_a_gpu_that_others_fill() -> None:
-    devices = [{"device": "cuda:0", "problem": "", "gflops": 9e4}]
-    assert alarms(nvidia=[GPU], devices=devices) == []
-    assert alarms(nvidia=[{**GPU, "free": 2**30}], devices=devices) == [("warning", "RTX: 1.0 of 16.0 GB free")]
+    assert alarms(nvidia=[GPU], devices=[CUDA]) == []
+    assert alarms(nvidia=[{**GPU, "free": 2**30}], devices=[CUDA]) == [("warning", "RTX: 1.0 of 16.0 GB free")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +142,7 @@ def test_interfaces_of_a_mac() -> None:
 
 
 def test_nvidia_smi_says_numbers_or_not() -> None:
-    (gpu,) = health.nvidia("0, NVIDIA H200, 570.86.15, 143771, 143000, [N/A]\n")
+    (gpu,) = health.nvidia("NVIDIA H200, 570.86.15, 143771, 143000, [N/A]\n")
     assert gpu["driver"] == "570.86.15" and gpu["free"] == 143000 * 2**20 and gpu["celsius"] is None
 
 

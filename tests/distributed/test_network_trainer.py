@@ -19,12 +19,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from distributed.network_trainer import NetworkTrainer
+from distributed.network_trainer import NetworkTrainer, _with_machine
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError
+from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours, until
 from tests.lab.fixtures import MakeLightLab
-from training.events import Event, StepEvent
+from training.events import ErrorEvent, Event, StepEvent
+from training.local_plan import plan_local_run
 from training.run_folder import RunFolder
 from training.simulation import LocalTrainer
 
@@ -123,6 +125,14 @@ def refused(tmp_path: Path, model: Any, data: Any = (1.0, 2.0), **settings: Any)
     assert not output.exists() or list(output.iterdir()) == []
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_an_error_names_its_machine_if_the_plan_has_it() -> None:
+    options = {"task": "custom", "model_path": "a:b"}
+    plan = plan_local_run(profile_from_options("p", options), 2)
+    assert _with_machine(ErrorEvent(member=1, message="out of memory"), plan) == "worker-1: out of memory"
+    for member in (None, -1, 2):  # the last one came while the run was on
+        assert _with_machine(ErrorEvent(member=member, message="out of memory"), plan) == "out of memory"
 
 
 def test_what_no_import_finds_is_refused(tmp_path: Path, job: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,17 @@ def test_this_machine_is_ready_without_ssh(tmp_path: Path) -> None:
 def test_a_missing_python_is_said() -> None:
     (one,) = preflight.check(Hosts(machines=(Machine(name="here", address="localhost", python="/no/bin/python"),)))
     assert one.problem is not None and one.problem.message.startswith("here: no Python there: /no/bin/python")
+
+
+@pytest.mark.parametrize(
+    "said", ["7", "[]", "{}", json.dumps({"time": "noon"}), json.dumps({"time": 1.0, "python": 3}), '{"time": NaN}']
+)
+def test_nonsense_is_a_problem_of_its_machine(said: str, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\ncat > /dev/null\nprintf '%s' '{said}'\n")
+    python.chmod(0o755)
+    (one,) = preflight.check(Hosts(machines=(Machine(name="odd", address="localhost", python=str(python)),)))
+    assert one.problem is not None and one.problem.message == "odd: what it says of itself cannot be read"
 
 
 def engine(facts: Facts, **options: str) -> str:

@@ -1,0 +1,38 @@
+"""A supervisor that cannot begin: why is in its log, and it does not begin later."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from distributed import launcher
+from distributed.launcher import StandBy
+from profiles.errors import RunFailed
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def test_the_log_keeps_why_a_supervisor_ended(run_dir: Path) -> None:
+    with pytest.raises(RunFailed, match="did not start") as caught:
+        StandBy().start(run_dir)
+    log = run_dir / "logs" / "supervisor.log"
+    assert caught.value.hint == f"see {log}"
+    assert "metadata.json" in log.read_text()
+
+
+def test_one_that_is_given_up_is_ended(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(launcher, "_START_PATIENCE", 0.1)
+    standing_by = StandBy()
+    with pytest.raises(RunFailed, match="did not start"):
+        standing_by.start(run_dir)
+    assert standing_by._process.wait(10) < 0
