@@ -65,7 +65,7 @@ class Discovery:
         self._paths = PathWatch(self._observe, self._aside, self._known)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
+        self._stop, self._look_ups_due = asyncio.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
     def __enter__(self) -> Discovery:
@@ -107,7 +107,8 @@ class Discovery:
 
     async def _main(self) -> None:
         self._look_at_this_computer()
-        self._spawn(self._look_up_all())
+        self._look_ups_due.set()
+        self._spawn(self._look_up_when_due())
         try:
             while not self._stop.is_set():
                 self._refresh_interfaces()
@@ -167,6 +168,13 @@ class Discovery:
         local = name if name.endswith(".local") else f"{name}.local"
         self._observe(Sighted(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces))))
 
+    async def _look_up_when_due(self) -> None:
+        """Look up all candidates again and again, but never twice at a time: interfaces may come and go."""
+        while True:
+            await self._look_ups_due.wait()
+            self._look_ups_due.clear()
+            await self._look_up_all()
+
     async def _look_up_all(self) -> None:
         limit = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
 
@@ -194,4 +202,4 @@ class Discovery:
         if self._browser is not None:
             self._browser.listen_on(found)
         if not first:
-            self._spawn(self._look_up_all())
+            self._look_ups_due.set()

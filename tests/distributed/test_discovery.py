@@ -6,6 +6,7 @@ import base64
 import contextlib
 import errno
 import ipaddress
+import itertools
 import socket
 import struct
 import threading
@@ -18,9 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
 
+from distributed.discovery import discovery as discovery_module
 from distributed.discovery import mdns_browser
 from distributed.discovery.discovery import Discovery, Sources
-from distributed.discovery.known_machines import KnownKeys, candidates, config_names, locate, look_up, read_known_keys
+from distributed.discovery.known_machines import (
+    Candidate,
+    KnownKeys,
+    candidates,
+    config_names,
+    locate,
+    look_up,
+    read_known_keys,
+)
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.mdns_records import RecordBook, parse_txt
@@ -587,3 +597,32 @@ def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:
         (machine,) = [one for one in machines(discovery.state) if one.here]
         assert isinstance(machine, FoundMachine) and machine.status is Status.ONLINE
     discovery.close()
+
+
+def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, looks, answer = itertools.count(), itertools.count(), threading.Event()
+    seen: dict[str, int] = {}
+
+    def interfaces() -> Interfaces:
+        seen["changes"] = next(changes)
+        return Interfaces((EN0,) if seen["changes"] % 2 else ())
+
+    def look_up(candidate: Candidate, interfaces: Interfaces) -> None:
+        seen["looks"] = next(looks) + 1
+        answer.wait(20)
+
+    monkeypatch.setattr(discovery_module, "list_interfaces", interfaces)
+    monkeypatch.setattr(discovery_module, "look_up", look_up)
+    monkeypatch.setattr(discovery_module, "_INTERFACES_EVERY", 0.0)
+    with Discovery(Sources(typed=("box",), ssh_config=tmp_path / "none", known_hosts=()), browse=False):
+        until(lambda: seen["changes"] > 4)
+        assert seen["looks"] == 1
+        answer.set()
+        until(lambda: seen["looks"] > 1)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
