@@ -92,7 +92,8 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         f"{duration_text(best.steps * best.step)} without start and evaluation"
     )
     if not best.choice.alone:
-        yield f"the final loss of the best machine alone is reached after {duration_text(planning.same_loss_seconds(best))}"
+        after = duration_text(planning.same_loss_seconds(best))
+        yield f"the loss that the best machine alone ends with is reached after {after}"
     for member in best.members:
         memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
         yield (

@@ -37,10 +37,10 @@ class PlanScreen(StepScreen):
     HEADING = "Plan"
     DETAIL_BELOW = True
     HELP = (
-        "Nothing trains and nothing is saved so far; other machines hold what Access and Checks were asked for, and code "
-        "and data to measure with. '+' is new there, '~' changes, '-' goes away. Enter saves the "
-        "profile and starts; 'w' only writes the files, so that the command can be run later. 'clean' takes everything "
-        "of ours off the machines again."
+        "Nothing trains and nothing is saved so far; other machines hold what you asked for at Access and Checks, and "
+        "code and data to measure with. '+' is new there, '~' changes, '-' goes away. Enter saves the profile and "
+        "starts; 'w' only writes the files, so that the command can be run later. 'clean' takes everything of ours off "
+        "the machines again."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Start", "Save the profile and start the run.", main=True),

@@ -43,8 +43,8 @@ class StrategyScreen(StepScreen):
     HEADING = "Strategy"
     HELP = (
         "Every way to train on these machines with what it should cost, worked out from the measured links and speeds. "
-        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'same loss in' is the time "
-        "until that machine's final loss is reached; 'waits' is the share of a step that waits for the network. "
+        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'same loss in' is the "
+        "time until that machine's final loss is reached; 'waits' is the share of a step that waits for the network. "
         "One machine alone is a way too, and wins where it is faster. "
         "H is the number of steps between two exchanges: [ and ] move it, and the figures follow."
     )

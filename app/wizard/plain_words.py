@@ -142,7 +142,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
     yield from (f"  port: {text}" for text in plan.ports)
-    yield f"  time: {duration_text(plan.seconds)} predicted" if plan.seconds else "  time: not measured; at Strategy m measures it"
+    seconds = plan.seconds
+    yield f"  time: {f'{duration_text(seconds)} predicted' if seconds else 'not measured; m at Strategy measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     yield f"  saved as profile: {plan.profile}"

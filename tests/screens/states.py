@@ -143,10 +143,12 @@ JOB = Job(
 STRATEGY = Strategy(
     (
         CandidateRow("0", "diloco mxfp4", OK, index=0, over="hub desk", members=("desk", "studio"), step_seconds=0.354,
-                     steps=320, samples=16, same_loss_seconds=133, speed_up=1.86, useful_speed_up=1.59, communication=0.05, bytes_per_hour=7.6e9,
-                     loss_increase=0.0026, interval=10, periodic=True, recommended=True),
+                     steps=320, samples=16, same_loss_seconds=133, speed_up=1.86, useful_speed_up=1.59,
+                     communication=0.05, bytes_per_hour=7.6e9, loss_increase=0.0026, interval=10, periodic=True,
+                     recommended=True),
         CandidateRow("1", "allreduce bf16", OK, index=1, over="hub desk", members=("desk", "studio"), step_seconds=0.61,
-                     steps=320, samples=16, same_loss_seconds=192, speed_up=1.1, useful_speed_up=1.1, communication=0.43, bytes_per_hour=91e9),
+                     steps=320, samples=16, same_loss_seconds=192, speed_up=1.1, useful_speed_up=1.1,
+                     communication=0.43, bytes_per_hour=91e9),
         CandidateRow("2", "alone", OK, index=2, over="desk", members=("desk",), step_seconds=0.66, steps=320, samples=8,
                      same_loss_seconds=211, alone=True),
     ),

@@ -1,19 +1,27 @@
-"""The real set-up in a terminal of one host, real machines on the network of others."""
+"""The real set-up and real machines on its network: in a terminal of one host, and beside all of them."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
-from tests.lab import processes
-from tests.lab.host import REPOSITORY, LabHost
+from app.screens.app import WizardApp
+from app.shell.row_table import RowTable
+from app.wizard.engine import Wizard
+from app.wizard.real_services import RealServices
+from tests.distributed.test_discovery_lab import announce, end, finish, second_cable, serve
+from tests.lab.host import REPOSITORY
 from tests.lab.lab import Lab
 from tests.lab.spec import LabUnavailable
+from tests.screens.pilot import fixed_clock, lines, run, text, until
 from tests.screens.terminal import Terminal
 
 pytestmark = pytest.mark.lab
@@ -30,18 +38,10 @@ START = 40.0
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     try:
-        with Lab("desk", "studio") as built:
+        with Lab("desk", "studio", "twin1", "twin2") as built:
             yield built
     except LabUnavailable as error:
         pytest.skip(str(error))
-
-
-def announce(host: LabHost) -> subprocess.Popen[str]:
-    words = [sys.executable, str(REPOSITORY / "cli_typer.py"), "announce"]
-    process = host.popen(words, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    processes.read_line(process.stderr, START)
-    return process
 
 
 def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_killed(lab: Lab) -> None:
@@ -55,13 +55,55 @@ def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_kill
         assert terminal.written_since("studio", mark) < 2.5
         terminal.written_since("online", mark)
         mark = len(terminal.written)
-        for pid in lab["studio"].pids("announce"):
-            os.kill(pid, signal.SIGKILL)
+        finish(lab["studio"], announcer, signal.SIGKILL)
         lab["studio"].stop_sshd()
         assert terminal.written_since("offline", mark) < 10.0
-        announcer.wait()
+        lab["studio"].start_sshd()
         terminal.press("\x03")
         assert terminal.end() == 130
-    for stream in (announcer.stdin, announcer.stderr):
-        if stream is not None:
-            stream.close()
+
+
+async def selected_one_by_one(pilot: Pilot[Any], app: WizardApp) -> list[tuple[str, str]]:
+    """Select every machine that is listed; return its line, and what the screen says meanwhile."""
+    table, seen = app.screen.query_one("#rows", RowTable), []
+    for row in app.wizard.state.machines.rows:
+        table.select(row.key)
+        await pilot.pause()
+        shown = lines(app)
+        seen.append((next((line for line in shown if "▌" in line), ""), "\n".join(shown)))
+    return seen
+
+
+def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    name, twins = f"pair{lab.slot}", (lab["twin1"], lab["twin2"])
+    wizard = Wizard(RealServices(tmp_path / "config.ini"))
+    app = WizardApp(wizard, clock=fixed_clock)
+    unsubscribe = wizard.subscribe(app.changed)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: app.wizard.state.machines.rows)
+        deadline = time.monotonic() + START
+        while True:
+            seen = await selected_one_by_one(pilot, app)
+            cabled = [line for line, said in seen if lab["studio"].address in said or direct in said]
+            both = [line for line, said in seen if lab["studio"].address in said and direct in said]
+            pair = {host.name for host in twins for line, said in seen if host.address in said and name in line}
+            named = [line for line, _ in seen if name in line]
+            if len(cabled) == len(both) == 1 and len(named) == len(pair) == 2:
+                return
+            assert time.monotonic() < deadline, text(app)
+
+    with second_cable(lab, lab["studio"]) as (_, direct), contextlib.ExitStack() as stack:
+        stack.callback(finish, lab["studio"], announce(lab["studio"]))
+        for host in twins:
+            stack.callback(end, serve(host, name))
+        try:
+            run(app, drive, size=(160, 45))
+        finally:
+            unsubscribe()
+            wizard.close()
