@@ -75,6 +75,8 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
         MusterError: nothing was started.
     """
     if request.resume:
+        if request.dry_run:
+            raise BadInput("--dry-run and --resume do not go together", "look at the plan with the profile instead")
         path = _resume(request, machines)
     else:
         if not request.profile:

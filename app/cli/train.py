@@ -134,7 +134,7 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     chosen = load_profile(request.profile, overrides).profile.run.hosts
     if chosen:
         return Path(chosen)
-    if not request.dry_run and USUAL_HOSTS.is_file():
+    if USUAL_HOSTS.is_file():
         say(f"on the machines of {USUAL_HOSTS} (--local N trains on this machine)")
         return USUAL_HOSTS
     return None
