@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import select
@@ -34,6 +35,8 @@ from typing import Any
 
 SOCKET = "agent.sock"
 BEAT = 1.0
+LONGEST_LINE = 1 << 21
+"""Bytes of a worker's line in one record; six times as much in JSON is still a line that the far side takes."""
 _OLD_AGENT_PATIENCE = 10.0
 _TICK = 0.1
 _INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
@@ -131,14 +134,9 @@ class Daemon:
         folder = str(self._folder)
         words = [w.replace("{folder}", folder).replace("{python}", sys.executable) for w in self._document["argv"]]
         extra = {key: value.replace("{folder}", folder) for key, value in self._document["env"].items()}
+        pipe = subprocess.PIPE
         worker = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **extra},
-            cwd=str(self._folder),
-            start_new_session=True,
+            words, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **extra}, cwd=folder, start_new_session=True
         )
         os.write(self._guard, b"%d" % worker.pid)
         (self._folder / "agent.json").write_text(json.dumps({"agent": os.getpid(), "worker": worker.pid}))
@@ -160,7 +158,7 @@ class Daemon:
         self._spool.append({"end": code, "why": self._why})
 
     def _pump(self, stream: Any, kind: str) -> None:
-        for line in stream:
+        for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
             self._spool.append({kind: line.decode("utf-8", "replace")})
 
     def _accept(self, listener: socket.socket) -> None:
@@ -330,7 +328,8 @@ def become_daemon(folder: Path, document: dict[str, Any]) -> None:
 def can_connect() -> bool:
     """Whether an agent listens in the current folder."""
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(SOCKET) == 0
+        probe.setblocking(False)
+        return probe.connect_ex(SOCKET) in (0, errno.EAGAIN)  # so many wait already: it is there, but stopped
 
 
 def end_old_agent() -> None:
@@ -340,6 +339,7 @@ def end_old_agent() -> None:
         if time.monotonic() > end:
             raise OSError("another agent works on this run here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
+            old.settimeout(_OLD_AGENT_PATIENCE)  # it may be stopped
             old.connect(SOCKET)
             old.sendall(b'{"after": 0}\n')
             commands = json.loads(old.makefile("rb").readline())["commands"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import pytest
 
 from distributed.machine import agent
 from distributed.machine.agent import Spool
+from distributed.ssh.process import MAX_LINE
 
 AGENT = Path(agent.__file__)
 WORKER = """
@@ -106,7 +109,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     made = Agents(tmp_path)
     yield made
     for pid in made.pids():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def until(happened: Callable[[], bool], patience: float = 15.0) -> None:
@@ -198,6 +202,29 @@ def test_a_second_start_ends_the_agent_of_an_earlier_attempt(agents: Agents) -> 
     before = set(agents.pids())
     agents.start()
     assert not before & set(agents.pids())
+
+
+def test_an_agent_that_is_stopped_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agent, "_OLD_AGENT_PATIENCE", 0.3)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(agent.SOCKET)
+        listener.listen(1)
+        with pytest.raises(OSError, match="does not end"):
+            agent.end_old_agent()
+
+
+def test_a_line_without_end_comes_in_pieces(agents: Agents) -> None:
+    size = agent.LONGEST_LINE + 1000
+    agents.start(f"import sys; sys.stderr.buffer.write(b'\\xff' * {size}); print('over', flush=True)")
+    attachment = agents.attach()
+    found = attachment.records(lambda record: "end" in record)
+    logs = [record["log"] for record in found if "log" in record]
+    assert [len(log) for log in logs] == [agent.LONGEST_LINE, 1000]
+    assert max(len(json.dumps(record)) for record in found) < MAX_LINE
+    attachment.close()
 
 
 def test_the_folder_belongs_to_its_user_alone(agents: Agents) -> None:
