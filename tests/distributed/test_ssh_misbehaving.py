@@ -183,7 +183,7 @@ class Tarpit(paramiko.ServerInterface):
 def test_a_server_that_lets_us_in_and_then_runs_nothing_is_left_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handlers = paramiko.Transport._channel_handler_table  # type: ignore[attr-defined]  # to break a server is not foreseen
+    handlers = paramiko.Transport._channel_handler_table
     monkeypatch.setitem(handlers, paramiko.common.MSG_CHANNEL_REQUEST, lambda channel, message: None)
     key = paramiko.RSAKey.generate(1024)
     known = tmp_path / "known_hosts"
