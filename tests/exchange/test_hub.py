@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,16 @@ import torch
 from hub_lab import RUN, Lab, cut, lab, until
 
 from profiles.errors import BadInput
+from training.events import MemberEvent, WarningEvent
+from training.exchange import wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
+from training.exchange.group import Group, GroupSettings, Seat
 from training.exchange.hub import Hub, HubConfig
+from training.exchange.hub_pb2 import Hello
 from training.exchange.member import HubMember
+from training.exchange.outbox import Outbox
+from training.exchange.wire import HubLimits
 
 FP32 = codec_by_name("fp32")
 
@@ -49,7 +56,7 @@ def test_weight_zero_takes_part_and_gets_the_result(tmp_path: Path) -> None:
     with lab(tmp_path, 2) as running:
         a, b = running.connect_all()
         pending = a.start_mean("x", torch.tensor([4.0]), 2.0, FP32), b.start_mean("x", torch.tensor([9.0]), 0.0, FP32)
-        results = [p.wait(5) for p in pending]
+        results = [p.wait(20) for p in pending]
     assert [r.mean.tolist() for r in results] == [[4.0], [4.0]]
     assert results[1].weight == 2.0 and results[1].included
 
@@ -60,7 +67,7 @@ def test_contribution_is_copied_at_once(tmp_path: Path) -> None:
             values = torch.ones(3 * CHUNK_ELEMENTS)
             pending = running.connect_all()[0].start_mean("x", values, 1.0, codec_by_name(codec))
             values.zero_()
-            assert bool((pending.wait(5).mean == 1.0).all())
+            assert bool((pending.wait(20).mean == 1.0).all())
 
 
 def test_many_operations_overlap(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_what_a_codec_cannot_carry_fails_only_that_operation(tmp_path: Path) -> 
     with lab(tmp_path, 1) as running:
         member = running.connect_all()[0]
         with pytest.raises(ExchangeError, match="NaN"):
-            member.start_mean("x", torch.tensor([float("nan")]), 1.0, codec_by_name("int8")).wait(5)
+            member.start_mean("x", torch.tensor([float("nan")]), 1.0, codec_by_name("int8")).wait(20)
         assert member.mean("y", torch.tensor([2.0]), 1.0, FP32).mean.tolist() == [2.0]
 
 
@@ -105,8 +112,8 @@ def test_quorum_closes_at_the_deadline_and_the_late_one_gets_the_result(tmp_path
     with lab(tmp_path, 3, quorum=0.5, round_deadline=0.3) as running:
         members = running.connect_all()
         early = [m.start_mean("x", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members[:2]]
-        results = [p.wait(5) for p in early]
-        late = members[2].start_mean("x", torch.tensor([9.0]), 1.0, FP32).wait(5)
+        results = [p.wait(20) for p in early]
+        late = members[2].start_mean("x", torch.tensor([9.0]), 1.0, FP32).wait(20)
     assert [r.included for r in (*results, late)] == [True, True, False]
     assert {(r.mean.item(), r.weight, r.members) for r in (*results, late)} == {(0.5, 2.0, (0, 1, 2))}
 
@@ -118,20 +125,20 @@ def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
         with pytest.raises(ExchangeTimeout, match="x was not done"):
             pending.wait(0.4)
         members[1].start_mean("x", torch.tensor([3.0]), 1.0, FP32)
-        assert pending.wait(5).mean.tolist() == [2.0]
+        assert pending.wait(20).mean.tolist() == [2.0]
 
 
 def test_a_round_that_cannot_close_fails_for_all_and_names_who_is_missing(tmp_path: Path) -> None:
     with lab(tmp_path, 2, give_up=0.3) as running:
         members = running.connect_all()
         with pytest.raises(ExchangeError, match=r"x failed.*nothing came from rank 1"):
-            members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(5)
+            members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
         assert "x failed" in running.warnings()[0]
 
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_survivors_close_as_soon_as_a_member_is_gone(tmp_path: Path, clean: bool) -> None:
-    with lab(tmp_path, 3) as running:
+    with lab(tmp_path, 3, lease=100.0) as running:  # so that no lease ends before the test does
         members = running.connect_all()
         pending = [m.start_mean("x", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members[:2]]
         gathers = [m.start_gather("g", b"%d" % m.rank) for m in members[:2]]
@@ -139,30 +146,31 @@ def test_survivors_close_as_soon_as_a_member_is_gone(tmp_path: Path, clean: bool
             members[2].close()
         else:
             cut(members[2])
-        results = [p.wait(2) for p in pending]
-        assert [g.wait(2) for g in gathers] == [{0: b"0", 1: b"1"}] * 2
+        results = [p.wait(20) for p in pending]
+        assert [g.wait(20) for g in gathers] == [{0: b"0", 1: b"1"}] * 2
         until(lambda: running.statuses(2)[-1] == ("left" if clean else "lost"))
     assert {(r.mean.item(), r.members) for r in results} == {(0.5, (0, 1))}
     assert members[0].members == (0, 1)
 
 
-def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path) -> None:
-    with lab(tmp_path, 2, lease=1.5) as running:
+def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lab(tmp_path, 2, lease=3.0) as running:
         members = running.connect_all()
-        running.hub._group.heard = lambda seat: None if seat.rank == 1 else setattr(seat, "silent", 0.0)  # type: ignore[method-assign]
-        result = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(4)
+        heard = running.hub._group.heard
+        monkeypatch.setattr(running.hub._group, "heard", lambda seat: None if seat.rank == 1 else heard(seat))
+        result = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
         assert result.members == (0,)
-        with pytest.raises(ExchangeError, match=r"silent for 1.5 s"):
-            members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(4)
+        with pytest.raises(ExchangeError, match=r"silent for 3 s"):
+            members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
 
 
 def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
     with lab(tmp_path, 3) as running, pytest.raises(ExchangeTimeout, match=r"rank 1 \(machine-1\), rank 2 \(mach"):
-        running.connect(0, timeout=0.5)
+        running.connect(0, timeout=1.5)
 
 
 def test_no_hub(tmp_path: Path) -> None:
-    with pytest.raises(ExchangeTimeout, match=r"cannot reach the hub at 127.0.0.1:9"):
+    with pytest.raises(ExchangeTimeout, match=r"the hub at 127.0.0.1:9"):
         HubMember.connect("127.0.0.1:9", None, RUN, 0, 1, "a", timeout=0.5)
 
 
@@ -183,7 +191,7 @@ def test_losing_the_hub_fails_what_is_pending(tmp_path: Path) -> None:
     pending = members[0].start_mean("x", torch.zeros(1), 1.0, FP32)
     running.hub.stop()
     with pytest.raises(ExchangeError, match="hub"):
-        pending.wait(5)
+        pending.wait(20)
     with pytest.raises(ExchangeError, match="hub"):
         members[0].start_mean("y", torch.zeros(1), 1.0, FP32)
     running.close()
@@ -204,7 +212,7 @@ def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
         cut(gone)
         until(lambda: "lost" in running.statuses(1))
         fresh = running.connect(1)
-        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(5).members == (0,)
+        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20).members == (0,)
         assert fresh.is_newcomer and not donor.anchor_wanted
         fresh.ask_for_anchor()
         until(lambda: donor.anchor_wanted)
@@ -218,7 +226,7 @@ def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) 
         fresh = running.connect(1)
         donor.close()
         with pytest.raises(ExchangeError, match="no member is left"):
-            fresh.fetch_anchor(5)
+            fresh.fetch_anchor(20)
 
 
 def test_spare_ranks_are_for_later(tmp_path: Path) -> None:
@@ -242,7 +250,7 @@ def test_newcomer_gets_the_anchor_and_is_a_member_from_then_on(tmp_path: Path) -
         until(lambda: members[0].anchor_wanted)
         members[0].publish_anchor(Anchor({"w": weights, "n": torch.tensor(3)}, {"step": 7, "list": [1, "a"]}))
         assert not members[0].anchor_wanted
-        anchor = fresh.fetch_anchor(5)
+        anchor = fresh.fetch_anchor(20)
         results = means([*members[:2], fresh], "2", [torch.ones(4)] * 3, "fp32")
     assert torch.equal(anchor.tensors["w"], weights) and anchor.tensors["n"].item() == 3
     assert anchor.state == {"step": 7, "list": [1, "a"]}
@@ -257,10 +265,10 @@ def test_newcomer_is_waited_for_from_the_donors_next_contribution_on(tmp_path: P
         until(lambda: donor.anchor_wanted)
         donor.publish_anchor(Anchor({}, {}))
         pending = donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32)
-        fresh.fetch_anchor(5)
+        fresh.fetch_anchor(20)
         assert not pending.done()
         fresh.start_mean("x", torch.tensor([3.0]), 1.0, FP32)
-        assert pending.wait(5).mean.tolist() == [2.0]
+        assert pending.wait(20).mean.tolist() == [2.0]
 
 
 def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path) -> None:
@@ -271,7 +279,7 @@ def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path) -> None:
         cut(members[0])
         until(lambda: members[1].anchor_wanted)
         members[1].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
-        assert fresh.fetch_anchor(5).tensors["w"].tolist() == [1.0] * 3
+        assert fresh.fetch_anchor(20).tensors["w"].tolist() == [1.0] * 3
         assert fresh.members == (1, 2)
 
 
@@ -289,7 +297,7 @@ def test_a_rank_that_comes_back_early_takes_its_place(tmp_path: Path) -> None:
         again = running.connect(1)
         assert again.is_newcomer
         with pytest.raises(ExchangeError, match="came back on a new connection"):
-            first[1].start_mean("x", torch.zeros(1), 1.0, FP32).wait(5)
+            first[1].start_mean("x", torch.zeros(1), 1.0, FP32).wait(20)
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8", "mxfp4", "topk:0.03"])
@@ -312,15 +320,15 @@ def test_time_is_accounted(tmp_path: Path) -> None:
         a, b = running.connect_all()
         pending = a.start_mean("x", torch.zeros(1), 1.0, FP32)
         timer = threading.Timer(0.3, lambda: b.start_mean("x", torch.zeros(1), 1.0, FP32))
+        before, began = a.traffic.copy(), time.perf_counter()
         timer.start()
-        before = a.traffic.copy()
-        pending.wait(5)
-        spent = a.traffic.since(before)
-        pending.wait(5)
+        pending.wait(20)
+        spent, elapsed = a.traffic.since(before), time.perf_counter() - began
+        pending.wait(20)
         assert a.traffic.wait_seconds - before.wait_seconds == spent.wait_seconds
         timer.join()
-    assert 0.2 < spent.wait_seconds < 3.0
-    assert spent.wait_seconds <= a.traffic.transfer_seconds < 3.0
+    assert 0 < spent.wait_seconds <= elapsed
+    assert elapsed >= 0.3 and spent.wait_seconds <= a.traffic.transfer_seconds
 
 
 def test_close_is_idempotent_and_says_so(tmp_path: Path) -> None:
@@ -361,3 +369,22 @@ def test_traffic_in_clear_stays_on_this_machine(address: str) -> None:
         Hub(HubConfig(run_id=RUN, names=("a",), elements=1, address=address)).start()
     with pytest.raises(BadInput, match="loopback"):
         HubMember.connect(f"{address}:1", None, RUN, 0, 1, "a", timeout=1)
+
+
+def test_a_group_that_falls_silent_all_at_once_with_a_newcomer_is_lost_whole() -> None:
+    """As when the hub's own cable is pulled: the last member's end takes the newcomer along, whose turn is next."""
+    events: list[MemberEvent | WarningEvent] = []
+    limits = HubLimits.for_model(8)
+    group = Group(GroupSettings(RUN, ("a", "b"), limits), events.append)
+
+    def sit(rank: int) -> Seat:
+        seat = group.hello(Hello(version=1, run_id=RUN, rank=rank, world_size=2, name="ab"[rank]), Outbox(1 << 16))
+        return group.open_bulk(wire.Open(rank, seat.session), Outbox(1 << 16))
+
+    sit(0), sit(1)
+    sit(1)
+    group.tick(10.0, 6.0)
+    lost = [event.member for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
+    assert lost == [1, 0, 1]
+    group.tick(20.0, 6.0)
+    assert len(events) == 6

@@ -68,7 +68,7 @@ def test_members_notice_a_dead_or_frozen_hub(hub: subprocess.Popen[str], end: si
     start = time.monotonic()
     with pytest.raises(ExchangeError, match="lost the hub at"):
         member.mean("x", torch.zeros(1), 1.0, codec_by_name("fp32"))
-    assert time.monotonic() - start < (5.0 if end == signal.SIGKILL else 20.0)
+    assert time.monotonic() - start < 40.0
     member.close()
 
 

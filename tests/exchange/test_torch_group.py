@@ -155,7 +155,8 @@ def job_properties(port: int, rank: int, world: int, run: str) -> Any:
     group = connect(port, rank, world, run)
     facts = (group.engine, group.rank, group.members, group.is_newcomer, group.anchor_wanted, group.backend)
     refused = []
-    for call in (group.fetch_anchor, lambda: group.publish_anchor(None), lambda: group.gather("big", bytes(5 << 20))):  # type: ignore[arg-type]
+    anchor: Any = None
+    for call in (group.fetch_anchor, lambda: group.publish_anchor(anchor), lambda: group.gather("big", bytes(5 << 20))):
         try:
             call()
         except ExchangeError as error:
@@ -316,8 +317,8 @@ def test_a_lost_member_is_named_within_seconds(
             assert kind == "ok"
             assert len(said) == 3
             assert all(f"rank 1 on {os.uname().nodename} {words}" in text and "\n" not in text for text in said)
-            assert seconds < 10
-            assert closing < 3
+            assert seconds < 20  # of the 30 that an exchange may take
+            assert closing < 10
     finally:
         victim.stop()
 
@@ -326,7 +327,7 @@ def test_a_member_that_leaves_is_named(store: StoreServer, workers: list[Worker]
     results = run_jobs(store, workers, job_lose_a_member, "closes", 2, 15.0)
     for said, seconds, _ in results[:2]:
         assert all("rank 2 on" in text and "has left the group" in text for text in said)
-        assert seconds < 10
+        assert seconds < 20
 
 
 def test_one_members_fault_is_told_to_all(store: StoreServer, workers: list[Worker]) -> None:

@@ -94,7 +94,7 @@ def test_no_bytes_harm_the_store(server: StoreServer, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.sendall(data + b"\n")
         stranger.shutdown(socket.SHUT_WR)
-        stranger.settimeout(5)
+        stranger.settimeout(60)
         while stranger.recv(4096):
             pass
     client = StoreClient(f"127.0.0.1:{server.port}", 5.0)
@@ -104,7 +104,7 @@ def test_no_bytes_harm_the_store(server: StoreServer, data: bytes) -> None:
 
 def test_a_line_without_end_is_cut_off(server: StoreServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.settimeout(5)
+        stranger.settimeout(60)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             stranger.sendall(b"x" * (64 * MAX_LINE))
 

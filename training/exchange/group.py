@@ -234,11 +234,13 @@ class Group:
 
     def _remove(self, seat: Seat, status: str, reason: str) -> None:
         with self._lock:
-            if self._seats.get(seat.rank) is seat:
-                self._vacate(seat, status, reason)
+            self._vacate(seat, status, reason)
         self._close_rounds()
 
     def _vacate(self, seat: Seat, status: str, reason: str) -> None:
+        """Idempotent: who goes may take others along that were to go too."""
+        if self._seats.get(seat.rank) is not seat:
+            return
         del self._seats[seat.rank]
         seat.live = False
         self._book.forget_member(seat.rank)
