@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import link_to
+from distributed.machine.link import document, link_to
+from distributed.ssh.errors import SshError
 from profiles.errors import MusterError
 
 
@@ -29,7 +29,10 @@ def leftovers(
         try:
             link.put_agent()
             done.wait()
-            return list(json.loads(link.ask("left", run_id).stdout)["processes"])
+            left = document(machine.name, link.ask("left", run_id).stdout).get("processes")
+            if not isinstance(left, list):
+                raise SshError(machine.name, "it does not say which processes are left", "look there with ps -ax")
+            return [str(process) for process in left]
         except MusterError as error:
             return error
         finally:

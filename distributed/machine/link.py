@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -94,10 +95,9 @@ class Link:
         """
         words = [self.python, "-", self.root, "probe", *modules]
         done = self.connection().run(words, input=_source(FILES), timeout=30.0)
-        try:
-            return dict(json.loads(done.stdout))
-        except ValueError:
-            raise _no_python(self, done) from None
+        if not done.ok:
+            raise _no_python(self, done)
+        return document(self.name, done.stdout)
 
     def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
         """Run the program for files once without leaving it there.
@@ -120,6 +120,20 @@ def _no_python(link: Link, done: Completed) -> SshError:
         where = "name another with 'python' in the hosts file" if link.machine.python else "install Python 3.10 there"
         return SshError(link.name, f"no Python there: {link.python} ({done.problem})", where)
     return SshError(link.name, f"{link.python} does not work there: {done.problem}", "try it by hand on that machine")
+
+
+def document(machine: str, said: bytes) -> dict[str, Any]:
+    """Read the JSON object that a program of ours has printed on a machine.
+
+    Raises:
+        SshError: it is something else.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(said)
+        if isinstance(found, dict):
+            return found
+    problem = f"its answer cannot be read: {said[:80].decode(errors='replace')!r}"
+    raise SshError(machine, problem, "does its Python print something of its own (sitecustomize, .pth files)?")
 
 
 def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Link:

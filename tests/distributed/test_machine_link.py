@@ -1,0 +1,64 @@
+"""What a machine says to our programs' questions may be anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from distributed.cleaning import leftovers as leftovers_module
+from distributed.cleaning.leftovers import leftovers
+from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.here import HereConnection
+from distributed.machine.link import Link, document
+from distributed.ssh.errors import SshError
+from distributed.ssh.process import Completed
+
+BOX = Machine(name="box", address="localhost", python=sys.executable)
+
+
+class Says(HereConnection):
+    """This machine with one answer to everything."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__("box")
+        self._answer = answer
+
+    def run(self, *_: object, **__: object) -> Completed:
+        return Completed(0, self._answer, b"")
+
+    def put(self, *_: object, **__: object) -> None:
+        pass
+
+
+@given(st.binary() | st.recursive(st.none() | st.integers(), st.lists).map(lambda found: json.dumps(found).encode()))
+@example(b"[" * 100_000)
+@example(b"\xff\xfe{}")
+def test_any_answer_is_read_or_refused(said: bytes) -> None:
+    words = ""
+    try:
+        document("box", said)
+    except SshError as error:
+        words = error.message
+    assert words.isprintable() and len(words) < 500
+
+
+def test_a_python_that_prints_something_of_its_own_is_named() -> None:
+    with pytest.raises(SshError, match=r"^box: its answer cannot be read: 'hello\\n\{\}'"):
+        Link(BOX, lambda: Says(b"hello\n{}")).probe([])
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    machine = BOX.model_copy(update={"python": str(tmp_path / "bin" / "python")})
+    with pytest.raises(SshError, match=r"^box: no Python there"):
+        Link(machine, lambda: HereConnection("box")).probe([])
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'{"processes": 5}', b"[]"])
+def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers_module, "link_to", lambda machine, hosts: Link(machine, lambda: Says(answer)))
+    assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1")["box"], SshError)
