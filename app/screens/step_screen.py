@@ -156,12 +156,13 @@ class StepScreen(BaseScreen):
         table.show(rows, columns=self.columns(state))
 
     def _said(self, state: WizardState) -> Content:
+        said = []
         if state.notice and self._still_true(state):
-            return literal(state.notice, "$text-warning")
+            said.append(literal(state.notice, "$text-warning"))
         if state.busy:
             spin = cast("WizardApp", self.app).spinner()
-            return Content.assemble((f"{spin} ", "$text-primary"), literal(" · ".join(state.busy), "$text-muted"))
-        return self.hint(state)
+            said.append(Content.assemble((f"{spin} ", "$text-primary"), literal(" · ".join(state.busy), "$text-muted")))
+        return Content("\n").join(said) if said else self.hint(state)
 
     def _still_true(self, state: WizardState) -> bool:
         """Whether a notice holds: one that said why it did not go on may have been mended meanwhile."""

@@ -167,7 +167,13 @@ def _password(state: State, action: do.GivePassword) -> State:
 
 def _retry(state: State, action: do.Retry) -> State:
     handler = _RETRIES.get(state.step)
-    return handler(state, action.key) if handler is not None else state
+    if handler is None:
+        return state
+    if (state.step is Step.LINKS and state.links.status is Status.WORKING) or (
+        state.step is Step.STRATEGY and state.strategy.status is Status.WORKING
+    ):
+        return _notice(state, "that is under way")
+    return handler(state, action.key)
 
 
 def _retry_access(state: State, key: str) -> State:

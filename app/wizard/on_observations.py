@@ -9,7 +9,7 @@ from typing import Any
 from app.wizard import observations as seen
 from app.wizard.observations import Kind, Task
 from app.wizard.on_actions import INSTALLING
-from app.wizard.slots import stamp
+from app.wizard.slots import needs_no_figures, stamp
 from app.wizard.state import AccessRow, CheckRow, Home, LaunchRow, MachineRow, Plan, Presence, ProfileRow, Status
 from app.wizard.state import WizardState as State
 
@@ -47,7 +47,7 @@ def is_current(state: State, task: Task) -> bool:
 
 
 def _begun(state: State, task: Task) -> State:
-    state = replace(state, busy=tuple(dict.fromkeys((*state.busy, _busy_words(state, task)))))
+    state = replace(state, under_way=(*state.under_way, (task, _busy_words(state, task))))
     working = Status.WORKING
     if task.kind is Kind.HOME:
         return replace(state, home=replace(state.home, status=working))
@@ -74,15 +74,16 @@ def _begun_job(state: State, kind: Kind) -> State:
 
 
 def _at_rest(state: State, task: Task) -> State:
-    gone = _busy_words(state, task)
-    return replace(state, busy=tuple(words for words in state.busy if words != gone))
+    rest = tuple(pair for pair in state.under_way if pair[0] != task)
+    return state if rest == state.under_way else replace(state, under_way=rest)
 
 
 def _busy_words(state: State, task: Task) -> str:
-    words = _BUSY[task.kind]
-    if task.kind is not Kind.ACCESS:
-        return words
-    return f"{words} {next((row.name for row in state.access if row.key == task.key), '')}".rstrip()
+    if task.kind is Kind.ACCESS:
+        return f"asking {next((row.name for row in state.access if row.key == task.key), '')}".rstrip()
+    if task.kind is Kind.FORECAST and needs_no_figures(state):
+        return "looking at this computer"
+    return _BUSY[task.kind]
 
 
 def _told(state: State, task: Task, line: str) -> State:
@@ -340,7 +341,6 @@ _BUSY = {
     Kind.HOME: "reading runs and profiles",
     Kind.DOCTOR: "looking at this computer",
     Kind.SAVED_MACHINES: "reading the profile's machines",
-    Kind.ACCESS: "asking",
     Kind.INSTALL_KEY: "installing our key",
     Kind.CHECKS: "looking at the machines",
     Kind.REPAIR: "mending",

@@ -46,7 +46,7 @@ def plan_of(request: Request, config: Path | None = None) -> Plan:
     return Plan(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
-        ports=tuple(_ports(request, profile, engine, together)),
+        ports=tuple(_ports(request, profile, engine if together else "", hub_place(request, kept, planning))),
         seconds=(request.chosen.total_seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
         encrypted=tuple(_encrypted(request, engine, together)),
@@ -114,13 +114,20 @@ def _change(key: str, sign: str, machine: str, what: str, status: Status = Statu
     return ChangeRow(key, machine, status, sign=sign, machine=machine, what=what)
 
 
-def _ports(request: Request, profile: Profile, engine: str, together: bool) -> Iterator[str]:
+def hub_place(request: Request, kept: Keeping, planning: Planning | None) -> str:
+    """Return the machine of the hub, as the plan names it; this computer where it names none of the others."""
+    hub = planning.settings.hub if planning is not None and planning.settings is not None else ""
+    others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)
+    return hub if hub in others else "this computer"
+
+
+def _ports(request: Request, profile: Profile, engine: str, hub: str) -> Iterator[str]:
     if any(not row.here for row in request.machines):
         yield "SSH from this computer to each machine"
-    if together and engine == "hub":
+    if engine == "hub":
         port = profile.strategy.hub_port
-        yield f"TCP {port or 'one free port'} on this computer, from each machine (the hub)"
-    elif together:
+        yield f"TCP {port or 'one free port'} on {hub}, from each machine (the hub)"
+    elif engine:
         yield "free TCP ports between all machines (the torch engine)"
 
 

@@ -88,8 +88,8 @@ class WizardState:
     strategy: Strategy = Strategy()
     plan: Plan = Plan()
     launch: Launch = Launch()
-    busy: tuple[str, ...] = ()
-    """What is being worked on, in words: for a spinner."""
+    under_way: tuple[tuple[object, str], ...] = ()
+    """Tasks that are being worked on, each with what it does in words."""
     notice: str = ""
     """One line about the last action: why it could not be done. The next action clears it."""
     log: tuple[str, ...] = ()
@@ -102,6 +102,11 @@ class WizardState:
     """This computer was picked by itself, once."""
     made_for: tuple[tuple[str, object], ...] = field(default=(), repr=False)
     """For each part of the state, the answers it was worked out for; see :mod:`app.wizard.slots`."""
+
+    @property
+    def busy(self) -> tuple[str, ...]:
+        """What is being worked on, in words: for a spinner."""
+        return tuple(dict.fromkeys(words for _, words in self.under_way))
 
     @property
     def picked(self) -> tuple[MachineRow, ...]:

@@ -49,7 +49,7 @@ def test_news_in_the_middle_of_the_end_are_no_fault(step: Step, monkeypatch: pyt
                 break
             await asyncio.sleep(0)
         titles.append(len(self.screen.query(TitleBar)))
-        steering.state = replace(steering.state, step=step, busy=("measuring",))
+        steering.state = replace(steering.state, step=step, under_way=((step, "measuring"),))
         app.changed()
         for _ in range(TURNS):
             await asyncio.sleep(0)

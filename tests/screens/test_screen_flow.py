@@ -15,6 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from app.screens.app import WizardApp
+from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
 from app.wizard.services import Sight
 from app.wizard.state import Machines, Need, WizardState
@@ -81,7 +82,7 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("down")
-        app.screen.query_one("#rows").select("new")  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select("new")
         await pilot.press("enter")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         await go_to(pilot, app, Step.PLAN, "enter")
@@ -97,7 +98,7 @@ def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select(ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         await pilot.press("end")
@@ -122,7 +123,7 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows").select(BERT.key)  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select(BERT.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Password")
         await pilot.press("enter")
@@ -171,7 +172,7 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select(ANNA.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Compare key")
         await pilot.press("enter")
@@ -202,7 +203,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows").select(ANNA.key)  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select(ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         said = "Going on measures anna: code and data go to ~/.cache/muster there."
@@ -220,7 +221,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
-        app.screen.query_one("#rows").select("profile:talk")  # type: ignore[attr-defined]
+        app.screen.query_one("#rows", RowTable).select("profile:talk")
         await until_text(pilot, "enter measures its machines: code and data go to ~/.cache/muster there")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)

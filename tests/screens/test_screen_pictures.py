@@ -40,7 +40,7 @@ def test_screen_at_three_sizes(step: Step) -> None:
             matches(f"{step.value}-{width}x{height}", pilot.app)
         await resize(pilot, 80, 24)
         whole_at_80x24(step, lines(pilot.app))
-        words = pilot.app.screen.HELP.split()[:3]  # type: ignore[attr-defined]
+        words = pilot.app.screen.HELP.split()[:3]  # type: ignore[attr-defined]  # every step has it
         await pilot.press("question_mark")
         await pilot.pause()
         assert " ".join(words) in text(pilot.app)

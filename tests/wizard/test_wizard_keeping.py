@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config.ini"
 
 
-def request(**changes: object) -> Request:
-    return replace(Request((HERE, ANNA), JobAnswers("mine", (("epochs", "7"),))), **changes)  # type: ignore[arg-type]
+def request(**changes: Any) -> Request:
+    return replace(Request((HERE, ANNA), JobAnswers("mine", (("epochs", "7"),))), **changes)
 
 
 def test_a_saved_profile_stands_by_itself(config: Path) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
+
+from app.wizard.keeping import keeping
 from app.wizard.launching import STEPS, Grid, _refused, tail
-from app.wizard.planning_looks import SSH, plan_of
+from app.wizard.planning_looks import SSH, hub_place, plan_of
 from app.wizard.services import JobAnswers, Request
 from app.wizard.state import Status
+from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
 from tests.wizard.fake_services import ANNA, HERE
@@ -79,3 +85,13 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     alone = plan_of(Request((HERE,), JobAnswers("mine")), config)
     assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
+
+
+@pytest.mark.parametrize(("hub", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])
+def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text(CONFIG)
+    request = Request((HERE, ANNA), JobAnswers("mine"))
+    settings = Settings(options={}, members=(), engine="hub", hub=hub)
+    planning = cast(Planning, SimpleNamespace(settings=settings))
+    assert hub_place(request, keeping(request, None, config), planning) == place

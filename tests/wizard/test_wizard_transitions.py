@@ -167,6 +167,17 @@ def test_a_stale_result_changes_nothing() -> None:
     assert apply(state, Done(old, (LinkRow("a|b", status=Status.OK),))).links.rows == ()
 
 
+def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
+    """Else a spinner would turn for ever."""
+    state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA)))))
+    state = apply(apply(state, do.Pick(ANNA.key, True)), do.NewSetup())
+    task = Task(Kind.ACCESS, ANNA.key, stamp(state, Kind.ACCESS, ANNA.key))
+    state = apply(state, Begun(task))
+    assert state.busy == ("asking anna",)
+    state = apply(apply(state, do.Pick(ANNA.key, False)), Failed(task, "no"))
+    assert state.busy == ()
+
+
 def test_two_machines_of_one_name_stay_two() -> None:
     twin = MachineRow("SHA256:twin", "anna", Status.OK, address="10.0.0.9", fingerprint="SHA256:twin")
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA, twin)))))
