@@ -36,8 +36,9 @@ $(STAMP):
 	    "$$found" -m venv $(VENV) || { rm -rf $(VENV); \
 	        echo "Python has no working venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 2; }; \
 	fi
-	@echo "Installing the pinned packages (the first time takes some minutes)"
+	@echo "Installing the pinned packages, PyTorch first (the first time takes some minutes)"
 	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt '$(TORCH)'
+	@echo "PyTorch is there; now the others. pip says nothing for a minute or more"
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.setup-* && touch $@
 
