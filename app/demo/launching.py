@@ -56,7 +56,7 @@ def launch_of(events: Iterable[Event], plan: RunPlan, run: str) -> Launch:
             lines.append(f"{who}{event.part} {event.seconds:.1f} s")
     rows = tuple(_row(plan.members[rank].name, count) for rank, count in enumerate(done))
     ready = all(count == len(COLUMNS) for count in done)
-    return Launch(COLUMNS, rows, tuple(lines[-5:]), run, Status.OK if ready else Status.WORKING)
+    return Launch(COLUMNS, rows, tuple(lines[-5:]), run, status=Status.OK if ready else Status.WORKING)
 
 
 def _reached(event: Event) -> int:

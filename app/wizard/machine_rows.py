@@ -47,6 +47,15 @@ class Row:
         return self.words or self.status.value
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """How far one part of the set-up is, and why it could not be worked out."""
+
+    status: Status = Status.WAITING
+    cause: str = ""
+    fix: str = ""
+
+
 # ---------------------------------------------------------------------------------------------------------------- home
 
 
@@ -83,14 +92,11 @@ class ProfileRow(Row):
 
 
 @dataclass(frozen=True)
-class Home:
+class Home(Part):
     runs: tuple[RunRow, ...] = ()
     profiles: tuple[ProfileRow, ...] = ()
     doctor: tuple[FindingRow, ...] = ()
     """What the doctor found on this computer; empty: not asked."""
-    status: Status = Status.WAITING
-    cause: str = ""
-    fix: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------ machines
@@ -209,11 +215,8 @@ class LinkRow(Row):
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Part):
     rows: tuple[LinkRow, ...] = ()
     names: tuple[str, ...] = ()
     """Machines of the matrix, in order."""
     progress: tuple[str, ...] = ()
-    status: Status = Status.WAITING
-    cause: str = ""
-    fix: str = ""

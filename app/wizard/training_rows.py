@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.wizard.machine_rows import Row, Status
+from app.wizard.machine_rows import Part, Row, Status
 
 # ----------------------------------------------------------------------------------------------------------------- job
 
@@ -51,7 +51,7 @@ class FitRow(Row):
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Part):
     options: tuple[OptionRow, ...] = ()
     """All options with their values; main ones first, then the advanced."""
     models: tuple[str, ...] = ()
@@ -61,9 +61,6 @@ class Job:
     dataset: str = ""
     data: DataRow = DataRow("data")
     fits: tuple[FitRow, ...] = ()
-    status: Status = Status.WAITING
-    cause: str = ""
-    fix: str = ""
 
 
 # ------------------------------------------------------------------------------------------------------------ strategy
@@ -110,7 +107,7 @@ class CandidateRow(Row):
 
 
 @dataclass(frozen=True)
-class Strategy:
+class Strategy(Part):
     rows: tuple[CandidateRow, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why the recommended one; the deciding sentence first."""
@@ -118,9 +115,6 @@ class Strategy:
     recommended: int = 0
     measure: bool = False
     """New figures were asked for."""
-    status: Status = Status.WAITING
-    cause: str = ""
-    fix: str = ""
     planning: Any = field(default=None, repr=False, compare=False)
     """What the services need to go on from here; nobody else looks at it."""
 
@@ -140,7 +134,7 @@ class ChangeRow(Row):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Part):
     changes: tuple[ChangeRow, ...] = ()
     bytes_to_copy: int = 0
     ports: tuple[str, ...] = ()
@@ -159,9 +153,6 @@ class Plan:
     """Of the run's plan, as far as it is known before the machines are asked; empty: not known."""
     saved: bool = False
     """Whether the files are written, so that the command works."""
-    status: Status = Status.WAITING
-    cause: str = ""
-    fix: str = ""
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -177,13 +168,11 @@ class LaunchRow(Row):
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Part):
+    """``ok``: the run has made its first step."""
+
     steps: tuple[str, ...] = ()
     rows: tuple[LaunchRow, ...] = ()
     progress: tuple[str, ...] = ()
     run: str = ""
     """The run's folder, as soon as there is one: attach to it."""
-    status: Status = Status.WAITING
-    """``ok``: the run has made its first step."""
-    cause: str = ""
-    fix: str = ""

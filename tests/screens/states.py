@@ -138,7 +138,7 @@ JOB = Job(
             broken_count=1),
     (FitRow("SHA256:desk", "desk", OK, "fits", needed=3_000_000_000, free=24_000_000_000),
      FitRow("SHA256:studio", "studio", OK, "fits", needed=3_000_000_000, free=50_000_000_000)),
-    OK,
+    status=OK,
 )  # fmt: skip
 STRATEGY = Strategy(
     (
