@@ -53,7 +53,7 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
     every = [*own, *[parameter for spec in options() for parameter in _parameters(spec)]]
-    wrapped.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
+    wrapped.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]  # typer reads it
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return wrapped
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import pytest
 from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step
@@ -38,8 +39,8 @@ def plain() -> Plain:
     return Plain()
 
 
-def picture(events: list[Event], width: int = 100, **settings: object) -> str:
-    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True, **settings)  # type: ignore[arg-type]
+def picture(events: list[Event], width: int = 100, **settings: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True, **settings)
     console.print(RunView("demo", reduce_events(events), now=100.0))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

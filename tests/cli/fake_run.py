@@ -19,6 +19,7 @@ from training.events import (
 from training.local_run import LocalOutcome
 from training.plan import RunPlan
 from training.run_folder import RunFolder
+from training.run_metadata import Status
 
 DEADLINE = 20.0
 
@@ -73,7 +74,7 @@ class FakeRun:
     def __init__(
         self,
         events: Sequence[Event] = (),
-        status: str = "completed",
+        status: Status = "completed",
         code: ExitCode = ExitCode.DONE,
         message: str = "",
         on_wait: Callable[[FakeRun], None] = lambda run: None,
@@ -104,7 +105,7 @@ class FakeRun:
             (self._folder.path / "model").mkdir()
             (self._folder.path / "model" / "config.json").write_text("{}")
         metrics = {"after": {"test": {"wer": 0.03}}, "seconds": 83.0, "samples_per_second": 32.0}
-        self._folder.finish(self._status, metrics, self._message)  # type: ignore[arg-type]
+        self._folder.finish(self._status, metrics, self._message)
         return LocalOutcome(self._status, self._folder.path, metrics, self._code, self._message, "the hint")
 
     def request_stop(self, message: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import FakeRun, step, training
@@ -16,14 +17,14 @@ from training.run_folder import RunFolder
 Capture = pytest.CaptureFixture[str]
 
 
-def train(run: FakeRun, **changes: object) -> ExitCode:
-    request = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
-    return distributed_train(TrainRequest(**request), run)  # type: ignore[arg-type]
+def train(run: FakeRun, **changes: Any) -> ExitCode:
+    request: dict[str, Any] = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    return distributed_train(TrainRequest(**request), run)
 
 
-def rehearsal(run: FakeRun, **changes: object) -> ExitCode:
-    request = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
-    return rehearse(TrainRequest(**request), run)  # type: ignore[arg-type]
+def rehearsal(run: FakeRun, **changes: Any) -> ExitCode:
+    request: dict[str, Any] = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    return rehearse(TrainRequest(**request), run)
 
 
 def only_run() -> Path:

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from run_folders import BEGAN, started, steps
 
 from app.run_state import RunState, reduce_events
 from app.verdict import Alone, ending, lag, problems, slowest, verdict
-from training.events import ErrorEvent, MemberEvent, RunEvent
+from training.events import ErrorEvent, Event, MemberEvent, RunEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 
 
-def going(*more: object, until: int = 20) -> RunState:
-    return reduce_events([*started(), *steps(1, until), *more])  # type: ignore[list-item]
+def going(*more: Event, until: int = 20) -> RunState:
+    return reduce_events([*started(), *steps(1, until), *more])
 
 
-def words(state: RunState, now: float = BEGAN + 20, **more: object) -> str:
-    said = verdict(state, now, **more)  # type: ignore[arg-type]
+def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
+    said = verdict(state, now, **more)
     return " · ".join((said.word, *said.parts))
 
 
@@ -54,7 +56,7 @@ def test_nobody_works_on_it() -> None:
 
 @pytest.mark.parametrize(("status", "word"), [("completed", "Completed"), ("failed", "Failed"), ("paused", "Paused")])
 def test_what_the_run_says_of_itself(status: str, word: str) -> None:
-    state = going(RunEvent(time=BEGAN + 21, status=status, message="why"))  # type: ignore[arg-type]
+    state = going(RunEvent.model_validate({"time": BEGAN + 21, "status": status, "message": "why"}))
     assert words(state).startswith(word)
 
 

@@ -34,14 +34,14 @@ def test_what_is_not_in_order_is_not_called_so() -> None:
     facts = Facts((3, 11, 7), "2.13.0", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
     every = {"system", "python", "torch", "disk", "clock"}
     assert {finding.check for finding in judge_facts(facts)} == every
-    unfit = {
+    unfit: dict[str, dict[str, Any]] = {
         "python": {"python": (3, 9, 2)},
         "torch": {"torch": ""},
         "disk": {"free": 10**8},
         "clock": {"clock_ahead": -61.0},
     }
     for check, change in unfit.items():
-        assert {finding.check for finding in judge_facts(replace(facts, **change))} == every - {check}  # type: ignore[arg-type]
+        assert {finding.check for finding in judge_facts(replace(facts, **change))} == every - {check}
 
 
 def test_a_sound_machine_raises_no_alarm() -> None:

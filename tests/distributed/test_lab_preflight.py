@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,9 +45,9 @@ def train(lab: Lab, folder: Path, *machines: Machine) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def machine(lab: Lab, name: str, **fields: object) -> Machine:
-    given = {"name": name, "address": lab[name].address, "python": sys.executable, **fields}
-    return Machine(**given)  # type: ignore[arg-type]
+def machine(lab: Lab, name: str, **fields: Any) -> Machine:
+    given: dict[str, Any] = {"name": name, "address": lab[name].address, "python": sys.executable, **fields}
+    return Machine(**given)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ from profiles.resolve import profile_from_options
 SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
 
 
-def link(name: str, **fields: object) -> Link:
-    return Link(Machine(name=name, **fields), lambda: HereConnection(name))  # type: ignore[arg-type]
+def link(name: str, **fields: Any) -> Link:
+    return Link(Machine(name=name, **fields), lambda: HereConnection(name))
 
 
 def problems(*facts: Facts) -> list[str]:
@@ -46,8 +47,8 @@ def problems(*facts: Facts) -> list[str]:
         ({"writable": False}, "a: /home/a cannot be written there"),
     ],
 )
-def test_one_line_says_what_is_wrong(change: dict[str, object], said: str) -> None:
-    assert problems(replace(SOUND, **change)) == [said]  # type: ignore[arg-type]
+def test_one_line_says_what_is_wrong(change: dict[str, Any], said: str) -> None:
+    assert problems(replace(SOUND, **change)) == [said]
 
 
 def test_two_entries_of_one_machine() -> None:

@@ -58,7 +58,7 @@ class Machines:
         machines = self
 
         class Connection(HereConnection):
-            def stream(self, argv: list[str]) -> HereProcess:  # type: ignore[override]
+            def stream(self, argv: list[str]) -> HereProcess:  # type: ignore[override]  # a list is enough
                 if not machines.reachable:
                     raise ConnectTimeout("far", "does not answer")
                 machines.processes.append(super().stream(machines.instead or argv))

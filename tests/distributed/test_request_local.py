@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.run.request_desk import LocalMachines, RequestDesk
-from distributed.run.requests import leave_request
+from distributed.run.requests import Action, leave_request
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB, until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
@@ -25,7 +25,12 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
     plan = plan_local_run(profile_from_options("mine", options), 2)
     with RunFolder.create(tmp_path / "output", plan, []) as folder:
         seen: list[Event] = []
-        run = LocalRun(plan, folder, lambda event: (desk(event), seen.append(event))[1])  # type: ignore[func-returns-value]
+
+        def on_event(event: Event) -> None:
+            desk(event)
+            seen.append(event)
+
+        run = LocalRun(plan, folder, on_event)
         desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
         run.start()
         desk.open()
@@ -42,8 +47,9 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
 
         try:
             until(lambda: steps(1) > 3, 60.0)
-            for action, machine in (("snapshot", ""), ("drop", "worker-1"), ("add", "worker-1")):
-                identity = leave_request(folder.path, action, machine)  # type: ignore[arg-type]
+            wanted: list[tuple[Action, str]] = [("snapshot", ""), ("drop", "worker-1"), ("add", "worker-1")]
+            for action, machine in wanted:
+                identity = leave_request(folder.path, action, machine)
                 until(lambda: answer(identity) in ("done", "refused"), 60.0)  # noqa: B023 - called at once
                 assert answer(identity) == "done"
             back = steps(0)

@@ -6,6 +6,7 @@ import getpass
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,10 @@ Resolve = Callable[..., ResolvedHost]
 def resolved(tmp_path: Path) -> Resolve:
     """Resolve a target against a configuration text."""
 
-    def run(text: str, host: str = "studio", **fields: object) -> ResolvedHost:
+    def run(text: str, host: str = "studio", **fields: Any) -> ResolvedHost:
         config = tmp_path / "config"
         config.write_text(text)
-        return resolve(SshTarget(host, host, config_file=str(config), **fields))  # type: ignore[arg-type]
+        return resolve(SshTarget(host, host, config_file=str(config), **fields))
 
     return run
 

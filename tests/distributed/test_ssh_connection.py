@@ -524,7 +524,7 @@ def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
     with SshConnection.connect(lab.target("b")) as b, b.stream(["sh", "-c", "echo $PPID; sleep 30"]) as process:
         process.read_line(5)
         for pid in lab["b"].pids("sshd"):
-            if pid != lab["b"]._process.pid:  # type: ignore[union-attr]
+            if pid != lab["b"]._process.pid:  # type: ignore[union-attr]  # it runs
                 os.kill(pid, 9)
         with pytest.raises(Dropped, match="b: the connection was lost"):
             process.read(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -48,9 +49,9 @@ def lab() -> Iterator[Lab]:
         pytest.skip(str(error))
 
 
-def refused(lab: Lab, name: str, timeout: float = 5.0, **given: object) -> SshError:
+def refused(lab: Lab, name: str, timeout: float = 5.0, **given: Any) -> SshError:
     with pytest.raises(SshError) as caught:
-        SshConnection.connect(lab.target(name), timeout=timeout, **given)  # type: ignore[arg-type]
+        SshConnection.connect(lab.target(name), timeout=timeout, **given)
     assert caught.value.machine == name and caught.value.message.startswith(f"{name}: ")
     assert caught.value.hint
     return caught.value
@@ -154,7 +155,7 @@ def test_a_cable_pulled_in_the_middle_is_noticed_and_the_command_goes_on(lab: La
             host.mend()
     for pid in host.pids("sleep 71.5"):
         host.run(["pkill", "-f", "sleep 71.5"])
-        until(lambda p=pid: p not in host.pids("sleep 71.5"))  # type: ignore[misc]
+        until(lambda p=pid: p not in host.pids("sleep 71.5"))  # type: ignore[misc]  # mypy: lambda default
 
 
 def test_a_short_break_is_survived(lab: Lab) -> None:

@@ -10,10 +10,11 @@ from profiles.resolve import profile_from_options
 from training.events import Event, RunEvent
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder
+from training.run_metadata import Status
 
 
 def write_run(
-    output: Path, events: Iterable[Event], *, name: str = "p", status: str = "completed", **metadata: Any
+    output: Path, events: Iterable[Event], *, name: str = "p", status: Status = "completed", **metadata: Any
 ) -> Path:
     """Write a run of two workers that has ended."""
     options = {"task": "custom", "model_path": "a.b:c", "strategy": "allreduce"}
@@ -23,6 +24,6 @@ def write_run(
         for event in events:
             folder.append(event)
         folder.append(RunEvent.model_validate({"status": status, "time": 100}))
-        folder.finish(status, {"samples_per_second": 12.5}, metadata.pop("error_message", ""))  # type: ignore[arg-type]
+        folder.finish(status, {"samples_per_second": 12.5}, metadata.pop("error_message", ""))
         folder.update_metadata(**metadata)
         return folder.path

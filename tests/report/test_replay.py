@@ -84,9 +84,9 @@ def test_the_present_goes_on_between_events_and_stands_still_at_the_end(tmp_path
 @settings(max_examples=20)
 @given(st.lists(st.floats(-1e9, 1e9), max_size=20), st.floats(0.1, 1000))
 def test_clocks_that_differ_neither_stop_nor_turn_the_replay(
-    tmp_path_factory: object, times: list[float], speed: float
+    tmp_path_factory: pytest.TempPathFactory, times: list[float], speed: float
 ) -> None:
-    folder = tmp_path_factory.mktemp("run")  # type: ignore[attr-defined]
+    folder = tmp_path_factory.mktemp("run")
     path = write_run(folder, [step(n, time=time) for n, time in enumerate(times, 1)])
     played, _ = play(path, speed)
     assert [event.seq for _, event in played] == list(range(len(times) + 2))

@@ -19,14 +19,15 @@ from distributed.runs import (
 )
 from profiles.errors import BadInput
 from training.run_folder import RunFolder
+from training.run_metadata import Status
 
 OLD, MIDDLE, NEW = "20260101-000000-aaaa", "20260201-000000-bbbb", "20260202-000000-bbcc"
 
 
-def make(output: Path, run_id: str, profile: str = "demo", status: str = "completed", **metrics: float) -> Path:
+def make(output: Path, run_id: str, profile: str = "demo", status: Status = "completed", **metrics: float) -> Path:
     with RunFolder.create(output, make_plan(run_id, profile), []) as folder:
         if status != "starting":
-            folder.finish(status, {"after": metrics})  # type: ignore[arg-type]
+            folder.finish(status, {"after": metrics})
     return folder.path
 
 

@@ -120,7 +120,7 @@ def test_a_model_that_would_be_another_one_there_is_refused(tmp_path: Path, mode
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (JobParts(number, data), "model: number returned int, not a torch nn.Module"),  # type: ignore[arg-type]
+        (JobParts(number, data), "model: number returned int, not a torch nn.Module"),  # type: ignore[arg-type]  # wrong
         (JobParts(net, number), "train_dataset is int, without __len__"),
         (JobParts(net, 3), "train_dataset is int, without __len__"),
         (JobParts(net, data, loss="nowhere"), "loss 'nowhere' is not of the form module:factory"),

@@ -24,7 +24,7 @@ def train(
     task = task or ToyTask()
     task.prepare(lambda *_: None)
     trainer = Trainer(plan, 0, task, SoloExchange(), events.append, control or Control(), run_dir)
-    trainer.ending = trainer.run()  # type: ignore[attr-defined]
+    trainer.ending = trainer.run()  # type: ignore[attr-defined]  # for the test alone
     return trainer, events
 
 
@@ -114,7 +114,7 @@ def test_weights_that_are_not_finite_never_become_a_snapshot(tmp_path: Path) -> 
             if len(self.seen) > 20:
                 with torch.no_grad():
                     next(model.parameters()).fill_(torch.inf)
-                return sum(p.sum() * 0.0 for p in list(model.parameters())[1:])  # type: ignore[return-value]
+                return sum(p.sum() * 0.0 for p in list(model.parameters())[1:])  # type: ignore[return-value]  # a tensor: of one at least
             return super().loss(model, batch)
 
     with pytest.raises(RunFailed, match=r"weights of worker-0 are not finite after step \d+; the snapshot of step \d+"):
@@ -152,7 +152,7 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, 
     control = Control()
     control.post(Command(command="stop", at_step=stop_at))
     stopped, first = train(toy_plan(**options), tmp_path / "b", ToyTask(dropout=0.2), control)
-    assert stopped.ending is Ending.STOPPED  # type: ignore[attr-defined]
+    assert stopped.ending is Ending.STOPPED  # type: ignore[attr-defined]  # set by train()
     torch.manual_seed(99)
     _, rest = train(toy_plan(**options, resume=True), tmp_path / "b", ToyTask(dropout=0.2))
     assert len(losses(first)) == stop_at
