@@ -18,6 +18,8 @@ from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.key_setup import own_key_path, read_own_key
 from profiles.errors import BadInput, ExitCode, MusterError
 
+_AT_ONCE = 32
+
 
 @dataclass
 class _Case:
@@ -44,7 +46,7 @@ def clean_command(names: Sequence[str], hosts_file: Path | None, yes: bool, as_j
     key = read_own_key()
     blob = key.blob if key else ""
     cases = [_Case(machine) for machine in hosts.machines]
-    with ThreadPoolExecutor(len(cases)) as pool:
+    with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
             list(pool.map(lambda case: _guarded(case, lambda: _look(case, hosts, blob)), cases))
             if not as_json:

@@ -19,6 +19,8 @@ from distributed.ssh.errors import RemoteFileError
 _REMOVAL_PATIENCE = 600.0
 _SURVEY_PATIENCE = 120.0
 _CACHE = ("blobs", "trees", "agent")
+_LONGEST_COMMAND = 4096
+"""Characters of a process's command that are looked at: anybody on the machine can start one with 100,000."""
 PREPARED = "(being prepared)"
 """Stands for a run whose files are on their way to the machine."""
 
@@ -150,7 +152,7 @@ def _with_processes(
 def _row(line: str) -> tuple[int, int, str] | None:
     fields = line.split(None, 2)
     numbers = len(fields) == 3 and _is_number(fields[0]) and _is_number(fields[1])
-    return (int(fields[0]), int(fields[1]), fields[2]) if numbers else None
+    return (int(fields[0]), int(fields[1]), fields[2][:_LONGEST_COMMAND]) if numbers else None
 
 
 def _run_of_agent(command: str, folders: Sequence[str]) -> str:

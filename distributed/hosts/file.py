@@ -81,9 +81,7 @@ def parse_hosts(text: str, source: str = "hosts file") -> Hosts:
     """
     top = _parse_json(text, source)
     if not isinstance(top, dict):
-        raise BadInput(
-            f"{source}: expected an object in braces", 'for example {"master": "a.local", "workers": ["b.local"]}'
-        )
+        raise BadInput(f"{source}: expected an object in braces", _EXAMPLE)
     _refuse_unknown(top, _TOP_KEYS, source)
     defaults = {new: _line(top[old], old, source) for old, new in _PLAIN_DEFAULTS.items() if top.get(old) is not None}
     entries = _entries(top, source)
@@ -116,11 +114,12 @@ def save_hosts(hosts: Hosts, path: Path) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise BadInput(f"the key '{key}' appears twice in one object", "keep one of them")
-    return dict(pairs)
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise BadInput(f"the key '{short(key)}' appears twice in one object", "keep one of them")
+        found[key] = value
+    return found
 
 
 def _parse_json(text: str, source: str) -> Any:

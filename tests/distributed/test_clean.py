@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.cleaning.clean import PREPARED, Inventory, _read, remove, survey
+from distributed.cleaning.clean import (
+    PREPARED,
+    Inventory,
+    _read,
+    _row,
+    _run_of_agent,
+    _run_of_worker,
+    remove,
+    survey,
+)
 from distributed.machine import agent
 from distributed.machine.here import HereConnection
 
@@ -222,6 +231,13 @@ def test_files_on_their_way_belong_to_a_live_run(
     spawn(home, "agent_files.py", str(root), "sync")
     left = remove(machine, BLOB, survey(machine, BLOB))
     assert left.alive == (PREPARED,) and (root / "trees" / HASH / "weights").exists()
+
+
+def test_a_command_without_end_is_looked_at_in_part() -> None:
+    """Anybody on the machine can start such a process; all of it would take minutes to look through."""
+    row = _row("7 7 " + "agent.py x start " * 100_000)
+    assert row is not None and len(row[2]) == 4096
+    assert _run_of_agent(row[2], ["/r"]) == _run_of_worker(row[2], ["/r"]) == ""
 
 
 _WORD = (
