@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 
 from distributed.ssh.config import ResolvedHost
@@ -186,6 +187,10 @@ class Login:
         except (paramiko.PasswordRequiredException, TypeError):
             self._locked.append(path)
             return _Candidate(str(path), problem="locked by a passphrase")
+        except UnsupportedAlgorithm:
+            return _Candidate(
+                str(path), problem="on a security key, or of a kind that only the agent knows: ssh-add it"
+            )
         except (paramiko.SSHException, OSError, ValueError) as error:
             return _Candidate(str(path), problem=f"cannot be read: {error}")
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -97,7 +98,7 @@ def read_own_key() -> OwnKey | None:
         return None
     try:
         key = paramiko.PKey.from_path(path)
-    except (paramiko.SSHException, OSError, ValueError, TypeError) as error:
+    except (paramiko.SSHException, UnsupportedAlgorithm, OSError, ValueError, TypeError) as error:
         hint = "move it away: a new one is made then, and the machines are asked for their passwords again"
         raise BadInput(f"{path}: not a key that can be used without a passphrase ({error})", hint) from None
     return OwnKey(path, f"{key.get_name()} {key.get_base64()} {_comment()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import socket
@@ -31,6 +32,8 @@ from distributed.ssh.process import RemoteProcess
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
+
+_KIND = "OPENSSH " + "PRIVATE KEY"
 
 
 @pytest.fixture(scope="module")
@@ -390,6 +393,22 @@ def test_a_locked_key_file_says_how_to_unlock_it(lab: LightLab, tmp_path: Path) 
     with pytest.raises(NoKeyAccepted, match="locked by a passphrase") as caught:
         SshConnection.connect(lab.target("locked", key=str(key)))
     assert caught.value.hint == f"unlock the key first: ssh-add {key}"
+
+
+def test_the_file_of_a_security_key_is_no_obstacle(lab: LightLab, tmp_path: Path) -> None:
+    """OpenSSH looks for id_ed25519_sk by itself; what is in it is a handle that cannot sign."""
+
+    def text(data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + data
+
+    kind = text(b"sk-ssh-ed25519@openssh.com") + text(bytes(32)) + text(b"ssh:")
+    inner = bytes(8) + kind + b"\1" + text(b"handle") + text(b"") + text(b"comment")
+    inner += bytes(range(1, 1 + -len(inner) % 8))
+    whole = b"openssh-key-v1\0" + text(b"none") * 2 + text(b"") + b"\0\0\0\1" + text(kind) + text(inner)
+    key = tmp_path / "id_ed25519_sk"
+    key.write_text(f"-----BEGIN {_KIND}-----\n{base64.b64encode(whole).decode()}\n-----END {_KIND}-----\n")
+    with pytest.raises(NoKeyAccepted, match="on a security key"):
+        SshConnection.connect(lab.target("locked", key=str(key)))
 
 
 def test_a_wrong_user_is_named(lab: LightLab) -> None:
