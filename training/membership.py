@@ -108,7 +108,9 @@ class Membership:
         if rank is None:
             return True
         if event.status == "left":
+            news = source == rank or rank not in self.left  # the member itself says why
             self.left.add(rank)
+            return news
         elif event.status == "lost":
             if source >= 0 or rank in self.left:
                 return False

@@ -110,6 +110,7 @@ def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
     stage.take(-1, MemberEvent(member=2, status="lost", message="silent for 5 s"))
     stage.run.request_stop("stopped by the user")
     stage.take(0, MemberEvent(member=0, status="left", message="stopped by the user"))
+    stage.take(-1, MemberEvent(member=0, status="left"))
     stage.ends(0, ExitCode.STOPPED)
     stage.take(-1, lost("its stream broke"))  # it was too slow, and is killed
     stage.ends(1, -signal.SIGKILL)

@@ -63,7 +63,8 @@ def news(membership: Membership, source: int, rank: int, status: str) -> bool:
 
 def test_one_that_left_is_not_called_lost() -> None:
     membership = of(2)
-    assert news(membership, 1, 1, "left")
+    assert news(membership, 1, 1, "left") and not news(membership, -1, 1, "left")
+    assert news(membership, -1, 0, "left") and news(membership, 0, 0, "left")
     assert not news(membership, -1, 1, "lost") and not news(membership, 0, 1, "lost")
     assert not membership.note_gone(1)
 
