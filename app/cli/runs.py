@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
-from app.figures import state_document
+from app.figures import metric_label, metric_text, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
 from app.start_times import start_line
@@ -71,6 +71,8 @@ def compare_command(output: Path, references: Sequence[str], as_json: bool) -> E
         shown.add_column(run_id, justify="right")
     for part in (table.settings, table.metrics):
         for name, values in part.items():
+            if any(isinstance(value, list | dict) for value in values):
+                continue  # figures of every member: --json has them
             shown.add_row(Text(visible(name)), *[Text(_value(value)) for value in values])
         shown.add_row()
     show(shown)
@@ -158,10 +160,12 @@ def _headline_of(metrics: dict[str, Any]) -> str:
     if not isinstance(after, dict):
         return ""
     parts = []
-    for split, values in after.items():
-        if isinstance(values, dict) and values:
-            name = "wer" if "wer" in values else next(iter(values))
-            parts.append(f"{split} {name} {_value(values[name])}")
+    for split in sorted(after, key=lambda split: split != "test"):
+        if isinstance(after[split], dict) and after[split]:
+            name = "wer" if "wer" in after[split] else next(iter(after[split]))
+            value = after[split][name]
+            shown = metric_text(name, value) if isinstance(value, float) else _value(value)
+            parts.append(f"{metric_label(name)} {split} {shown}")
     return ", ".join(parts)
 
 

@@ -164,7 +164,7 @@ def test_bare_runs_is_the_list(capsys: Capture) -> None:
     assert main(["runs"]) == 0
     bare = capsys.readouterr().out
     assert run_id in bare
-    assert "test wer 0.03" in " ".join(bare.split())
+    assert "WER test 3.0 %" in " ".join(bare.split())
     assert main(["runs", "list"]) == 0
     assert capsys.readouterr().out == bare
 
@@ -201,6 +201,18 @@ def test_runs_are_compared(capsys: Capture) -> None:
     assert table["metrics"]["after.test.wer"] == [0.03, 0.03]
     assert main(["runs", "compare", *ids]) == 0
     assert "after.test.wer" in capsys.readouterr().out
+
+
+def test_figures_of_every_member_are_left_to_json(capsys: Capture) -> None:
+    ids = [make_run(), make_run()]
+    (folder,) = Path("output").glob(f"{ids[0]}*")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    metadata["metrics"]["prediction"] = {"step": 0.5, "members": [{"name": "studio"}]}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    capsys.readouterr()
+    assert main(["runs", "compare", *ids]) == 0
+    shown = capsys.readouterr().out
+    assert "prediction.step" in shown and "prediction.members" not in shown
 
 
 def test_cleaning_needs_somebody_to_confirm(capsys: Capture) -> None:
