@@ -89,7 +89,7 @@ class WeightedMean:
 
     def _pieces(self) -> Iterator[Stages]:
         n, elements = self._wire.world_size, self._values.numel()
-        step = self._wire.piece_elements * (1 if self._takes_one_round() else n)
+        step = self._wire.piece_elements(self._codec) * (1 if self._takes_one_round() else n)
         stages = self._one_round if self._takes_one_round() else self._two_rounds
         for start in range(0, max(elements, 1), step):
             yield stages(start, min(start + step, elements))

@@ -47,10 +47,14 @@ class Wire:
         self.peers = [peer for peer in range(world_size) if peer != rank]
         self.traffic = traffic
 
-    @property
-    def piece_elements(self) -> int:
-        """Elements of one frame: small enough to overlap its arithmetic with the next transfer on a CPU."""
-        return CHUNK_ELEMENTS if self.device.type == "cpu" else 256 * CHUNK_ELEMENTS
+    def piece_elements(self, codec: Codec) -> int:
+        """Elements of one frame: small enough to overlap its arithmetic with the next transfer on a CPU.
+
+        A collective ends with its slowest flow. Between more than two members smaller frames leave links idle for a
+        shorter time then; two have one flow each way, and each frame costs processor time (docs/performance.md).
+        """
+        usual = CHUNK_ELEMENTS if self.world_size < 3 else CHUNK_ELEMENTS // 2
+        return max(usual, codec.block) if self.device.type == "cpu" else 256 * CHUNK_ELEMENTS
 
     def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> Transfer:
         """Start to send one frame to every peer and to receive one of ``receive`` bytes of each, in rank order."""
