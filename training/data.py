@@ -6,11 +6,9 @@ whole step and takes its own slice, and a resumed run goes on from a :class:`Cur
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,30 +164,3 @@ def evaluation_slice(n: int, members: Sequence[int], rank: int) -> range:
     ranks = sorted(members)
     position = ranks.index(rank)
     return range(n * position // len(ranks), n * (position + 1) // len(ranks))
-
-
-def content_hash(*paths: Path) -> str:
-    """Return the SHA-256 of files and folders (relative names, sizes and bytes), as a key for caches.
-
-    Raises:
-        BadInput: a path is missing or unreadable.
-    """
-    digest = hashlib.sha256()
-    try:
-        for name, file in _files(paths):
-            digest.update(f"{name}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    except OSError as error:
-        raise BadInput(f"{error.filename}: {error.strerror}", "check the path and its permissions") from error
-    return digest.hexdigest()
-
-
-def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in paths:
-        if path.is_dir():
-            inside = sorted((f.relative_to(path).as_posix(), f) for f in path.rglob("*") if f.is_file())
-            yield from inside
-        else:
-            yield path.name, path

@@ -20,7 +20,7 @@ def select_device(wanted: str, index: int = 0) -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         wanted = next(name for name, there in available.items() if there)
-    if not available[wanted]:
+    if not available.get(wanted, False):
         there = ", ".join(name for name, present in available.items() if present)
         raise BadInput(f"device '{wanted}' is not available here", f"this machine has: {there}; set device = auto")
     return torch.device(wanted, index) if wanted == "cuda" else torch.device(wanted)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
 
 from profiles.errors import BadInput
+from training.precision import select_device
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
-from training.tasks.transcription import evaluate_model, pick_device, transcribe, windows
+from training.tasks.transcription import evaluate_model, transcribe, windows
 from training.tasks.whisper import WhisperTask
 
 
@@ -103,8 +104,10 @@ def test_multilingual_model_detects_the_language(multilingual_whisper: Path, tra
 
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadInput, match="no device 'cuda'"):
-        pick_device("cuda")
+    with pytest.raises(BadInput, match="device 'cuda' is not available here"):
+        select_device("cuda")
+    with pytest.raises(BadInput, match="this machine has|device 'abacus'"):
+        select_device("abacus")
 
 
 @settings(deadline=None)

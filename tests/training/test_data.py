@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.data import Cursor, SampleSchedule, apportion, content_hash, evaluation_slice, shares_to_batch_sizes
+from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, shares_to_batch_sizes
 
 Batches = list[list[int]]
 groups = st.dictionaries(st.integers(0, 9), st.integers(1, 7), min_size=1, max_size=4)
@@ -160,20 +159,3 @@ def test_impossible_shares_are_refused(shares: list[float]) -> None:
 def test_evaluation_slices_cover_the_set_once(n: int, members: set[int]) -> None:
     covered = [i for rank in sorted(members) for i in evaluation_slice(n, list(members), rank)]
     assert covered == list(range(n))
-
-
-def test_content_hash_sees_names_and_bytes(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    file = tmp_path / "sub" / "a.txt"
-    file.write_text("one")
-    before = content_hash(tmp_path)
-    assert before == content_hash(tmp_path)
-    file.write_text("two")
-    changed = content_hash(tmp_path)
-    file.rename(tmp_path / "sub" / "b.txt")
-    assert len({before, changed, content_hash(tmp_path)}) == 3
-
-
-def test_content_hash_of_a_missing_file_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nothing"):
-        content_hash(tmp_path / "nothing")

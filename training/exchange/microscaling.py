@@ -17,7 +17,6 @@ from torch.nn import functional
 from training.exchange.codec_base import Codec, check_length
 
 BLOCK = 32
-_EXPONENT_BIAS = 127
 _NOT_FINITE = 255
 _TOP_EXPONENT = 254
 

@@ -52,7 +52,6 @@ class Strategy(ABC):
     """When members exchange gradients or weights, and how they merge them."""
 
     name: ClassVar[str]
-    needs_torch_engine: ClassVar[bool] = False
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context

@@ -13,6 +13,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
+from training.precision import select_device
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
 from training.tasks.speech_clips import hold_out
@@ -95,7 +96,7 @@ def evaluate_model(
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
     sums = _sum_over(
-        task, model.to(pick_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
+        task, model.to(select_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
     )
     return {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
 
@@ -116,20 +117,6 @@ def _sum_over(
             sums[name] = sums.get(name, 0.0) + value
         report(start + len(samples))
     return sums
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device ``name`` stands for; ``auto`` is CUDA, then MPS, then the CPU.
-
-    Raises:
-        BadInput: this machine does not have it.
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, found in there.items() if found)
-    if not there.get(name, False):
-        raise BadInput(f"this machine has no device {name!r}", f"it has: {', '.join(k for k, v in there.items() if v)}")
-    return torch.device(name)
 
 
 def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
@@ -169,7 +156,7 @@ class _Listener:
         self.wrapper = WhisperModelWrapper(settings)
         if settings.language:
             self.wrapper.check_language(language_code(settings.language), "language")
-        self.device = pick_device(device)
+        self.device = select_device(device)
         self.model: nn.Module = self.wrapper.build().eval().to(self.device)
         self.max_new_tokens = max_new_tokens
 
