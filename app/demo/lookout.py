@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -65,6 +66,11 @@ class Lookout:
         if not host or any(character.isspace() for character in host):
             raise BadInput(f"'{text}' is no address", "type user@host, as after ssh")
         self._typed.append(text.strip())
+        self._changed.set()
+
+    def remove(self, text: str) -> None:
+        with contextlib.suppress(ValueError):
+            self._typed.remove(text)
         self._changed.set()
 
     def close(self) -> None:

@@ -131,9 +131,6 @@ class HomeScreen(StepScreen):
     def action_doctor(self) -> None:
         self.do(actions.Doctor())
 
-    def action_retry(self) -> None:
-        self.do(actions.Refresh())
-
     def action_back(self) -> None:
         if not self.end_filters():
             cast(MusterApp, self.app).action_leave()

@@ -161,9 +161,6 @@ class JobScreen(StepScreen):
     def action_reset(self) -> None:
         self.do(actions.ResetOption(self.table.cursor.removeprefix("option:")))
 
-    def action_retry(self) -> None:
-        self.do(actions.Refresh())
-
     def _ask_profile(self) -> None:
         choices = [(row.name, row.description) for row in self.state.home.profiles]
 

@@ -119,9 +119,6 @@ class MachinesScreen(StepScreen):
                 return
         self.notify("only machines that you added can be removed; space leaves one out", timeout=3)
 
-    def action_retry(self) -> None:
-        self.do(actions.Refresh())
-
     def headless(self) -> str:
         return command_line("discover", *self.state.answers.typed)
 

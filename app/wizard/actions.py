@@ -45,11 +45,6 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class Refresh:
-    """Read runs and profiles again (Home), or do the current step's work anew."""
-
-
-@dataclass(frozen=True)
 class Pick:
     """Choose a machine, or no more; ``on`` empty: the other of the two."""
 
@@ -89,7 +84,7 @@ class GivePassword:
 
 @dataclass(frozen=True)
 class Retry:
-    """Do a row's work again; empty: all rows that did not go well. Takes a skipped machine back in."""
+    """Do the step's work again: of a row, or of all rows that did not go well. Takes a skipped machine back in."""
 
     key: str = ""
 
@@ -182,7 +177,7 @@ class Drop:
 
 
 Action = (
-    Next | Back | GoTo | NewSetup | Rerun | Doctor | Refresh
+    Next | Back | GoTo | NewSetup | Rerun | Doctor
     | Pick | AddMachine | RemoveMachine | TrustKey | GivePassword | Retry | Skip | Fix | FixAll
     | ChooseProfile | SetOption | ResetOption | ChooseStrategy | SetInterval | SetPreference
     | SaveAs | SaveOnly | Confirm | Drop

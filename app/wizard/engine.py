@@ -130,10 +130,8 @@ class Wizard:
     def _work(self, task: Task, state: WizardState, password: str) -> None:
         try:
             outcome: Observation = Done(task, self._ask(task, state, password))
-        except MusterError as error:
-            outcome = Failed(task, error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
-            outcome = Failed(task, f"unexpected: {type(error).__name__}: {error}", "please report this")
+            outcome = Failed(task, *_words(error))
         with self._lock:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()
@@ -212,6 +210,8 @@ class Wizard:
             self._order(Kind.SAVED_MACHINES, action.profile)
         elif isinstance(action, do.AddMachine) and state.answers.typed != before.answers.typed:
             self._add(state.answers.typed[-1])
+        elif isinstance(action, do.RemoveMachine) and state.answers.typed != before.answers.typed:
+            self._remove(action.text)
         elif isinstance(action, do.GivePassword) and state.access != before.access:
             self._order(Kind.INSTALL_KEY, action.key, action.password)
         elif isinstance(action, do.Fix | do.FixAll) and state.checks != before.checks:
@@ -222,7 +222,9 @@ class Wizard:
             self._order(Kind.LAUNCH)
 
     def _order(self, kind: Kind, key: str = "", password: str = "") -> None:
-        self._start(Task(kind, key, stamp(self._state, kind, key)), password=password)
+        task = Task(kind, key, stamp(self._state, kind, key))
+        if task not in self._running:
+            self._start(task, password=password)
         self._change(None)
 
     # -------------------------------------------------------------------------------------------------------- look-out
@@ -230,8 +232,8 @@ class Wizard:
     def _look_out(self) -> None:
         try:
             watch = self._services.watch(self._see)
-        except MusterError as error:
-            self._change(WatchFailed(error.message, error.hint))
+        except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
+            self._change(WatchFailed(*_words(error)))
             return
         with self._lock:
             if not self._closed:
@@ -241,7 +243,7 @@ class Wizard:
             watch.close()
             return
         for text in typed:
-            watch.add(text)
+            self._add_quietly(watch, text)
 
     def _see(self, sight: Sight) -> None:
         self._change(Sighted(sight))
@@ -250,6 +252,11 @@ class Wizard:
         watch = self._watch
         if watch is not None:
             self._spawn(lambda: self._add_quietly(watch, text))
+
+    def _remove(self, text: str) -> None:
+        watch = self._watch
+        if watch is not None:
+            self._spawn(lambda: watch.remove(text))
 
     def _add_quietly(self, watch: Watch, text: str) -> None:
         with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
@@ -278,6 +285,13 @@ class Wizard:
         busy = {task.key for task in self._running if task.kind in (Kind.ACCESS, Kind.INSTALL_KEY)}
         rows = (row for row in self._state.access if row.key not in busy and _to_be_retried(row))
         return min(((self._asked_at.get(row.key, 0.0) + _pause(row), row.key) for row in rows), default=None)
+
+
+def _words(error: Exception) -> tuple[str, str]:
+    """Return what went wrong, and what to do."""
+    if isinstance(error, MusterError):
+        return error.message, error.hint
+    return f"unexpected: {type(error).__name__}: {error}", "please report this"
 
 
 def _to_be_retried(row: AccessRow) -> bool:

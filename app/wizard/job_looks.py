@@ -49,8 +49,9 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
 
 
 def _is_saved(name: str, config: Path | None) -> bool:
-    found = Library.open(config).find("profile", name)
-    return found is not None and found.file.path != Library.open(config).config.path
+    library = Library.open(config)
+    found = library.find("profile", name)
+    return found is not None and found.file.path != library.config.path
 
 
 # ------------------------------------------------------------------------------------------------------------- options

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from app.console import command_line
@@ -50,7 +51,7 @@ class Keeping:
     @property
     def command(self) -> str:
         """What to type for just this run, once it is saved."""
-        plan = ["--plan", _shown(self.plan_file)] if self.planning is not None else []
+        plan = ["--plan", shown(self.plan_file)] if self.planning is not None else []
         return command_line("distributed-train", self.name, *plan)
 
     def write(self, config: Path | None) -> tuple[str, ...]:
@@ -72,10 +73,10 @@ class Keeping:
                 with suppress(OSError):
                     path.unlink()
             raise
-        return tuple(_shown(path) for path in self.files)
+        return tuple(shown(path) for path in self.files)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """A path as one would type it here."""
     with suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
@@ -135,14 +136,13 @@ def _free_name(request: Request, values: Mapping[str, str], hosts: Hosts, librar
     known = library.find("profile", base)
     if known is not None and known.file.path != library.config.path:
         return base
-    count = len(hosts.machines)
-    stem = f"{base}-here" if count == 1 and hosts.machines[0].here else f"{base}-{count}-machines"
+    members = len(hosts.machines)
+    stem = f"{base}-here" if members == 1 and hosts.machines[0].here else f"{base}-{members}-machines"
     taken = {name.casefold() for name in library.names("profile")} | {path.stem.casefold() for path in library.broken}
-    for number in range(1, 1000):
-        name = stem if number == 1 else f"{stem}-{number}"
-        if name.casefold() not in taken or _is_the_same(name, values, hosts, library, folder):
-            return name
-    return f"{stem}-more"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(
+        name for name in names if name.casefold() not in taken or _is_the_same(name, values, hosts, library, folder)
+    )
 
 
 def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> bool:

@@ -48,17 +48,19 @@ class Lookout:
         self._see = see
         self._begin = time.monotonic()
         self._saved = dict(_readable(saved_hosts(config).items()))
-        here = [(Origin.HOSTS_FILE, HOSTS_FILE)] if HOSTS_FILE.exists() and _hosts(HOSTS_FILE) else []
-        self._files = (*here, *((Origin.PROFILE, path) for path, _ in self._saved.values()))
-        self._hosts = [hosts for _, path in self._files if (hosts := _hosts(path)) is not None]
+        own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
+        self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
+        self._files = (
+            *([(Origin.HOSTS_FILE, HOSTS_FILE)] if own else []),
+            *((Origin.PROFILE, path) for path, _ in self._saved.values()),
+        )
         self._identities = Identities()
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
         self._present: Mapping[str, tuple[Presence, ...]] = {}
-        self._typed: list[str] = []
-        self._discoveries: list[Discovery] = []
+        self._typed: dict[str, Discovery] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._look_with(Discovery(Sources(hosts_files=self._files)))
+        self._browsing = Discovery(Sources(hosts_files=self._files)).__enter__()
         self._thread = threading.Thread(target=self._follow, name="lookout", daemon=True)
         self._thread.start()
 
@@ -68,37 +70,39 @@ class Lookout:
         Raises:
             BadInput: it is no address.
         """
-        self._look_with(Discovery(Sources((text,), ssh_config=_NOWHERE, known_hosts=()), browse=False))
-        self._typed.append(text)
+        with self._lock:
+            if text not in self._typed and not self._closed.is_set():
+                sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=())
+                self._typed[text] = Discovery(sources, browse=False).__enter__()
+
+    def remove(self, text: str) -> None:
+        """Look for it no more; another way to find it still counts."""
+        with self._lock:
+            discovery = self._typed.pop(text, None)
+        if discovery is not None:
+            discovery.close()
 
     def close(self) -> None:
         """Stop looking. May be called twice."""
         self._closed.set()
         with self._lock:
-            discoveries, self._discoveries = self._discoveries, []
-        for discovery in discoveries:
+            typed, self._typed = self._typed, {}
+        for discovery in (self._browsing, *typed.values()):
             discovery.close()
-
-    def _look_with(self, discovery: Discovery) -> None:
-        with self._lock:
-            if not self._closed.is_set():
-                self._discoveries.append(discovery.__enter__())
 
     def _follow(self) -> None:
         version = 0
         while not self._closed.is_set():
             with self._lock:
-                discoveries = tuple(self._discoveries)
-            if not discoveries:
-                return
-            self._see(self._sight([discovery.state for discovery in discoveries]))
-            version = discoveries[0].wait(version, _AT_LEAST_EVERY if len(discoveries) == 1 else _AT_MOST_EVERY * 2)
+                typed = dict(self._typed)
+            self._see(self._sight(typed))
+            version = self._browsing.wait(version, _AT_MOST_EVERY * 2 if typed else _AT_LEAST_EVERY)
             self._closed.wait(_AT_MOST_EVERY)
 
-    def _sight(self, states: Sequence[State]) -> Sight:
-        state = _together(states)
+    def _sight(self, typed: Mapping[str, Discovery]) -> Sight:
+        state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         found = machines(state)
-        rows = Naming(self._typed, self._hosts).rows(found, self._identities.aliases(found))
+        rows = Naming(typed, self._hosts).rows(found, self._identities.aliases(found))
         seconds = time.monotonic() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from app.wizard.machine_entries import HERE_KEY, hosts_of, machine_of
 from app.wizard.state import AccessRow, CheckRow, FindingRow, LinkRow, MachineRow, Need, Status
@@ -60,7 +61,7 @@ def row_after_password(row: MachineRow, password: str, trusted: Sequence[str]) -
         report = explain(target, None, error)
     found = _access(row, report)
     if found.code == "password_refused":
-        return AccessRow(**{**vars(found), "need": Need.PASSWORD, "status": Status.WARNING})
+        return replace(found, need=Need.PASSWORD, status=Status.WARNING)
     return found
 
 
@@ -110,14 +111,14 @@ def check_rows(rows: Sequence[MachineRow], task: str, trusted: Sequence[str] = (
     return [_check(row, one) for row, one in zip(rows, found, strict=True)]
 
 
-def mend(rows: Sequence[MachineRow], task: str, tell: Tell, offline_wheels: bool = False) -> None:
+def mend(rows: Sequence[MachineRow], task: str, tell: Tell) -> None:
     """Give machines without packages an environment of ours.
 
     Raises:
         MachinesNotReady: where that did not go.
     """
     found = examine(hosts_of(rows), task)
-    problems = repair(found, tell, offline_wheels)
+    problems = repair(found, tell)
     if problems:
         raise MachinesNotReady("; ".join(problem.message for problem in problems), problems[0].hint)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from app.wizard import actions as do
 from app.wizard.gates import blockers
-from app.wizard.slots import fresh_home
 from app.wizard.state import AccessRow, Answers, CheckRow, Launch, Links, MachineRow, Need, Plan, Status, Strategy
 from app.wizard.state import WizardState as State
 from app.wizard.steps import ORDER, Step, after, before
 
 INSTALLING = "installing our key"
+UNDER_WAY = "that is under way"
 _QUOTED = 60
 """Longest typed address that is quoted in a notice."""
 
@@ -37,8 +37,10 @@ def _notice(state: State, text: str) -> State:
 
 
 def _to(state: State, step: Step) -> State:
+    """Show a step; runs and profiles are read anew for Home."""
     reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
-    return replace(state, step=step, reached=reached)
+    state = replace(state, step=step, reached=reached)
+    return _retry_home(state, "") if step is Step.HOME else state
 
 
 def _next(state: State, _: do.Next) -> State:
@@ -55,8 +57,7 @@ def _next(state: State, _: do.Next) -> State:
 def _back(state: State, _: do.Back) -> State:
     if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
         return _notice(state, "the run is being started")
-    step = before(state.step, state.far)
-    return replace(_to(state, step), home=fresh_home(state.home)) if step is Step.HOME else _to(state, step)
+    return _to(state, before(state.step, state.far))
 
 
 def _go_to(state: State, action: do.GoTo) -> State:
@@ -64,8 +65,6 @@ def _go_to(state: State, action: do.GoTo) -> State:
         return _notice(state, "the run is being started")
     if action.step is Step.LAUNCH or ORDER.index(action.step) > ORDER.index(state.reached):
         return _notice(state, f"{action.step.heading} comes later")
-    if action.step is Step.HOME:
-        return replace(_to(state, Step.HOME), home=fresh_home(state.home))
     return _to(state, action.step)
 
 
@@ -77,12 +76,6 @@ def _rerun(state: State, action: do.Rerun) -> State:
     """A profile as it is; its machines follow (``Kind.SAVED_MACHINES``)."""
     answers = Answers(typed=state.answers.typed, trusted=state.answers.trusted, profile=action.profile)
     return _to(replace(state, answers=answers, preselected=True, launch=Launch()), Step.PLAN)
-
-
-def _refresh(state: State, _: do.Refresh) -> State:
-    if state.step is Step.HOME:
-        return replace(state, home=fresh_home(state.home))
-    return _retry(state, do.Retry())
 
 
 # ------------------------------------------------------------------------------------------------------------ machines
@@ -166,14 +159,16 @@ def _password(state: State, action: do.GivePassword) -> State:
 
 
 def _retry(state: State, action: do.Retry) -> State:
-    handler = _RETRIES.get(state.step)
-    if handler is None:
-        return state
-    if (state.step is Step.LINKS and state.links.status is Status.WORKING) or (
-        state.step is Step.STRATEGY and state.strategy.status is Status.WORKING
-    ):
-        return _notice(state, "that is under way")
-    return handler(state, action.key)
+    return _RETRIES[state.step](state, action.key)
+
+
+def _retry_home(state: State, key: str) -> State:
+    """What is shown stays meanwhile."""
+    return replace(state, home=replace(state.home, status=Status.WAITING))
+
+
+def _retry_machines(state: State, key: str) -> State:
+    return _notice(state, "machines are looked for all the time")
 
 
 def _retry_access(state: State, key: str) -> State:
@@ -192,6 +187,8 @@ def _retry_checks(state: State, key: str) -> State:
 
 
 def _retry_links(state: State, key: str) -> State:
+    if state.links.status is Status.WORKING:
+        return _notice(state, UNDER_WAY)
     return replace(state, links=Links(names=state.links.names))
 
 
@@ -203,6 +200,8 @@ def _retry_job(state: State, key: str) -> State:
 
 def _retry_strategy(state: State, key: str) -> State:
     """After a failure: once more. Otherwise: with new figures."""
+    if state.strategy.status is Status.WORKING:
+        return _notice(state, UNDER_WAY)
     return replace(state, strategy=Strategy(measure=state.strategy.status in (Status.OK, Status.WARNING)))
 
 
@@ -217,6 +216,8 @@ def _retry_launch(state: State, key: str) -> State:
 
 _NOT_WELL = (Status.FAILED, Status.WARNING)
 _RETRIES = {
+    Step.HOME: _retry_home,
+    Step.MACHINES: _retry_machines,
     Step.ACCESS: _retry_access,
     Step.CHECKS: _retry_checks,
     Step.LINKS: _retry_links,
@@ -328,7 +329,6 @@ _HANDLERS: dict[type, Callable[[State, Any], State]] = {
     do.GoTo: _go_to,
     do.NewSetup: _new_setup,
     do.Rerun: _rerun,
-    do.Refresh: _refresh,
     do.Pick: _pick,
     do.AddMachine: _add,
     do.RemoveMachine: _remove,

@@ -87,7 +87,7 @@ def _busy_words(state: State, task: Task) -> str:
 
 
 def _told(state: State, task: Task, line: str) -> State:
-    state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:])
+    state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind is Kind.LINKS:
         return replace(state, links=replace(state.links, progress=_more(state.links.progress, line)))
     if task.kind is Kind.FORECAST:

@@ -22,7 +22,7 @@ from profiles.errors import ExitCode
 Watch = Callable[[Path], int]
 R = TypeVar("R", bound=Row)
 PATIENCE = 600.0
-"""Seconds that a step's work may take before the person is asked again."""
+"""Seconds that a step's work may be silent before the person is asked again."""
 LOOK_FOR = 3.0
 """Seconds to look for machines before they are listed."""
 _BUSY = (Status.WAITING, Status.WORKING)
@@ -62,7 +62,6 @@ class Conversation:
         self._ask = ask
         self._watch = watch
         self._told = 0
-        self._shown: tuple[str, ...] = ()
 
     @property
     def _state(self) -> WizardState:
@@ -114,18 +113,14 @@ class Conversation:
         return answer
 
     def _until(self, condition: Callable[[WizardState], bool], patience: float = PATIENCE) -> None:
-        """Wait, and say meanwhile what is being done."""
-        waited = 0.0
-        while not self._wizard.wait(lambda state: condition(state) or len(state.log) != self._told, 1.0):
-            waited += 1.0
-            if waited > patience:
+        """Wait, and say meanwhile what is being done; ``patience``: seconds in which nothing is said."""
+        while self._wizard.wait(lambda state: condition(state) or state.logged != self._told, patience):
+            state = self._state
+            new = min(state.logged - self._told, len(state.log))
+            self._say(f"  {line}" for line in state.log[len(state.log) - new :])
+            self._told = state.logged
+            if condition(state):
                 return
-        log = self._state.log
-        if len(log) != self._told:
-            self._say(f"  {line}" for line in log[min(self._told, len(log)) :])
-            self._told = len(log)
-        if not condition(self._state) and waited <= patience:
-            self._until(condition, patience - waited)
 
     # ------------------------------------------------------------------------------------------------------ steps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.wizard.forecasting import Forecast
 from app.wizard.job_looks import WAYS, resolved
-from app.wizard.keeping import Keeping, as_saved, keeping
+from app.wizard.keeping import Keeping, as_saved, keeping, shown
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
 from distributed.planning.document import Planning
@@ -83,7 +83,7 @@ def way_in_words(chosen: CandidateRow | None, request: Request) -> str:
 
 
 def _bytes(run: RunPlan) -> int:
-    """Return the bytes of code, data and model; a machine gets what it lacks of them."""
+    """Return the bytes of code, data and model, of which a machine gets what it lacks; 0: starting will say why."""
     try:
         return collect(run).bytes
     except (MusterError, OSError):
@@ -92,7 +92,7 @@ def _bytes(run: RunPlan) -> int:
 
 def _changes(request: Request, kept: Keeping, planning: Planning | None, size: int) -> Iterator[ChangeRow]:
     for path in kept.files:
-        yield _change("file:" + path.name, "~" if path.exists() else "+", "this computer", _place(path))
+        yield _change("file:" + path.name, "~" if path.exists() else "+", "this computer", shown(path))
     yield _change("run", "+", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
     members = None if planning is None or planning.settings is None else planning.settings.members
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
@@ -104,10 +104,6 @@ def _changes(request: Request, kept: Keeping, planning: Planning | None, size: i
                             what=f"code, data and model in {folder}: what it lacks of them")  # fmt: skip
             yield _change(f"run:{row.key}", "+", machine.name, f"this run's folder in {folder}; clean takes it away")
             yield _change(f"awake:{row.key}", "~", machine.name, "is kept from sleeping while it trains")
-
-
-def _place(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _change(key: str, sign: str, machine: str, what: str, status: Status = Status.OK) -> ChangeRow:

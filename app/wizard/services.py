@@ -79,6 +79,9 @@ class Watch(Protocol):
             BadInput: it is no address.
         """
 
+    def remove(self, text: str) -> None:
+        """Look for it no more."""
+
     def close(self) -> None: ...
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from app.wizard.observations import Kind, Task
-from app.wizard.state import AccessRow, CheckRow, DataRow, FitRow, Home, MachineRow, Plan, Status, Strategy, WizardState
+from app.wizard.state import AccessRow, CheckRow, DataRow, FitRow, MachineRow, Plan, Status, Strategy, WizardState
 from app.wizard.state import Links as LinksState
 from app.wizard.steps import Step
 
@@ -206,8 +206,3 @@ def _about_the_way(state: WizardState) -> Iterator[tuple[Kind, str]]:
     decided = (found.status in GOOD and not moving) or (needs_no_figures(state) and found.status is not Status.FAILED)
     if state.step is Step.PLAN and state.plan.status is Status.WAITING and decided:
         yield Kind.PLAN, ""
-
-
-def fresh_home(home: Home) -> Home:
-    """Return Home as it is before runs and profiles are read again; what is shown stays meanwhile."""
-    return replace(home, status=Status.WAITING)

@@ -94,6 +94,8 @@ class WizardState:
     """One line about the last action: why it could not be done. The next action clears it."""
     log: tuple[str, ...] = ()
     """What was done on which machine, the last lines; holds no secret."""
+    logged: int = 0
+    """Lines that were ever added to the log."""
     reached: Step = Step.HOME
     """The furthest step that was shown: ``GoTo`` leads anywhere up to it."""
     pinned: tuple[MachineRow, ...] = ()

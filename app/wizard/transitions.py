@@ -12,7 +12,6 @@ from app.wizard.on_actions import act
 from app.wizard.on_observations import observe
 from app.wizard.slots import settle
 from app.wizard.state import WizardState
-from app.wizard.steps import Step
 
 
 def apply(state: WizardState, change: Action | Observation) -> WizardState:
@@ -22,9 +21,6 @@ def apply(state: WizardState, change: Action | Observation) -> WizardState:
     return settle(observe(state, change))
 
 
-def begin(profile: str = "", step: Step = Step.HOME) -> WizardState:
+def begin() -> WizardState:
     """Return the state of a set-up that has just been opened."""
-    from dataclasses import replace
-
-    state = WizardState(step=step, reached=step)
-    return settle(replace(state, answers=replace(state.answers, profile=profile)) if profile else state)
+    return settle(WizardState())

@@ -65,6 +65,9 @@ class FakeWatch:
     def add(self, text: str) -> None:
         self._world.added.append(text)
 
+    def remove(self, text: str) -> None:
+        self._world.added.remove(text)
+
     def close(self) -> None:
         self.closed = True
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.wizard import actions as do
+from app.wizard.engine import Wizard
 from app.wizard.machine_entries import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
+from app.wizard.real_services import RealServices
 from app.wizard.state import Status
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -88,3 +92,25 @@ def test_names_of_the_network_always_make_a_hosts_file(names: list[tuple[str, st
         hosts = hosts_of(rows)
         assert parse_hosts(dump_hosts(hosts.model_copy(update={"machines": hosts.machines[:1]})), "test").machines
         assert len({machine.name.casefold() for machine in hosts.machines}) == len(rows)
+
+
+@pytest.mark.slow
+def test_a_typed_machine_is_looked_for_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wizard = Wizard(RealServices(tmp_path / "config.ini"))
+
+    def named() -> list[str]:
+        return [row.name for row in wizard.state.machines.rows if row.name == "no-such-host.invalid"]
+
+    try:
+        wizard.do(do.NewSetup())
+        assert wizard.wait(lambda state: state.machines.seconds > 0, 30)
+        wizard.do(do.AddMachine("ada@no-such-host.invalid"))
+        assert wizard.wait(lambda state: any(row.cause for row in state.machines.rows), 30)
+        assert named() == ["no-such-host.invalid"]
+        wizard.do(do.RemoveMachine("ada@no-such-host.invalid"))
+        seconds = wizard.state.machines.seconds
+        assert wizard.wait(lambda state: state.machines.seconds > seconds + 2 and not named(), 30)
+        assert wizard.state.answers.picked == ("here",)
+    finally:
+        wizard.close()
