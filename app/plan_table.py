@@ -85,8 +85,8 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     if best is None:
         yield from explanation_lines(planning)
         return
-    first = planning.reasons[0]
-    yield f"{_over_text(best) + ' ' if best.choice.alone else ''}{way_text(best)}: {visible(sentence(first))}"
+    why = visible(sentence(planning.reasons[0]))
+    yield from textwrap.wrap(why if best.choice.alone else f"{way_text(best)}: {why}", WIDTH, subsequent_indent="  ")
     yield (
         f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
         f"{duration_text(best.steps * best.step)} without start and evaluation"
@@ -96,8 +96,8 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         yield f"the loss that the best machine alone ends with is reached after {after}"
     for member in best.members:
         memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
+        traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""
         yield (
             f"  {_cut(member.name, 30)}: {member.micro_batch} samples"
-            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}, "
-            f"{bytes_text(member.bytes_per_hour)}/h"
+            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}{traffic}"
         )

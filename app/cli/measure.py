@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from distributed.measuring.measure import Measured
     from distributed.planning.cluster import Machine
     from profiles.schema import Profile
+
+WIDTH = 80
+"""Columns that tables keep to as far as they can."""
 
 
 def measure(
@@ -99,33 +105,54 @@ def _document(found: Measured) -> dict[str, Any]:
 
 
 def matrix_lines(found: Measured) -> list[str]:
-    """Return Mbit/s and milliseconds of every pair: rows send, columns receive."""
+    """Return Mbit/s and milliseconds of every pair: rows send, columns receive.
+
+    Where names make it too wide they have numbers.
+    """
     from app.console import visible
 
     if not found.pairs:
         return []
+    cells = _link_cells(found.pairs)
+    names = list(dict.fromkeys([*found.names, *(end for ends in cells for end in ends)]))
+
+    def table(labels: list[str]) -> list[str]:
+        rows = [[label, *(cells.get((name, other), "") for other in names)] for label, name in zip(labels, names)]
+        return aligned([["Mbit/s / ms", *labels], *rows])
+
+    lines = table([visible(name) for name in names])
+    if max(map(len, lines)) <= WIDTH:
+        return lines
+    numbered = aligned([[str(number), visible(name)] for number, name in enumerate(names, 1)], ("<", "<"))
+    return [*numbered, "", *table([str(number) for number in range(1, len(names) + 1)])]
+
+
+def _link_cells(pairs: Iterable[PairFigures]) -> dict[tuple[str, str], str]:
+    """Return what stands in the cell of a sender and a receiver."""
     cells: dict[tuple[str, str], str] = {}
-    for pair in found.pairs:
+    for pair in pairs:
         link, mark = pair.link, "*" if pair.busy else ""
         for source, target, mbit in (
             (pair.source, pair.target, link.mbit),
             (pair.target, pair.source, link.mbit_back),
         ):
             cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
-    rows = [["Mbit/s / ms", *(visible(name) for name in found.names)]]
-    rows += [[visible(one), *(cells.get((one, other), "") for other in found.names)] for one in found.names]
-    return aligned(rows)
+    return cells
 
 
 def speed_lines(found: Measured) -> list[str]:
-    """Return a row a machine: speed at each batch size, memory at its peak."""
+    """Return a row a machine: speed at each batch size, memory at its peak; two where a long name makes it too wide."""
     from app.console import visible
 
     if not found.speeds:
         return []
     rows = [["machine", "device", "batch", "samples/s", "peak memory", "cores"]]
     rows += [[visible(one.machine.name), *_speed_cells(one.machine)] for one in found.speeds]
-    return [*([""] if found.pairs else []), *aligned(rows)]
+    lines = aligned(rows)
+    if max(map(len, lines)) > WIDTH:
+        figures = aligned([["", *row[1:]] for row in rows])
+        lines = [line for row, rest in zip(rows, figures) for line in (row[0], rest)]
+    return [*([""] if found.pairs else []), *lines]
 
 
 def _speed_cells(machine: Machine) -> list[str]:
@@ -141,21 +168,22 @@ def _speed_cells(machine: Machine) -> list[str]:
     ]
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Return lines with columns of equal width, the first one to the left."""
+def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
+    """Return lines with columns of equal width.
+
+    Args:
+        sides: ``<`` for a column that begins at the left; those that are not named end at the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) if not number else cell.rjust(width)
-                  for number, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows
-    ]  # fmt: skip
+    shapes = [f"{side}{width}" for side, width in itertools.zip_longest(sides, widths, fillvalue=">")]
+    return ["  ".join(format(cell, shape) for cell, shape in zip(row, shapes)).rstrip() for row in rows]
 
 
 def remark_lines(found: Measured) -> list[str]:
     """Return what the figures do not tell: links that were busy or dead, and pairs with several ways."""
     from app.console import visible
 
-    said = []
+    said: list[str] = []
     for pair in found.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"
         if pair.problem:
@@ -163,7 +191,8 @@ def remark_lines(found: Measured) -> list[str]:
         if pair.busy and pair.figures is not None:
             said.append(f"* {ends}: others moved {pair.figures.other_mbit:.0f} Mbit/s there; measure again when idle")
         said += _way_lines(ends, pair)
-    return ["", *said] if said else []
+    wrapped = [line for text in said for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
+    return ["", *wrapped] if said else []
 
 
 def _way_lines(ends: str, pair: PairFigures) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +143,21 @@ def test_a_busy_link_is_marked() -> None:
     _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other=30)]))
     assert (sends, other) == ("a                       100* / 0.5", "b            90* / 0.5")
     assert not pair(other=4).busy
+
+
+def test_long_names_are_whole_and_no_line_is_too_long() -> None:
+    names = [letter * 64 for letter in "abcd"]
+    pairs = [pair().model_copy(update={"source": a, "target": b}) for a, b in itertools.combinations(names, 2)]
+    speeds = [SPEED.model_copy(update={"machine": SPEED.machine.model_copy(update={"name": n})}) for n in names]
+    found = Measured(names, pairs, speeds)
+    lines = [*matrix_lines(found), *speed_lines(found), *remark_lines(found)]
+    assert max(map(len, lines)) <= 80
+    assert all(sum(name in line for line in lines) == 2 for name in names)
+
+
+def test_the_links_of_a_machine_that_does_not_train_are_shown() -> None:
+    lines = matrix_lines(Measured(["a"], [pair()], here="b"))
+    assert [line.split()[0] for line in lines] == ["Mbit/s", "a", "b"]
 
 
 def test_a_row_a_machine() -> None:

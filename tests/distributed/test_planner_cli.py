@@ -9,7 +9,7 @@ import pytest
 from planner_figures import cluster, joined, machine
 
 from app.cli.main import main
-from app.plan_table import explanation_lines, table_lines
+from app.plan_table import explanation_lines, summary_lines, table_lines
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import read_planning
 from distributed.planning.job import Figures, Workload, write_figures
@@ -36,12 +36,12 @@ def run(*arguments: str | Path) -> int:
     return main(["plan", *map(str, arguments)])
 
 
-def test_without_machines_it_says_what_to_do(capsys: Capture) -> None:
-    assert run("demo") == 2
+def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
+    assert run("demo", "--hosts", "mine.json") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: distributed_hosts.json: no such hosts file\nhint: copy distributed_hosts.json.example and fill it in\n"
+        "error: mine.json: no such hosts file\nhint: copy distributed_hosts.json.example and fill it in\n"
     )
 
 
@@ -109,7 +109,8 @@ def test_names_from_the_network_stay_in_their_column() -> None:
 
     long = joined([machine("x" * 100), machine("b" * 60)], 10)
     planning = plan(long, job())
-    assert all(len(line) <= 80 for line in (*table_lines(planning), *explanation_lines(planning)))
+    said = (*table_lines(planning), *explanation_lines(planning), *summary_lines(planning))
+    assert all(len(line) <= 80 for line in said)
 
 
 def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture) -> None:
