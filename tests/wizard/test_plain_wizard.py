@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ from app.wizard import plain
 from app.wizard.engine import Wizard
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
-from app.wizard.state import CheckRow, Need, Status
+from app.wizard.services import JobAnswers, Tell
+from app.wizard.state import CheckRow, LinkRow, MachineRow, Need, Status
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
 from tests.wizard.scripted_person import ScriptedPerson
 
@@ -135,3 +139,20 @@ def test_hostile_names_are_written_out(capsys: pytest.CaptureFixture[str]) -> No
 def test_dumb_terminals_get_bare_lines(monkeypatch: pytest.MonkeyPatch, term: str, kind: type) -> None:
     monkeypatch.setenv("TERM", term)
     assert type(prompter()) is kind
+
+
+def test_what_is_done_is_told_to_the_end_however_much_it_is() -> None:
+    person = ScriptedPerson(("Numbers to pick", "2"), ("Watch it here", "n"))
+
+    class Talkative(FakeServices):
+        def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+            for number in range(1200):
+                tell(f"line {number}")
+            end = time.monotonic() + 20
+            while not person.said("line 1199") and time.monotonic() < end:
+                threading.Event().wait(0.01)
+            tell("one more line")
+            return super().measure_links(machines, job, tell)
+
+    assert run_plain(Talkative(), ask=person) == 0
+    assert person.said("one more line")
