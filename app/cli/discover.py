@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.console import bytes_text, command_line, interactive, say, show, show_json, show_line, visible
+from app.console import PIPE_WIDTH, bytes_text, command_line, interactive, say, show, show_json, show_line, visible
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ _HOSTS_FILE = Path("distributed_hosts.json")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SYMBOLS = {"online": "●*", "offline": "○-", "checking": "…~", "not checked": "??"}
 """By state: the sign, and another for terminals without Unicode."""
+_COLUMNS = {"machine": 16, "state": 9, "address": 15, "over": 10, "what": 11, "found by": 9}
+"""Shares of a narrow terminal's width; at 80 columns they are characters, and an IPv4 address stays in one line."""
+_WIDE = 120
 _PAINT_EVERY = 0.5
 _FOLLOW_EVERY = 5.0
 
@@ -136,7 +140,9 @@ def _watch(discovery: Discovery, seconds: float, stop: _Stop, as_json: bool) -> 
     from rich.live import Live
 
     end = time.monotonic() + seconds
-    with Live(console=Console(highlight=False, markup=False, emoji=False), auto_refresh=False) as live:
+    console = Console(highlight=False, markup=False, emoji=False)
+    # Nothing else writes meanwhile, and what rich puts in place of stdout does not know its encoding.
+    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while time.monotonic() < end and not stop.asked:
             live.update(_table(_machines(discovery.state)), refresh=True)
             stop.wait(_PAINT_EVERY)
@@ -198,9 +204,10 @@ def _table(found: tuple[FoundMachine, ...]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("machine", "state", "address", "over", "what", "found by"):
-        table.add_column(heading, overflow="fold")
+    narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), expand=narrow)
+    for heading, share in _COLUMNS.items():
+        table.add_column(heading, overflow="fold", ratio=share if narrow else None)
     for machine in found:
         over = " ".join(_over(machine))
         cells = (machine.name, _state(machine), _best(machine), over, _what(machine), _found_by(machine))

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.cells import cell_len
@@ -17,6 +19,7 @@ from rich.console import Console
 from app.cli import access, discover
 from distributed.discovery import announce
 from distributed.discovery.announce import Announcement, describe_this_machine
+from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -42,9 +45,12 @@ def printed(*found: FoundMachine) -> str:
     return stream.getvalue()
 
 
-def test_the_table_fits_eighty_columns_and_says_states_in_words() -> None:
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_table_fits_eighty_columns_and_says_states_in_words(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     text = printed(machine("studio-of-the-whole-family-upstairs"), machine("box", Status.OFFLINE))
     assert all(len(line) <= 80 for line in text.splitlines())
+    assert columns == "200" or "192.168.100.101 " in text
     assert "● online" in text and "○ offline" in text
 
 
@@ -53,6 +59,18 @@ def test_a_hostile_name_is_shown_and_not_obeyed() -> None:
     for text in (printed(hostile), discover._line(hostile)):
         assert "\x1b" not in text and "\u202e" not in text
         assert "[red]" in "".join(text.split())
+
+
+def test_a_watched_table_has_the_signs_of_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(discover, "interactive", lambda: True)
+    monkeypatch.setattr(discover, "_machines", lambda state: (machine("studio"),))
+    monkeypatch.setattr(discover, "_tell_notices", lambda discovery: None)
+    with discover._until_signal() as stop:
+        discover._watch(cast("Discovery", SimpleNamespace(state=None)), 0.1, stop, as_json=False)
+    assert "● online" in terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]  # of BytesIO
 
 
 def test_every_cause_is_explained_in_the_docs() -> None:
