@@ -55,15 +55,26 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def progress_for(title: str, state: RunState | None = None) -> Progress:
+def progress_for(title: str, state: RunState | None = None, ascii_only: bool = False) -> Progress:
     """Return the display that fits where stderr goes.
 
     Args:
         title: what is running, in one line.
         state: the state so far, for a run that is resumed.
+        ascii_only: lines of nothing but ASCII.
     """
     shown = state or RunState()
-    return LiveProgress(title, shown, diagnostics()) if interactive() else PlainProgress(title, shown)
+    live = interactive() and not ascii_only
+    return LiveProgress(title, shown, diagnostics()) if live else PlainProgress(title, shown, writer(ascii_only))
+
+
+def writer(ascii_only: bool = False) -> Callable[[str], None]:
+    """Return what writes lines to stderr."""
+    if not ascii_only:
+        return say
+    from app.shell.filters import ascii_text  # loads textual
+
+    return lambda line: say(ascii_text(line))
 
 
 class LiveProgress:

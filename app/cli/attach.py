@@ -19,4 +19,4 @@ def watch(output: Path, run: str, plain: bool = False, ascii_only: bool = False,
         return dashboard_command(find_run(output, run), ascii_only)
     from app.cli.distributed import attach_command
 
-    return attach_command(output, run, as_json)
+    return attach_command(output, run, as_json, ascii_only)

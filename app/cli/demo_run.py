@@ -20,6 +20,7 @@ def demo_run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chances in it.")] = 0,
     at_once: Annotated[bool, typer.Option("--at-once", help="Write it finished, and show nothing.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it in the background.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
         "output"
     ),
@@ -42,7 +43,7 @@ def demo_run(
     if not (at_once or detach):
         from app.cli.attach import watch
 
-        return watch(output, path.name[:20], as_json=as_json)
+        return watch(output, path.name[:20], ascii_only=ascii_only, as_json=as_json)
     if as_json:
         show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
         return ExitCode.DONE

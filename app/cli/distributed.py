@@ -14,8 +14,8 @@ from types import FrameType
 
 from app.cli.access import let_in
 from app.cli.dashboard import dashboard_command, fits_here, goes_on
-from app.cli.train import TrainRequest, resumable, tell, title_of
-from app.console import command_about, command_line, say, show_json, show_line, visible
+from app.cli.train import TrainRequest, profile_of, resumable, tell, title_of
+from app.console import command_about, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
 from app.plan_table import summary_lines
 from app.progress import progress_for
@@ -35,7 +35,6 @@ from distributed.runs import find_run
 from distributed.ssh.connection import Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import BadInput, ExitCode, MusterError
-from profiles.resolve import load_profile
 from training.run_files import is_live
 from training.run_folder import RunFolder
 
@@ -79,9 +78,7 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
             raise BadInput("--dry-run and --resume do not go together", "look at the plan with the profile instead")
         path = _resume(request, machines)
     else:
-        if not request.profile:
-            raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
-        profile = load_profile(request.profile, request.overrides).profile
+        profile = profile_of(request)
         trackers = checked_trackers(profile.run.trackers)
         wish = PlanWish(planning=read_planning(machines.plan_file) if machines.plan_file else None)
         hosts = load_hosts(machines.hosts_file)
@@ -181,19 +178,19 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
 # --------------------------------------------------------------------------------------------------------------- attach
 
 
-def attach_command(output: Path, reference: str, as_json: bool) -> ExitCode:
+def attach_command(output: Path, reference: str, as_json: bool, ascii_only: bool = False) -> ExitCode:
     """Show a run from its beginning until it ends.
 
     Raises:
         BadInput: no such run.
     """
-    return show_run(find_run(output, reference), as_json)
+    return show_run(find_run(output, reference), as_json, ascii_only)
 
 
-def show_run(path: Path, as_json: bool) -> ExitCode:
+def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
     """Show a run until it ends or the person goes; the exit code is the run's."""
     follower = Follower(path)
-    progress = progress_for(title_of(follower.plan))
+    progress = progress_for(title_of(follower.plan), ascii_only=ascii_only)
     events = follower.events()
     with _goodbye_signals() as asked:
         while True:
@@ -209,7 +206,7 @@ def show_run(path: Path, as_json: bool) -> ExitCode:
             asked.clear()
             if _leave(path, number):
                 return ExitCode.DONE
-            progress = progress_for(title_of(follower.plan), progress.state)
+            progress = progress_for(title_of(follower.plan), progress.state, ascii_only)
     return _tell_end(follower, progress.state, as_json)
 
 

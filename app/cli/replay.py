@@ -19,35 +19,37 @@ def replay(
     speed: Annotated[
         float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="How much faster than it was.")
     ] = 1.0,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
         "output"
     ),
 ) -> ExitCode:
     """Play a finished run again, in its own time or faster."""
-    from app.console import interactive
+    from app.cli.dashboard import fits_here
     from app.replay import Replay
     from distributed.runs import find_run
 
     source = Replay(find_run(output, run), speed)
-    if not interactive():
-        return _plainly(source)
+    if not fits_here():
+        return _plainly(source, ascii_only)
     from app.dashboard import run_dashboard  # loads textual, which a pipe does not need
 
-    run_dashboard(source.path, source=source)
+    run_dashboard(source.path, ascii_only, source=source)
     return ExitCode.DONE
 
 
-def _plainly(source: Replay) -> ExitCode:
+def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
     """Write the lines of the run's progress with the times of the run."""
     from app.cli.train import title_of
-    from app.console import say, visible
-    from app.progress import PlainProgress
+    from app.console import visible
+    from app.progress import PlainProgress, writer
     from app.report import evaluation_lines
     from app.run_state import RunState
 
+    say = writer(ascii_only)
     events = source.events()
     first = next(events, None)  # sets the clock of the run to its first event
-    with PlainProgress(f"replay of {title_of(source.plan)}", RunState(), clock=source.now) as progress:
+    with PlainProgress(f"replay of {title_of(source.plan)}", RunState(), say, source.now) as progress:
         for event in itertools.chain([first], events):
             if event is not None:
                 progress(event)

@@ -13,8 +13,8 @@ from app.run_state import reduce_events
 from app.trackers.start import checked_trackers, start_trackers
 from distributed.runs import find_run
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import load_profile
-from profiles.schema import tracker_names
+from profiles.resolve import load_profile, profile_from_options
+from profiles.schema import Profile, tracker_names
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -67,11 +67,22 @@ def plan_of(request: TrainRequest) -> RunPlan:
     Raises:
         BadInput: no profile, or one that cannot be used.
     """
-    if not request.profile:
-        raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
-    profile = load_profile(request.profile, request.overrides).profile
+    profile = profile_of(request)
     checked_trackers(profile.run.trackers)
     return plan_local_run(profile, profile.run.workers)
+
+
+def profile_of(request: TrainRequest) -> Profile:
+    """Return the profile that is named; a custom job needs none, its factory says all that has no default.
+
+    Raises:
+        BadInput: no profile, or one that cannot be used.
+    """
+    if request.profile:
+        return load_profile(request.profile, request.overrides).profile
+    if request.overrides.get("task") == "custom" and request.overrides.get("model_path"):
+        return profile_from_options("custom", request.overrides)
+    raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
 
 
 def title_of(plan: RunPlan) -> str:

@@ -33,8 +33,11 @@ def test_logs_name_their_machine_and_show_control_characters(run: RunFolder, cap
     assert capsys.readouterr().out.splitlines() == ["studio: first", "studio: \\x1b[31msecond"]
 
 
-def test_attach_to_an_ended_run_tells_how_it_ended(run: RunFolder) -> None:
+def test_attach_to_an_ended_run_tells_how_it_ended(run: RunFolder, capsys: Capture) -> None:
     assert main(["attach", "p"]) == 130
+    assert not capsys.readouterr().err.isascii()  # the title
+    assert main(["attach", "p", "--ascii"]) == 130
+    assert capsys.readouterr().err.isascii()
 
 
 def test_a_run_that_nobody_works_on_is_not_stopped(run: RunFolder, capsys: Capture) -> None:

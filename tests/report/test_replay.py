@@ -102,13 +102,16 @@ def test_a_run_that_goes_on_is_not_replayed(tmp_path: Path) -> None:
     assert caught.value.hint.endswith(f"attach {path.name[:20]} --output {path.parent}")
 
 
-def test_without_a_terminal_it_writes_the_lines_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_screen_fits_it_writes_the_lines_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.console.interactive", lambda: True)  # errors go to a terminal; nothing comes from one
     running = RunEvent(status="running", total_steps=30, time=0)
     steps = [step(n, time=float(n)) for n in range(1, 31)]
     path = write_run(tmp_path, [running, evaluation(0, 0.9), *steps, evaluation(30, 0.2)])
-    assert main(["replay", str(path), "--speed", "100000"]) == 0
+    assert main(["replay", str(path), "--speed", "100000", "--ascii"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert re.match(r"\[\d:\d\d\] replay of p", lines[0])
     assert any(re.search(r"step \d+/30", line) for line in lines)
     assert lines[-3:-1] == ["the run completed", "WER     validation  90.0 % -> 20.0 %"]
-    assert not any("\x1b" in line for line in lines)
+    assert not any("\x1b" in line or not line.isascii() for line in lines)
