@@ -10,7 +10,7 @@ import pytest
 from fake_run import FakeRun, step, training
 
 from app.cli.dry_run import rehearse
-from app.cli.train import TrainRequest, distributed_train
+from app.cli.train import TrainRequest, distributed_train, plan_of
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.run_folder import RunFolder
 
@@ -71,6 +71,15 @@ def test_options_reach_the_plan() -> None:
     assert run.plan.world_size == 3
     assert run.plan.profile.strategy.strategy == "diloco"
     assert run.plan.profile.training.learning_rate == 5e-4
+
+
+def test_a_custom_job_needs_no_profile() -> None:
+    factory = "examples/custom/spirals.py:build"
+    plan = plan_of(TrainRequest(overrides={"task": "custom", "model_path": factory, "workers": "2"}))
+    assert (plan.profile.name, plan.profile.model.task, plan.world_size) == ("custom", "custom", 2)
+    assert plan.profile.model.model_path == str(Path(factory).absolute())
+    with pytest.raises(BadInput, match="no profile given"):
+        plan_of(TrainRequest(overrides={"task": "custom"}))
 
 
 def test_the_command_line_is_kept_in_the_metadata() -> None:
