@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,8 +123,8 @@ class RequestDesk:
         for request in take_requests(self._run_dir):
             try:
                 self._accept(request)
-            except MusterError as error:
-                self._tell(request, "refused", str(error))
+            except Exception as error:  # noqa: BLE001 - whatever it is, a stop that is asked for next must be heard
+                self._tell(request, "refused", _reason(error))
 
     def _accept(self, request: Request) -> None:
         if request.action == "add":
@@ -158,8 +159,8 @@ class RequestDesk:
                             opened.waits_for = set(ranks)
                     for rank in ranks:
                         self._run.admit(rank)
-        except (MusterError, OSError) as error:
-            self._end(request, "refused", str(error))
+        except Exception as error:  # noqa: BLE001 - the end of this thread: who asked waits for an answer
+            self._end(request, "refused", _reason(error))
 
     def _make_room(self, ranks: tuple[int, ...]) -> None:
         """End what is left of a lost member, and wait until the others know one that is new."""
@@ -241,6 +242,13 @@ class RequestDesk:
                 message=message,
             )
         )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, (MusterError, OSError)):
+        return str(error)
+    traceback.print_exception(type(error), error, error.__traceback__)
+    return f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def act(run: LocalRun, action: Action) -> None:

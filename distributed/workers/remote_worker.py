@@ -319,7 +319,7 @@ class RemoteWorker:
         with contextlib.suppress(SshError):
             while not stop.is_set():
                 with self._changed:
-                    if len(self._commands) == carried_out:
+                    if len(self._commands) <= carried_out:
                         self._changed.wait(self._patience.beat)
                     fresh = self._commands[carried_out:]
                 process.write(b"".join(fresh) or b'{"beat": 1}\n')

@@ -6,13 +6,16 @@ import io
 import json
 import signal
 import sys
+import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.here import HereConnection, HereProcess
+from distributed.machine.here import HereConnection, HereProcess, Process
 from distributed.machine.link import Link
 from distributed.ssh.errors import ConnectTimeout
 from distributed.workers import remote_worker
@@ -156,6 +159,20 @@ def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, monkeypatch: 
     machines.instead = ["printf", "%s\\n", said] if said else ["true"]
     assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
     assert worker.exit_code() == LOST
+
+
+def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machines: Machines) -> None:
+    worker, written, stop = machines.worker(Patience(beat=0.05)), list[bytes](), threading.Event()
+
+    class Taking:
+        def write(self, data: bytes) -> None:
+            written.append(data)
+            if len(written) == 3:
+                stop.set()
+
+    begin = time.monotonic()
+    worker._write(cast(Process, Taking()), 9, stop)
+    assert written == [b'{"beat": 1}\n'] * 3 and time.monotonic() - begin >= 0.15
 
 
 def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> None:

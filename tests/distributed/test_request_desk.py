@@ -86,6 +86,17 @@ def test_what_cannot_be_is_refused_with_its_reason(desk: Desk) -> None:
     assert reasons[2].startswith("the torch engine keeps")
 
 
+def test_after_a_fault_of_ours_a_stop_is_still_heard(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(ranks: tuple[int, ...]) -> None:
+        raise RuntimeError("no such thing")
+
+    desk.run.drop = broken  # type: ignore[method-assign]
+    leave_request(desk.folder, "drop", "worker-1")
+    desk.ask("stop")
+    assert desk.outcomes == [("refused", "unexpected RuntimeError: no such thing"), ("accepted", "")]
+    assert desk.run.done == ["stop"] and "Traceback" in capsys.readouterr().err
+
+
 def test_nothing_stays_without_an_answer_at_the_end(desk: Desk) -> None:
     desk.ask("pause")
     desk.ask("stop")
