@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import say, say_error
+from app.wizard.prompts import can_only_print
 from profiles.errors import BadInput, ExitCode, MusterError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(HEADLESS)
             return ExitCode.BAD_INPUT
-        if chosen.plain or os.environ.get("TERM", "") in ("", "dumb"):
+        if chosen.plain or can_only_print():
             from app.wizard.plain import run_plain
 
             return run_plain(services, profile, watch=_watch)

@@ -54,7 +54,6 @@ def _option(spec: OptionSpec, changed: str | None) -> OptionRow:
         type=spec.type,
         choices=tuple(spec.choices),
         limits=spec.limits,
-        section=spec.section,
         advanced=spec.name not in MAIN,
         changed=changed is not None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -22,28 +22,24 @@ if TYPE_CHECKING:
     from app.shell.base_app import CommandRecord
 
 
+T = TypeVar("T")
 _NAME_CELLS = 8
 _KEY_LINE = 60
 """Cells for the keys of a dialog."""
 
 
-class Dialog(ModalScreen[bool]):
-    """A box in the middle of a screen; ``esc`` closes it."""
+class Box(ModalScreen[T]):
+    """A box in the middle of a screen: a heading, what a subclass puts under it, and its keys."""
 
     DEFAULT_CSS = """
-    Dialog { align: center middle; layers: base above; background: $background 60%; }
-    Dialog > #box {
+    Box { align: center middle; layers: base above; background: $background 60%; }
+    Box > #box {
         width: 72; max-width: 94%; height: auto; max-height: 90%; padding: 1 2; background: $surface;
         border: round $border;
     }
-    Dialog.-wide > #box { width: 92; }
-    Dialog #heading { text-style: bold; height: auto; padding-bottom: 1; }
-    Dialog #content { height: auto; max-height: 100%; }
-    Dialog #keys { height: 1; margin-top: 1; }
+    Box #heading { text-style: bold; height: auto; }
+    Box #keys { height: 1; margin-top: 1; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "close", show=False),
-    ]
     CLOSE = Key("escape", "close", "Close")
 
     def __init__(self, heading: str) -> None:
@@ -53,20 +49,41 @@ class Dialog(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(id="box"):
             yield Static(literal(self._heading), id="heading", markup=False)
-            with VerticalScroll(id="content"):
-                yield Static(self.content(), markup=False)
-            yield Static(self.keys(), id="keys", markup=False)
+            yield from self.body()
+            yield Static(key_line(self.keys(), _KEY_LINE, ()), id="keys", markup=False)
         yield TooSmall()
 
     def on_mount(self) -> None:
         fit(self, self.app.size)
 
+    def body(self) -> ComposeResult:
+        """Yield the widgets between heading and keys."""
+        yield from ()
+
+    def keys(self) -> tuple[Key, ...]:
+        """Return what may be pressed."""
+        return (self.CLOSE,)
+
+
+class Dialog(Box[bool]):
+    """A box with text; ``esc`` closes it."""
+
+    DEFAULT_CSS = """
+    Dialog.-wide > #box { width: 92; }
+    Dialog #heading { padding-bottom: 1; }
+    Dialog #content { height: auto; max-height: 100%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "close", show=False),
+    ]
+
+    def body(self) -> ComposeResult:
+        with VerticalScroll(id="content"):
+            yield Static(self.content(), markup=False)
+
     def content(self) -> Content:
         """Return what the box holds."""
         return Content("")
-
-    def keys(self) -> Content:
-        return key_line((self.CLOSE,), _KEY_LINE, ())
 
     def action_close(self) -> None:
         self.dismiss(False)
@@ -111,8 +128,8 @@ class CommandDialog(Dialog):
     def content(self) -> Content:
         return literal(self._command, "bold")
 
-    def keys(self) -> Content:
-        return key_line((Key("y", "copy", "Copy", main=True), self.CLOSE), _KEY_LINE, ())
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("y", "copy", "Copy", main=True), self.CLOSE)
 
     def action_copy(self) -> None:
         muster(self).copy(self._command)
@@ -131,8 +148,8 @@ class QuestionDialog(Dialog):
     def content(self) -> Content:
         return Content("\n").join(self._about)
 
-    def keys(self) -> Content:
-        return key_line((Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no)), _KEY_LINE, ())
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no))
 
     def action_agree(self) -> None:
         self.dismiss(True)

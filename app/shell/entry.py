@@ -7,23 +7,18 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from app.console import visible
-from app.shell.frame import TooSmall, fit
-from app.shell.key_bar import key_line
+from app.shell.dialogs import Box
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
 
-_KEY_LINE = 60
 
-
-class TextDialog(ModalScreen[str | None]):
+class TextDialog(Box[str | None]):
     """Asks for a line of text; ``None`` if it was closed.
 
     Args:
@@ -37,16 +32,9 @@ class TextDialog(ModalScreen[str | None]):
     """
 
     DEFAULT_CSS = """
-    TextDialog { align: center middle; layers: base above; background: $background 60%; }
-    TextDialog > #box {
-        width: 72; max-width: 94%; height: auto; max-height: 90%; padding: 1 2; background: $surface;
-        border: round $border;
-    }
-    TextDialog #heading { text-style: bold; height: auto; }
     TextDialog #about { height: auto; max-height: 8; color: $text-muted; }
     TextDialog #field { margin-top: 1; height: 1; border: none; padding: 0 1; background: $panel; }
     TextDialog #choices { margin-top: 1; max-height: 8; background: $surface; }
-    TextDialog #keys { height: 1; margin-top: 1; }
     """
     FREE: ClassVar[bool] = True
     """Whether anything may be typed."""
@@ -66,29 +54,22 @@ class TextDialog(ModalScreen[str | None]):
         choices: Sequence[tuple[str, str]] = (),
         needed: str = "",
     ) -> None:
-        super().__init__()
-        self._heading, self._about, self._value = heading, about, visible(value)
+        super().__init__(heading)
+        self._about, self._value = about, visible(value)
         self._accept, self._secret, self._choices, self._needed = accept, secret, choices, needed
 
-    def compose(self) -> ComposeResult:
-        with Vertical(id="box"):
-            yield Static(literal(self._heading), id="heading", markup=False)
-            yield Static(Content("\n").join(self._about), id="about", markup=False)
-            yield Input(self._value, password=self._secret, id="field")
-            if self._choices:
-                columns = (Column("value", "value", most=30), Column("about", "about", most=60))
-                yield RowTable(columns, headed=False, id="choices")
-            yield Static(self._keys(), id="keys", markup=False)
-        yield TooSmall()
+    def body(self) -> ComposeResult:
+        yield Static(Content("\n").join(self._about), id="about", markup=False)
+        yield Input(self._value, password=self._secret, id="field")
+        if self._choices:
+            columns = (Column("value", "value", most=30), Column("about", "about", most=60))
+            yield RowTable(columns, headed=False, id="choices")
 
-    def _keys(self) -> Content:
-        keys = [Key("enter", "accept", self._accept, main=True), Key("escape", "close", "Close")]
-        if self._choices and self.FREE:
-            keys.append(Key("down", "choices", "To the list"))
-        return key_line(keys, _KEY_LINE, ())
+    def keys(self) -> tuple[Key, ...]:
+        listed = [Key("down", "choices", "To the list")] if self._choices and self.FREE else []
+        return (Key("enter", "accept", self._accept, main=True), self.CLOSE, *listed)
 
     def on_mount(self) -> None:
-        fit(self, self.app.size)
         field = self.query_one("#field", Input)
         field.cursor_blink = False
         self.begin()

@@ -139,7 +139,7 @@ def ranked(planning: Planning, found: object) -> Strategy:
         return Strategy(tuple(rows.values()), reasons, status=Status.FAILED, planning=found,
                         cause=reasons[0] if reasons else "the job fits none of these machines",
                         fix="take a smaller model, or a machine with more memory")  # fmt: skip
-    return Strategy(tuple(rows.values()), reasons, recommended=planning.chosen, status=Status.OK, planning=found)
+    return Strategy(tuple(rows.values()), reasons, status=Status.OK, planning=found)
 
 
 def _only_way(found: Forecast) -> Strategy:

@@ -122,7 +122,6 @@ def _option(spec: OptionSpec, current: Resolved, plain: Resolved, given: str | N
         type=spec.type,
         choices=spec.choices,
         limits=spec.limits,
-        section=spec.section,
         advanced=spec.name not in MAIN,
         changed=given is not None,
     )

@@ -9,6 +9,7 @@ from app.wizard.machine_entries import HERE_KEY, hosts_of, machine_of
 from app.wizard.state import AccessRow, CheckRow, FindingRow, LinkRow, MachineRow, Need, Status
 from distributed.checks.examination import Examined, examine, repair
 from distributed.checks.findings import Finding
+from distributed.discovery.network_interfaces import PathKind, interface_kind
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Wish, measure_ready
 from distributed.preparation.preflight import check, ready
@@ -220,10 +221,7 @@ def _warnings(pair: PairFigures) -> list[str]:
     slow, fast = sorted((figures.mbit, figures.mbit_back))
     if fast > ASYMMETRIC * slow:
         found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
-    if any(
-        name.startswith(("utun", "tun", "wg", "tailscale", "zt"))
-        for name in (figures.interface, figures.interface_back)
-    ):
+    if any(interface_kind(name, {}) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
     if pair.busy:
         found.append(f"others moved {figures.other_mbit:.0f} Mbit/s there meanwhile: measure again when it is idle")

@@ -32,7 +32,12 @@ class Prompter(Protocol):
 
 def prompter() -> Prompter:
     """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
-    return BareLines() if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown") else Questions()
+    return BareLines() if can_only_print() else Questions()
+
+
+def can_only_print() -> bool:
+    """Whether the terminal says of itself that it knows no escape codes."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 class BareLines:

@@ -22,7 +22,6 @@ class OptionRow(Row):
     type: str = "text"
     choices: tuple[str, ...] = ()
     limits: str = ""
-    section: str = ""
     advanced: bool = False
     changed: bool = False
     """By the person."""
@@ -112,7 +111,6 @@ class Strategy(Part):
     reasons: tuple[str, ...] = ()
     """Why the recommended one; the deciding sentence first."""
     progress: tuple[str, ...] = ()
-    recommended: int = 0
     measure: bool = False
     """New figures were asked for."""
     planning: Any = field(default=None, repr=False, compare=False)

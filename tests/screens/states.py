@@ -126,7 +126,7 @@ def _option(name: str, value: str, about: str, **more: Any) -> OptionRow:
 
 JOB = Job(
     (
-        _option("epochs", "3", "passes over the training data", limits="> 0", section="training"),
+        _option("epochs", "3", "passes over the training data", limits="> 0"),
         replace(_option("batch_size", "16", "samples in one forward pass"), default="8", changed=True),
         replace(_option("learning_rate", "5", "peak learning rate"), status=BAD, cause="must be <= 1", changed=True),
         _option("seed", "1", "of all chances", advanced=True),
