@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from typing import BinaryIO, Protocol
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError
 from distributed.ssh.forward import Forward
-from distributed.ssh.process import CHUNK, Completed
+from distributed.ssh.process import CHUNK, MAX_LINE, STDERR_KEPT, Completed
 
 HERE_NAME = "this machine"
 
@@ -90,20 +91,25 @@ class HereConnection:
             except OSError as error:
                 return Completed(127, b"", f"{argv[0]}: {error.strerror}".encode())
             except subprocess.TimeoutExpired:
-                raise CommandTimeout(self.machine, f"a command did not end within {timeout} s") from None
-        return Completed(done.returncode, done.stdout, done.stderr)
+                problem = f"a command did not end within {timeout:.0f} s"
+                raise CommandTimeout(self.machine, problem, "is it hung?") from None
+        return Completed(_exit_code(done.returncode), done.stdout, done.stderr)
 
     def stream(self, argv: Sequence[str]) -> HereProcess:
         return HereProcess(self.machine, argv)
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         target = Path.home() / Path(remote).expanduser()
+        part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f"{target.name}.{os.getpid()}.part")
-            part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-            part.chmod(mode)
-            part.replace(target)
+            try:
+                part.touch(0o600, exist_ok=False)
+                part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+                part.chmod(mode)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise RemoteFileError(self.machine, f"cannot write {target}: {error.strerror}", "free some space") from None
 
@@ -128,6 +134,7 @@ class HereProcess:
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, cwd=Path.home()
             )
         except OSError as error:
+            self._errors.close()
             raise Dropped(machine, f"{argv[0]}: {error.strerror}") from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -135,8 +142,9 @@ class HereProcess:
 
     @property
     def stderr(self) -> bytes:
-        self._errors.seek(0)
-        return self._errors.read()
+        """The last 64 KiB of what it wrote to stderr. Its place in the file is shared with the command, so no seek."""
+        descriptor = self._errors.fileno()
+        return os.pread(descriptor, STDERR_KEPT, max(os.fstat(descriptor).st_size - STDERR_KEPT, 0))
 
     def write(self, data: bytes) -> None:
         try:
@@ -146,7 +154,10 @@ class HereProcess:
             raise Dropped(self.machine, "a command ended while it was written to") from None
 
     def end_input(self) -> None:
-        self._stdin.close()
+        try:
+            self._stdin.close()
+        except OSError:
+            raise Dropped(self.machine, "a command ended while it was written to") from None
 
     def read(self, timeout: float | None = None) -> bytes:
         if self._rest:
@@ -164,7 +175,7 @@ class HereProcess:
     def read_line(self, timeout: float | None = None) -> bytes:
         end = None if timeout is None else time.monotonic() + timeout
         line = b""
-        while b"\n" not in line:
+        while b"\n" not in line and len(line) < MAX_LINE:
             try:
                 more = self.read(None if end is None else max(end - time.monotonic(), 0.0))
             except TimeoutError:
@@ -173,8 +184,9 @@ class HereProcess:
             if not more:
                 return line
             line += more
-        line, newline, self._rest = line.partition(b"\n")
-        return line + newline
+        cut = line.find(b"\n") + 1 or len(line)
+        line, self._rest = line[:cut], line[cut:]
+        return line
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.read_line, b"")
@@ -184,7 +196,7 @@ class HereProcess:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise CommandTimeout(self.machine, "a command did not end in time") from None
-        return code if code >= 0 else 128 - code
+        return _exit_code(code)
 
     def close(self) -> None:
         """End the command and its streams."""
@@ -196,3 +208,8 @@ class HereProcess:
                 stream.close()
             except OSError:
                 continue
+
+
+def _exit_code(code: int) -> int:
+    """128 + signal where a signal ended it, as over SSH."""
+    return code if code >= 0 else 128 - code

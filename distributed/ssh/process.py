@@ -16,7 +16,7 @@ from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 CHUNK = 64 * 1024
 _BUFFERED = 4 * 1024 * 1024
 """Bytes of output kept for a slow reader; beyond them the far side waits."""
-_STDERR_KEPT = 64 * 1024
+STDERR_KEPT = 64 * 1024
 _NOISE_LIMIT = 256 * 1024
 """Bytes the login shell's start files may print before a command."""
 _NO_SHELL_HINT = (
@@ -223,7 +223,7 @@ class RemoteProcess:
                 end()
 
     def _keep_stderr(self, data: bytes) -> None:
-        self._stderr = (self._stderr + data)[-_STDERR_KEPT:]
+        self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 
     def _feed(self, data: bytes | BinaryIO | None) -> None:
         stream = data if data is not None and not isinstance(data, bytes) else io.BytesIO(data or b"")

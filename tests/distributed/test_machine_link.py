@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from distributed.cleaning import leftovers as leftovers_module
 from distributed.cleaning.leftovers import leftovers
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine import here
 from distributed.machine.here import HereConnection
 from distributed.machine.link import Link, document
-from distributed.ssh.errors import SshError
+from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import Completed
 
 BOX = Machine(name="box", address="localhost", python=sys.executable)
@@ -62,3 +63,32 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers_module, "link_to", lambda machine, hosts: Link(machine, lambda: Says(answer)))
     assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1")["box"], SshError)
+
+
+def test_a_look_at_stderr_does_not_move_where_the_command_writes() -> None:
+    process = HereConnection("box").stream(["sh", "-c", "echo one >&2; echo; read line; echo two >&2; echo"])
+    process.read_line(10)
+    assert process.stderr == b"one\n"
+    process.write(b"go\n")
+    process.read_line(10)
+    assert process.stderr == b"one\ntwo\n"
+    process.close()
+
+
+def test_a_line_without_end_is_given_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here, "MAX_LINE", 1000)
+    process = HereConnection("box").stream(["sh", "-c", "head -c 5000 /dev/zero; echo; echo end"])
+    lines = list(process)
+    process.close()
+    assert b"".join(lines) == bytes(5000) + b"\nend\n" and lines[-1] == b"end\n" and len(lines) > 2
+
+
+def test_this_machine_tells_its_ends_as_others_do(tmp_path: Path) -> None:
+    connection = HereConnection("box")
+    assert connection.run(["sh", "-c", "kill -9 $$"]).returncode == 137
+    with pytest.raises(Dropped, match="^box: /nowhere: No such file"):
+        connection.stream(["/nowhere"])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RemoteFileError, match="^box: cannot write"):
+        connection.put(b"x", str(tmp_path / "folder"))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
