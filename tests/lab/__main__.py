@@ -48,8 +48,8 @@ def up(hosts: Sequence[HostSpec]) -> int:
         print(f"Lab {lab.slot}: this machine is {lab.address}")
         for host in lab:
             print(f"  {host.name:12} {host.address:15} ssh -F {lab.ssh_config} {host.name}")
-        print(f"  muster:      python cli_typer.py distributed-train demo --hosts {lab.hosts_file}")
-        print(f"  elsewhere:   python -m tests.lab cut|mend|kill|rate|run {lab.slot} HOST ...")
+        print(f"  muster:      python3 cli_typer.py distributed-train demo --hosts {lab.hosts_file}")
+        print(f"  elsewhere:   .venv/bin/python -m tests.lab cut|mend|kill|rate|run {lab.slot} HOST ...")
         print("Ctrl-C takes it down.", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
@@ -68,7 +68,7 @@ def find_host(slot: int, name: str) -> tuple[int, str]:
     try:
         hosts = json.loads((reaper.BASE / str(slot) / "hosts.state").read_text())
     except OSError:
-        raise LabUnavailable(f"no lab {slot}; see: python -m tests.lab list") from None
+        raise LabUnavailable(f"no lab {slot}; see: .venv/bin/python -m tests.lab list") from None
     for number, host in enumerate(hosts):
         if host["name"] == name:
             return int(host["pid"]), f"mu{slot}h{number}"

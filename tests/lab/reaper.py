@@ -46,7 +46,7 @@ def claim_slot() -> tuple[int, Path]:
         owner = {"pid": os.getpid(), "birth": processes.birth(os.getpid())}
         (folder / "owner.json").write_text(json.dumps(owner))
         return slot, folder
-    raise LabUnavailable(f"all {_SLOTS} labs are in use; see: python -m tests.lab list")
+    raise LabUnavailable(f"all {_SLOTS} labs are in use; see: .venv/bin/python -m tests.lab list")
 
 
 def labs() -> dict[int, Owner | None]:
