@@ -7,6 +7,7 @@
             state.safetensors      every tensor by name (model/..., optimizer/..., strategy/..., rng/...)
             manifest.json          step, plan, JSON state, size and SHA-256 of the files, library versions
         .writing-00000160/         a snapshot being written; a leftover of a killed process is swept by the next save
+        .replaced-00000040/        one that is being removed; likewise
 """
 
 from __future__ import annotations
@@ -167,7 +168,9 @@ class SnapshotStore:
         steps = self.steps()
         earlier = [step for step in steps if step < newest]
         for step in [s for s in steps if s > newest] + earlier[self.keep - 1 :]:
-            shutil.rmtree(self._folder(step))
+            going = self.directory / f".replaced-{step:08d}"
+            self._folder(step).rename(going)  # first, so that a kill leaves no half of a snapshot that looks damaged
+            shutil.rmtree(going)
 
     def _sweep(self) -> None:
         for folder in self.directory.iterdir():

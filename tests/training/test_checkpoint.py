@@ -214,6 +214,27 @@ def test_kill_during_a_save_leaves_the_older_one(tmp_path: Path) -> None:
     assert store.load(steps[0]).tensors["model/weight"].numel() == 5_000_000
 
 
+def test_a_kill_while_an_old_one_goes_leaves_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SnapshotStore(tmp_path, keep=2)
+    remove = shutil.rmtree
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.name.startswith(".writing") or not path.exists():
+            return remove(path, ignore_errors)
+        next(path.glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    save(store, 10)
+    save(store, 20)
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(store, 30)
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    assert store.verified_steps() == ([30, 20], [])
+    save(store, 40)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000030", "step-00000040"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("mount"):
