@@ -100,8 +100,8 @@ class MachinesScreen(StepScreen):
 
     def action_add(self) -> None:
         about = [
-            muted("As you would type it after ssh: studio.local, ada@192.168.1.7, ada@host:2222,"),
-            muted("or a name of your ~/.ssh/config."),
+            muted("As you would type it after ssh: studio.local, ada@192.168.1.7,"),
+            muted("ada@host:2222, or a name of your ~/.ssh/config."),
         ]
         self.app.push_screen(TextDialog("Add a machine", about, accept="Add"), self._added)
 

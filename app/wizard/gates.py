@@ -22,7 +22,7 @@ def measures(state: WizardState) -> str:
     names = [row.name for row in state.members if not row.here]
     if not names or state.strategy.status is not Status.WAITING:
         return ""
-    return MEASURES.format(names=" and ".join(names) if len(names) < 3 else f"{len(names)} machines")
+    return MEASURES.format(names=names[0] if len(names) == 1 else f"{len(names)} machines")
 
 
 def _machines(state: WizardState) -> tuple[str, ...]:
