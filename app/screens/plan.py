@@ -88,7 +88,7 @@ class PlanScreen(StepScreen):
             return muted("r tries again, b goes to the job, esc goes back.")
         if state.plan.saved:
             return literal("Saved: the command works now.", "$text-success")
-        return muted("Enter saves the profile and starts. Until then nothing trains.")
+        return muted("Enter starts. Until then nothing trains and nothing is saved.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)

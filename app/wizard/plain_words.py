@@ -114,6 +114,8 @@ def strategy_lines(state: WizardState) -> Iterator[str]:
     found = state.strategy
     yield from (f"  {text}" for text in found.reasons[:3])
     chosen = state.chosen
+    if any(row.step_seconds for row in found.rows):
+        yield "  times are until the loss that the fastest machine alone ends with"
     for number, row in enumerate(found.rows, 1):
         mark = "chosen, " if row is chosen else ""
         mark += "recommended, " if row.recommended else ""
@@ -128,8 +130,7 @@ def candidate_words(row: CandidateRow) -> str:
         return row.cause
     if not row.step_seconds:
         return "not measured"
-    parts = [f"{row.step_seconds:.3g} s a step of {row.samples} samples",
-             f"the final loss of the fastest machine alone in {duration_text(row.same_loss_seconds)}"]  # fmt: skip
+    parts = [duration_text(row.same_loss_seconds), f"{row.step_seconds:.3g} s a step of {row.samples} samples"]
     if not row.alone:
         parts += [f"{row.useful_speed_up:.2f} times as fast", f"{100 * row.communication:.0f} % waiting",
                   f"{bytes_text(row.bytes_per_hour)} an hour"]  # fmt: skip
