@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health
 from distributed.checks.job_findings import judge_data, judge_memory, judge_origin, judge_port
-from distributed.machine.link import Link
+from distributed.machine.link import Link, document
 from distributed.measuring.machine_figures import seats_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import Machine
@@ -77,20 +77,17 @@ def look_at_job(
 def _data(inputs: Inputs, link: Link, facts: Facts) -> list[Finding]:
     try:
         return judge_data(inputs.trees, missing_there(link, inputs), facts)
-    except (MusterError, ValueError, KeyError, TypeError, AttributeError) as error:
-        said = error.message if isinstance(error, MusterError) else "its answer cannot be read"
-        return [Finding("data", "warning", f"what is there of the data could not be asked: {said}")]
+    except MusterError as error:
+        return [Finding("data", "warning", f"what is there of the data could not be asked: {error.message}")]
 
 
 def missing_there(link: Link, inputs: Inputs) -> Lack:
     """Ask what a run would send, by a program that travels in the command.
 
     Raises:
-        SshError: it cannot be asked.
-        ValueError, KeyError, TypeError, AttributeError: it answers with something else.
+        SshError: it cannot be asked, or answers with something else.
     """
     blobs = sorted({blob for tree in inputs.trees.values() for blob in tree.sources})
     question = json.dumps({"trees": [tree.name for tree in inputs.trees.values()], "blobs": blobs})
     answer = link.ask_unprepared("missing", input=question.encode())
-    said: Mapping[str, object] = json.loads(answer.stdout)
-    return Lack.parse(said)
+    return Lack.parse(link.name, document(link.name, answer.stdout), blobs)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.link import Link
+from distributed.machine.link import Link, document
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
 from distributed.preparation.offline_wheels import collect_wheels
 from distributed.preparation.transfer import send_trees
@@ -109,7 +109,7 @@ def find_environment(link: Link, recipe: Recipe | None = None) -> str:
         SshError: the connection was lost.
     """
     base = look(link)
-    return str(_ask(link, base, recipe or usual_recipe())["python"]) if base.python else ""
+    return str(_ask(link, base, recipe or usual_recipe()).get("python", "")) if base.python else ""
 
 
 def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
@@ -130,7 +130,7 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
     if not base.python:
         base = _fetch_python(link, base, say)
     said = _ask(link, base, recipe)
-    if said["python"]:
+    if said.get("python"):
         return str(said["python"])
     wheels = ""
     if offline_wheels:
@@ -182,10 +182,9 @@ def _send_uv(link: Link, say: Say) -> str:
 def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
     words = [base.python, "-", link.root, "find", recipe.digest]
     done = link.connection().run(words, input=_builder(), timeout=60.0)
-    try:
-        return dict(json.loads(done.stdout))
-    except ValueError:
-        raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON) from None
+    if not done.ok:
+        raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON)
+    return document(link.name, done.stdout)
 
 
 def _build(link: Link, base: Base, recipe: Recipe, wheels: str, say: Say) -> str:

@@ -9,13 +9,13 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from distributed.machine.link import Link
-from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed
+from distributed.machine.link import Link, document
+from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from profiles.errors import BadInput
 from training.run_files import explain
 
@@ -55,14 +55,20 @@ class Lack:
     """Bytes of a blob that have arrived."""
 
     @classmethod
-    def parse(cls, answer: Mapping[str, Any]) -> Lack:
-        """Read a machine's answer.
+    def parse(cls, machine: str, answer: Mapping[str, Any], asked: Collection[str]) -> Lack:
+        """Read a machine's answer to the question which of the blobs ``asked`` it has not.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: it is something else.
+            SshError: it is something else.
         """
-        begun = {str(blob): int(size) for blob, size in answer["begun"].items()}
-        return cls(tuple(map(str, answer["trees"])), tuple(map(str, answer["blobs"])), begun)
+        try:
+            blobs = tuple(map(str, answer["blobs"]))
+            begun = {str(blob): int(size) for blob, size in answer["begun"].items()}
+            if set(blobs) <= set(asked) and all(size >= 0 for size in begun.values()):
+                return cls(tuple(map(str, answer["trees"])), blobs, begun)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            pass
+        raise SshError(machine, "it does not say which files it lacks", "try again")
 
     def left(self, sources: Mapping[str, Path]) -> int:
         """Bytes still to be sent."""
@@ -76,9 +82,10 @@ def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str]) -> Lack:
         SshError: it cannot be asked.
     """
     question = json.dumps({"trees": list(trees), "blobs": list(blobs)}).encode()
-    answer: dict[str, Any] = json.loads(link.ask("missing", input=question).stdout)
-    link.root = str(answer["root"])
-    return Lack.parse(answer)
+    answer = document(link.name, link.ask("missing", input=question).stdout)
+    lack = Lack.parse(link.name, answer, blobs)
+    link.root = str(answer.get("root", link.root))
+    return lack
 
 
 def send_trees(link: Link, trees: Sequence[Tree], progress: Progress = lambda done, total: None) -> int:

@@ -94,7 +94,8 @@ def test_nonsense_is_a_problem_of_its_machine(said: str, tmp_path: Path) -> None
     python.write_text(f"#!/bin/sh\ncat > /dev/null\nprintf '%s' '{said}'\n")
     python.chmod(0o755)
     (one,) = preflight.check(Hosts(machines=(Machine(name="odd", address="localhost", python=str(python)),)))
-    assert one.problem is not None and one.problem.message == "odd: what it says of itself cannot be read"
+    assert one.problem is not None
+    assert one.problem.message.startswith("odd: ") and "cannot be read" in one.problem.message
 
 
 def engine(facts: Facts, **options: str) -> str:

@@ -25,7 +25,7 @@ from distributed.machine.link import Link, link_to
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees
-from distributed.ssh.errors import Dropped
+from distributed.ssh.errors import Dropped, SshError
 from distributed.ssh.process import Completed
 from profiles.errors import BadInput
 from tests.lab.fixtures import MakeLightLab
@@ -125,6 +125,23 @@ def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> No
             send_trees(link, [tree], shrink)
     finally:
         transfer._TELL = transfer_tell
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "7",
+        "{}",
+        '{"root": "/r", "trees": [], "blobs": [], "begun": []}',
+        '{"root": "/r", "trees": [], "blobs": ["another"], "begun": {}}',
+        '{"root": "/r", "trees": [], "blobs": ["asked"], "begun": {"asked": -1}}',
+    ],
+)
+def test_a_machine_that_does_not_say_what_it_lacks_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(Machine(name="far"), lambda: HereConnection("far"))
+    monkeypatch.setattr(link, "ask", lambda *words, **options: Completed(0, said.encode(), b""))
+    with pytest.raises(SshError, match="^far: "):
+        transfer.ask_missing(link, [], ["asked"])
 
 
 def test_a_damaged_beginning_is_not_kept(tmp_path: Path, tree: Tree) -> None:
