@@ -17,7 +17,7 @@ from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Status
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Link
-from distributed.preparation.preflight import Facts, NotReady, Readiness, check, ready
+from distributed.preparation.preflight import Facts, Readiness, check, ready
 from distributed.preparation.provision import provision
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import (
@@ -234,8 +234,5 @@ def _provision(link: Link, manner: Manner) -> None:
         provision(link, say, offline_wheels=True)
 
 
-def _names(machines_: Sequence[Machine]) -> str:
-    return ", ".join(machine.name for machine in machines_)
-
-
-__all__ = ["Manner", "NotReady", "hosts_of", "prepare"]
+def _names(entries: Sequence[Machine]) -> str:
+    return ", ".join(entry.name for entry in entries)
