@@ -232,7 +232,7 @@ class Logs(Pane):
     def _words(self, picture: Picture, count: int, wanted: str) -> Content:
         level = ("all levels", "warnings and errors", "errors")[self._level]
         parts = [self._machine or "all machines", level, *([f"with '{wanted}'"] if wanted else [])]
-        none = "" if picture.lines else "; nothing was logged yet (worker output goes to logs/ of the run folder)"
+        none = "" if picture.lines else "; nothing was logged yet"
         return literal(f"{', '.join(parts)}: {count} lines{none}", "$text-muted")
 
 

@@ -91,8 +91,17 @@ def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
         curves=(band, line) if points else (),
         marks=marks(state),
         legend=invalid,
-        empty="the loss shows here with the first step",
+        empty=_before_the_first_step(picture),
     )
+
+
+def _before_the_first_step(picture: Picture) -> str:
+    """Return what is waited for: machines that are ready and do not train look as if they hung."""
+    measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
+    ready = any(member.status == "ready" for member in picture.state.members.values())
+    if ready and measured_first:
+        return "first the model is measured as it is; then the loss shows here"
+    return "the loss shows here with the first step"
 
 
 def marks(state: RunState) -> tuple[Mark, ...]:

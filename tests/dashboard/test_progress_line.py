@@ -1,13 +1,17 @@
-"""The line above the curves: what was reached stands there whole, whatever the width."""
+"""What the first tab says in words: what was reached stands there whole, whatever the width; what is waited for."""
 
 from __future__ import annotations
 
-import pytest
-from run_folders import BEGAN, started, steps
+from pathlib import Path
 
-from app.dashboard.overview import _progress
+import pytest
+from run_folders import BEGAN, new_folder, started, steps
+
+from app.dashboard.overview import _progress, loss_chart
+from app.dashboard.picture import Picture
 from app.run_state import reduce_events
-from training.events import EvaluationEvent
+from training.events import EvaluationEvent, MemberEvent
+from training.run_folder import RunFolder
 
 
 def evaluated(step: int, wer: float) -> EvaluationEvent:
@@ -33,3 +37,13 @@ def test_the_bar_gives_way_before_words_do() -> None:
     shown = line(78, evaluated(0, 1.801))
     assert shown.endswith("WER on validation: 180.1 %")
     assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
+
+
+def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> None:
+    """They measure the model first; without a word it looks as if they hung."""
+    plan = RunFolder.open(new_folder(tmp_path)).plan()
+    preparing = Picture(tmp_path, reduce_events(started()), plan=plan)
+    assert loss_chart(preparing).empty == "the loss shows here with the first step"
+    ready = MemberEvent(member=0, time=BEGAN, status="ready", name="studio")
+    measuring = Picture(tmp_path, reduce_events([*started(), ready]), plan=plan)
+    assert loss_chart(measuring).empty.startswith("first the model is measured")
