@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,3 +209,18 @@ def test_tokenizer_of_another_model(make_profile: ProfileMaker, text_file: Path,
     GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="is outside the model's vocabulary of 50"):
         prepared(make_profile, tmp_path, text_file, from_scratch=True)
+
+
+def test_another_end_token_is_not_answered_from_the_cache(tmp_path: Path) -> None:
+    class Letters:
+        """A tokenizer whose end token is a setting beside its document."""
+
+        def __init__(self, end: int) -> None:
+            self.eos_token_id = end
+            self.backend_tokenizer = SimpleNamespace(to_str=lambda: "letters")
+
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    made = [texts.tokenise(["a", "b"], Letters(end), tmp_path, silent, "tokens").tolist() for end in (1, 2, 1)]
+    assert made == [[97, 1, 98, 1], [97, 2, 98, 2], [97, 1, 98, 1]]

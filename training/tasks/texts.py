@@ -93,7 +93,8 @@ def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Pro
     for document in documents:
         digest.update(hashlib.blake2b(document.encode()).digest())
     total = sum(map(len, documents))
-    end = tokenizer.eos_token_id if len(documents) > 1 else None
+    end = tokenizer.eos_token_id if len(documents) > 1 else None  # a setting beside the tokenizer's own document
+    digest.update(f"end {end}".encode())
 
     def build(folder: Path) -> None:
         done = 0
