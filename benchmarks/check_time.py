@@ -5,7 +5,7 @@
 Needs root and Linux: the hosts are network namespaces with an sshd each (``tests/lab``). They share the processors of
 this machine with the command, so its CPU seconds are shown beside the wall time: machines of their own share nothing.
 The command is the real one, in a process of its own; one before the first counted one leaves its byte code behind. CPU
-seconds are those of the whole machine: run nothing else meanwhile.
+seconds are those of the whole machine: run nothing else meanwhile. About two minutes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Both run at once, each in a process of its own with one thread, and take turns block by block while the other waits; who
 begins changes from pair to pair. A block is ``--steps`` steps, and ratios are taken pair by pair, so what the machine
-does besides meets both alike.
+does besides meets both alike. About four minutes.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ A process of one thread "trains" (a matrix product and an event a step, into a r
 20,000 lines a second into a log of the same folder. ``cli_typer.py attach`` runs in a pseudo-terminal of 120x32. Its
 processor time and memory are the kernel's figures of that process. For key to paint a tab is opened by its key, and the
 clock stops when a word that stands on that tab alone has arrived. Training is compared with the dashboard stopped
-(SIGSTOP) and going on (SIGCONT) in turns of a few seconds, so that other load of the machine meets both alike.
-``--nice -15`` (root) lets everything that is measured, training included, go before what else the machine does.
+(SIGSTOP) and going on (SIGCONT) in turns of half a second, so that other load of the machine meets both alike.
+``--nice -15`` (root) lets everything that is measured, training included, go before what else the machine does. About
+three minutes.
 """
 
 from __future__ import annotations

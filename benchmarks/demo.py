@@ -1,9 +1,9 @@
 """The demo by its command line: time from the command to the result, WER before and after, and who is misheard.
 
-    python benchmarks/demo.py --seeds 0 1
+    .venv/bin/python benchmarks/demo.py --seeds 0 1
 
-The time is that of ``make demo`` without the set-up. By voice, the transcripts of ``transcribe`` are counted on plain
-words: Whisper's normaliser, which the run itself uses, joins number words.
+About five minutes a seed: the time is that of ``make demo`` without the set-up. By voice, the transcripts of
+``transcribe`` are counted on plain words: Whisper's normaliser, which the run itself uses, joins number words.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 Members are processes on this machine and talk over loopback, one thread each, so everything shares the processors. The
 engines take turns on every payload within one run: the load of the machine is the same for all, and the ratios mean
 more than the seconds. ``hub`` encrypts; a stock all-reduce neither encrypts nor weighs, and needs all members alive.
+About six minutes.
 """
 
 from __future__ import annotations

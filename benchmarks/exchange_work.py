@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/exchange_work.py [--members 2 3] [--megabytes 4 40]
 
 Processor time of whole processes (Linux), so that a busy machine does not change it much. ``Mbit/s`` is payload, in and
-out together, over processor seconds: the rate of a process that has a core of its own.
+out together, over processor seconds: the rate of a process that has a core of its own. A minute or two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """How long until the set-up's first screen stands in a terminal, and until ``--help`` has answered.
 
-.venv/bin/python benchmarks/first_paint.py [--turns 5]
+    .venv/bin/python benchmarks/first_paint.py [--turns 5]
+
+Half a minute.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ compute four of them. Coding, encryption and exchange are real, and all members 
 *compute* is the step of four members that do not exchange. The hub runs on the controller, whose link is not shaped.
 DiLoCo is measured with a short interval, because the time of a synchronisation does not depend on it: its step is
 ``compute + excess / 50``, where *excess* is how much longer than the others a step with a synchronisation takes. Links
-are shaped from the first step to the last.
+are shaped from the first step to the last. About a quarter of an hour.
 """
 
 from __future__ import annotations

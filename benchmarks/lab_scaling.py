@@ -6,6 +6,7 @@ Needs root: the machines are lab hosts of 0.4 core each on links of 100 Mbit/s. 
 step events between the first steps (one whole synchronisation interval for DiLoCo) and the last: start, evaluation and
 the model's saving are left out, every synchronisation is in. Supervisor and hub run on the controller, outside the
 quotas and behind a link that is not shaped; so does the lighthouse of torchft. torchrun keeps its store on a host.
+About a quarter of an hour.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 Trains the causal language model of the ``nanogpt`` profile from the same start on the same number of samples: with
 ``n`` workers each takes ``1/n`` of them, so there are ``n`` times fewer steps of an ``n`` times larger batch.
+About an hour; with 800 samples five minutes.
 """
 
 from __future__ import annotations

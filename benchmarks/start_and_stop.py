@@ -6,7 +6,7 @@ they go.
 Needs root and Linux: the hosts are network namespaces with an sshd each (``tests/lab``), and share the processors of
 this machine, so its CPU seconds are shown beside the wall time. The hosts are prepared: a run before the first counted
 one has brought code and data there. The command is the real one, in a process of its own, without a terminal. CPU
-seconds are those of the whole machine: run nothing else meanwhile.
+seconds are those of the whole machine: run nothing else meanwhile. About five minutes.
 """
 
 from __future__ import annotations

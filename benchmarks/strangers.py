@@ -6,7 +6,7 @@ Root on Linux: members and the stranger are hosts of a lab, over real SSH. A pai
 take turns without and with the stranger, so that both meet the same load of the machine, and the ratio of a pair is
 that of its two stretches. The stranger keeps its connections open, opens again what the hub ends, and a second one
 speaks rubbish once a second. They may use a tenth of a core; a step's compute is a fixed sleep, so that what is left
-of the processors does for members and hub.
+of the processors does for members and hub. A few minutes.
 """
 
 from __future__ import annotations

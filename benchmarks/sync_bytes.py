@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/sync_bytes.py [--members 2 3] [--megabytes 4 40]
 
 As root it moves into a network namespace of its own, so that its loopback interface carries nothing else. Theory: hub,
-payload up and payload down for every member; torch, ``2 (n-1)/n`` of the payload sent by every member.
+payload up and payload down for every member; torch, ``2 (n-1)/n`` of the payload sent by every member. Two
+minutes.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/two_workers.py [--steps 120] [--pairs 3]
 
 The single worker is held to one core by ``taskset``; the pair, its hub included, to two. The runs take turns.
+About five minutes.
 """
 
 from __future__ import annotations
