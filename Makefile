@@ -78,5 +78,5 @@ bench: setup ## all benchmarks; the results are in docs/performance.md
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(PY) $$script || exit 1; done
 
 clean: ## remove .venv, caches and build leftovers (runs under output/ stay)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
