@@ -16,6 +16,8 @@ from typer.core import TyperGroup
 
 from app.cli.main import command_tree
 from app.cli.wizard import options
+from profiles.library import CONFIG
+from profiles.resolve import list_profiles
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
@@ -106,6 +108,17 @@ def test_commands_are_there_with_these_options(page: Path) -> None:
             assert given <= _flags(command), words
         elif words[:2] == ["python3", "wizard.py"] or (words[0] in given and "performance" not in page.name):
             assert given <= _all_flags(), words
+
+
+@every_page
+def test_trainings_that_are_typed_have_their_profile(page: Path) -> None:
+    """A shipped profile, a name to fill in, a run to resume, or a custom job, which needs none."""
+    shipped = {entry.name for entry in list_profiles() if entry.source == CONFIG}
+    for words in _lines(page):
+        if _is_python(words[0]) and words[1:3] == ["cli_typer.py", "distributed-train"]:
+            name, given = words[3], set(words[3:])
+            known = name in shipped or name.isupper() or "--resume" in given or {"--task", "--model-path"} <= given
+            assert known, words
 
 
 @every_page
