@@ -50,7 +50,7 @@ _LIFETIME = 120.0
 _MOST_SPEAKERS = 512
 _MOST_QUESTIONS = 24
 _SHOWN_DETAILS = ("version", "devices", "memory", "model")
-_PTR, _TXT, _AAAA, _SRV, _A, _IN, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 1, 0, 1
+_PTR, _TXT, _AAAA, _SRV, _A, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 0, 1
 
 
 def parse_txt(data: bytes) -> dict[str, str]:

@@ -124,7 +124,7 @@ def test_a_server_that_accepts_and_stalls_is_left_in_time(tmp_path: Path) -> Non
         begin = time.monotonic()
         report = check_access(loopback(port, tmp_path), timeout=1.0)
     assert ended(report) == (Stage.REACH, "stalled")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 9
 
 
 def test_a_real_server_that_falls_silent_is_left_in_time(lab: LightLab) -> None:

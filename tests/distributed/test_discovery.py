@@ -481,9 +481,9 @@ def test_a_machine_is_located_by_the_key_known_under_its_name(tmp_path: Path) ->
 def test_many_claims_to_one_address_cost_no_time() -> None:
     claims = [sighting(f"m{n}", endpoint(9), source=f"s{n // 30}") for n in range(MOST_SIGHTINGS)]
     state = folded(*map(Sighted, claims))
-    begin = time.process_time()
+    begin = time.thread_time()
     assert len(machines(state)) == 1
-    assert time.process_time() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
 
 
 # --------------------------------------------------------------------------------------------------- explaining

@@ -148,7 +148,7 @@ def test_a_cable_pulled_in_the_middle_is_noticed_and_the_command_goes_on(lab: La
         try:
             with pytest.raises(Dropped, match="plain: the connection was lost"):
                 process.read(10)
-            assert 0.5 < time.monotonic() - begin < 3
+            assert 0.5 < time.monotonic() - begin < 8
             assert not connection.alive()
             assert host.pids("sleep 71.5")
         finally:
