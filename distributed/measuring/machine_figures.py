@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -159,4 +159,4 @@ def named(figures: SpeedFigures, seat: Seat) -> SpeedFigures:
 def seats_of(machines: list[tuple[Link, Facts]], members: tuple[MemberPlan, ...]) -> list[Seat]:
     """Return one seat for each device of each machine, in the order of the plan's members."""
     owners = [one for one in machines for _ in one[0].machine.devices or ("",)]
-    return [Seat(link, replace(facts), member) for (link, facts), member in zip(owners, members, strict=True)]
+    return [Seat(link, facts, member) for (link, facts), member in zip(owners, members, strict=True)]

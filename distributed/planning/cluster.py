@@ -228,25 +228,9 @@ class Cluster(Document):
         """Whether two entries are the same machine, so that nothing between them crosses a network."""
         return self.machine(one).host == self.machine(other).host
 
-    def links_of(self, name: str) -> list[Link]:
-        """Return the usable links of a machine, as seen from it, by the other end's name."""
-        others = (machine.name for machine in self.machines if not self.same_host(name, machine.name))
-        found = [self.link(name, other) for other in sorted(others)]
-        return [link for link in found if link is not None]
-
     def interface(self, name: str) -> float:
         """Return what a machine's network interface carries in each direction, in Mbit/s; 0 without any link."""
         return self._interfaces[self.machine(name).host]
-
-    def slowest_link(self, names: tuple[str, ...]) -> Link | None:
-        """Return the slowest link among some machines, in its slower direction; ``None`` where there is none."""
-        links = [
-            link
-            for index, one in enumerate(sorted(names))
-            for other in sorted(names)[index + 1 :]
-            if not self.same_host(one, other) and (link := self.link(one, other)) is not None
-        ]
-        return min(links, key=lambda link: min(link.mbit, link.mbit_back), default=None)
 
     def air_mbit(self, air: str) -> float:
         """Return what a radio channel carries in all, in Mbit/s, from the best link over it.

@@ -3,8 +3,8 @@
 Units: seconds, bytes, and Mbit/s of payload in one direction (``rate``). ``a`` is the one-way latency.
 :data:`LINE_SHARE` turns a line rate into a rate; measured rates are payload already.
 
-Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring,
-reduce-scatter and all-gather); Li et al. 2020, "PyTorch Distributed", section 3.2 (overlap with backward); the figures
+Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4
+(reduce-scatter and all-gather); Li et al. 2020, "PyTorch Distributed", section 3.2 (overlap with backward); the figures
 that were measured for this project are in docs/performance.md and named where they are used.
 """
 
@@ -105,11 +105,6 @@ def transfer(size: float, rate: float) -> float:
     return size * 8 / (rate * 1e6)
 
 
-def ring(size: float, members: int, rate: float, a: float = 0.0, pieces: int = 1) -> float:
-    """Ring all-reduce in ``pieces`` buckets: ``2 (n-1)/n S/B + 2 (n-1) a K``, where B is the slowest link's rate."""
-    return transfer(2 * (members - 1) / members * size, rate) + 2 * (members - 1) * a * pieces
-
-
 def star(size: float, members: int, rate: float, a: float = 0.0, hub_trains: bool = True) -> float:
     """Star, up and down at the same time: ``(n-1) S/B + 2 a`` where a member carries the hub, else ``n S/B + 2 a``.
 
@@ -118,25 +113,9 @@ def star(size: float, members: int, rate: float, a: float = 0.0, hub_trains: boo
     return transfer((members - hub_trains) * size, rate) + 2 * a
 
 
-def sharded(size: float, members: int, rate: float, a: float = 0.0) -> float:
-    """Reduce-scatter by owner and all-gather, without a ring's chain: ``2 (n-1)/n S/B + 2 a``. The torch engine."""
-    return transfer(2 * (members - 1) / members * size, rate) + 2 * a
-
-
-def all_gather(size: float, members: int, rate: float, a: float = 0.0) -> float:
-    """Everybody gets everybody's payload: ``(n-1) (s/B + a)``."""
-    return (members - 1) * (transfer(size, rate) + a)
-
-
-def wifi_ring(size: float, members: int, air: float) -> float:
-    """Ring of wireless members on one channel: every byte crosses the air twice, ``4 (n-1) S/B_air``."""
-    return transfer(4 * (members - 1) * size, air)
-
-
-def wifi_star(size: float, members: int, air: float, hub_wired: bool) -> float:
-    """Star of ``n`` wireless members on one channel, the hub being one of them: ``4 (n-1) S/B_air``; half of it where
-    the hub's member is on the wire."""
-    return transfer((2 if hub_wired else 4) * (members - 1) * size, air)
+def sharded(size: float, members: int, rate: float) -> float:
+    """Reduce-scatter by owner and all-gather, without a ring's chain: ``2 (n-1)/n S/B``. The torch engine."""
+    return transfer(2 * (members - 1) / members * size, rate)
 
 
 # --------------------------------------------------------------------------------------------- links as they really are

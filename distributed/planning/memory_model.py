@@ -8,8 +8,6 @@ from distributed.planning.job import Job
 _FP32 = 4
 _INPUT_SHARE = 2 / 34
 """Of a block's activations: its input (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 2 sbh of 34 sbh)."""
-CHECKPOINTING_TIME = 4 / 3
-"""Gradient checkpointing does every forward twice, and backward costs two forwards (Chen et al. 2016, 1604.06174)."""
 _LORA_PART = 50
 """Rank 16 on all linear layers is 1.9 % (whisper-large) to 2.8 % (whisper-tiny) of the parameters."""
 _STRATEGY_WEIGHTS = {"allreduce": 1, "diloco": 6}

@@ -19,8 +19,6 @@ SPARSE_ROUNDS = 300
 """Sparse deltas with error feedback need hundreds of rounds: with 10 they ended above one machine alone."""
 LORA_INTERVAL = 20
 """The mean of two adapters is not the adapter of the mean, and the difference grows with the interval."""
-LARGEST_RATIO = 4.0
-"""The largest batch, over the reference batch, at which the learning-rate rules were measured."""
 
 SOURCES = {
     "exact": "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)",

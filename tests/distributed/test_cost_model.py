@@ -16,12 +16,10 @@ from distributed.planning.cost_model import (
     CHUNK,
     LINE_SHARE,
     OVERLAP,
-    all_gather,
     overlap_credit,
     payload_bytes,
     periodic_step,
     reply_bytes,
-    ring,
     sharded,
     sharded_flows,
     shares,
@@ -29,8 +27,7 @@ from distributed.planning.cost_model import (
     star,
     star_flows,
     synchronous_step,
-    wifi_ring,
-    wifi_star,
+    transfer,
 )
 from profiles.errors import BadInput
 
@@ -38,6 +35,16 @@ MEGABIT_100 = (95.0, 0.003)
 GIGABIT = (1000 * LINE_SHARE, 0.0003)
 TEN_GIGABIT = (6000.0, 0.00015)
 PARAMETERS = {"tiny": 39e6, "base": 74e6, "small": 244e6, "medium": 769e6, "large": 1550e6, "lora-large": 28.8e6}
+
+
+def ring(size: float, members: int, rate: float, a: float = 0.0, pieces: int = 1) -> float:
+    """Ring all-reduce in ``pieces`` buckets: ``2 (n-1)/n S/B + 2 (n-1) a K``, where B is the slowest link's rate."""
+    return transfer(2 * (members - 1) / members * size, rate) + 2 * (members - 1) * a * pieces
+
+
+def all_gather(size: float, members: int, rate: float, a: float) -> float:
+    """Everybody gets everybody's payload: ``(n-1) (s/B + a)``."""
+    return (members - 1) * (transfer(size, rate) + a)
 
 
 def efficiency(way: str, parameters: float, rate: float, a: float, members: int = 4) -> float:
@@ -205,12 +212,12 @@ def test_a_hub_with_a_fast_interface_is_not_held_up_by_slow_members() -> None:
 def test_wifi_is_shared_and_crossed_twice(wireless: str, hub_wired: bool) -> None:
     part = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
     assert (part.kind, part.mbit) == ("air", pytest.approx(100))
-    assert part.seconds == pytest.approx(wifi_star(1e6, 4, 100, hub_wired))
+    assert part.seconds == pytest.approx(transfer((2 if hub_wired else 4) * 3 * 1e6, 100))
 
 
 def test_wifi_by_owner_costs_what_a_ring_costs() -> None:
     part = slowest_part(network(100, "abcd"), sharded_flows(NAMES, 1e6, 1e6))
-    assert part.seconds == pytest.approx(wifi_ring(1e6, 4, 100))
+    assert part.seconds == pytest.approx(transfer(4 * 3 * 1e6, 100))
 
 
 def test_members_on_one_machine_cross_no_network() -> None:
