@@ -65,6 +65,12 @@ def say_error(message: str, hint: str = "") -> None:
             say(f"{label}: {visible(text)}")
 
 
+def agreed(question: str) -> bool:
+    """Ask the person at the terminal; only a clear yes is one."""
+    say(f"{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def show(content: RenderableType) -> None:
     """Write data a person asked for to stdout; a pipe or file gets lines that are not cut at 80 columns."""
     from rich.console import Console

@@ -9,7 +9,7 @@ from app.happenings import in_order
 from app.run_curves import RUN, names, of_member, of_run
 from app.run_state import Result, RunState, SplitResults
 
-_RATES = ("wer", "cer", "accuracy")
+RATES = ("wer", "cer", "accuracy")
 """Metrics that are shares of one and read best as per cent."""
 
 
@@ -17,7 +17,7 @@ def metric_text(name: str, value: float | None) -> str:
     """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
     if value is None or value != value:
         return "-"
-    return f"{value * 100:.1f} %" if name in _RATES else four_digits(value)
+    return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
 
 
 def four_digits(value: float) -> str:
@@ -35,8 +35,8 @@ def metrics_of(result: Result) -> dict[str, float]:
     every: dict[str, float] = dict(result.metrics)
     if result.loss is not None:
         every["loss"] = result.loss
-    first = [name for name in _RATES if name in every]
-    rest = sorted(name for name in every if name not in _RATES and name != "loss")
+    first = [name for name in RATES if name in every]
+    rest = sorted(name for name in every if name not in RATES and name != "loss")
     last = ["loss"] if "loss" in every else []
     return {name: every[name] for name in (*first, *rest, *last)}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from app.console import say, show_json, show_line, visible
+from app.console import agreed, say, show_json, show_line, visible
 from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
 from distributed.ssh.access import AccessReport, Stage, check_all, explain
 from distributed.ssh.connection import SshTarget, Trust
@@ -56,9 +56,7 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     trusted: Keys = set()
 
     def trust(key: HostKeyInfo) -> bool:
-        if trust_new:
-            say(f"{visible(key.machine)}: accepting its new {key.key_type} host key {key.fingerprint}")
-        return trust_new or (key.name, key.blob) in trusted
+        return accept_new(key) if trust_new else (key.name, key.blob) in trusted
 
     reports = check_all(targets, trust=trust)
     if person:
@@ -100,7 +98,7 @@ def _introduce(
             return reports
         for key in new:
             identity = (key.name, key.blob)
-            if identity not in asked and _is_the_right_one(key):
+            if identity not in asked and is_the_right_one(key):
                 trusted.add(identity)
             asked.add(identity)
         again = [r.unknown_key is not None and (r.unknown_key.name, r.unknown_key.blob) in trusted for r in reports]
@@ -108,12 +106,18 @@ def _introduce(
         reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
 
 
-def _is_the_right_one(key: HostKeyInfo) -> bool:
+def accept_new(key: HostKeyInfo) -> bool:
+    """Take the key of a machine never met before, and say so."""
+    say(f"{visible(key.machine)}: accepting its new {key.key_type} host key {key.fingerprint}")
+    return True
+
+
+def is_the_right_one(key: HostKeyInfo) -> bool:
+    """Let the person judge the key of a machine never met before."""
     say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
     say(f"compare it on that machine with: {key.compare_command}")
-    say("Is it the right machine? [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed("Is it the right machine?")
 
 
 def _with_password(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.access import chosen
-from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
+from app.console import agreed, bytes_text, command_line, say, say_error, show_json, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
@@ -82,8 +82,7 @@ def _confirmed(cases: Sequence[_Case], as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         count = f"{len(cases)} machine{'s' if len(cases) > 1 else ''}"
         raise BadInput(f"{count} would be cleaned and nobody is there to confirm", "look, then repeat with --yes")
-    say("remove all this for good? [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed("remove all this for good?")
 
 
 def _show_found(cases: Sequence[_Case]) -> None:

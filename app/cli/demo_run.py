@@ -11,8 +11,6 @@ import typer
 
 from profiles.errors import ExitCode
 
-_OUTPUT = Path("output")
-
 
 def demo_run(
     machines: Annotated[int, typer.Option("--machines", metavar="N", help="How many scripted machines, 1 to 8.")] = 3,

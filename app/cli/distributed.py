@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from app.cli.access import let_in
+from app.cli.access import accept_new, is_the_right_one, let_in
 from app.cli.dashboard import dashboard_command, fits_here, goes_on
 from app.cli.train import TrainRequest, profile_of, resumable, tell, title_of
 from app.console import command_about, say, show_json, show_line, visible
@@ -158,19 +158,12 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
     """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
     lock = threading.Lock()
 
-    def accept(key: HostKeyInfo) -> bool:
-        say(f"{key.machine}: accepting its new {key.key_type} host key {key.fingerprint}")
-        return True
-
     def ask(key: HostKeyInfo) -> bool:
         with lock:
-            say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is {key.fingerprint}")
-            say(f"compare it on that machine with: {key.compare_command}")
-            say("Is it the right machine? [y/N] ")
-            return sys.stdin.readline().strip().lower() in ("y", "yes")
+            return is_the_right_one(key)
 
     if new:
-        return accept
+        return accept_new
     there = sys.stdin.isatty() and sys.stderr.isatty() if person is None else person
     return ask if there else None
 
@@ -227,7 +220,7 @@ def _leave(path: Path, number: int) -> bool:
 
 
 def _ask() -> str:
-    say("\nThe run goes on without this terminal. [d]etach (default), [s]top with a snapshot, [k]ill? ")
+    say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? ")
     with contextlib.suppress(OSError, InterruptedError):
         return sys.stdin.readline().strip().lower()[:1]
     return "d"

@@ -10,7 +10,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
+from app.console import (
+    agreed,
+    bytes_text,
+    command_about,
+    command_line,
+    duration_text,
+    say,
+    show,
+    show_json,
+    show_line,
+    visible,
+)
 from app.figures import metric_label, metric_text, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
@@ -113,8 +124,7 @@ def clean_command(
 def _confirmed(count: int) -> bool:
     if not sys.stdin.isatty():
         raise BadInput(f"{count} runs would be removed and nobody is there to confirm", "look, then repeat with --yes")
-    say(f"remove these {count} runs for good? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed(f"remove these {count} runs for good?")
 
 
 def _summary_document(run: RunSummary) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from app.dashboard.chart import Chart, ChartData, value_text
 from app.dashboard.overview import marks
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
+from app.figures import RATES
 from app.run_curves import names, newest, of_member, of_run
 from app.run_series import Series, smoothed
 from app.shell.keys import Key
@@ -36,12 +37,11 @@ UNITS = {
     "temperature": "°C",
     "power": "W",
 }
-_RATES = ("wer", "cer", "accuracy")
 
 
 def unit_of(name: str) -> str:
     """Return the unit of a series."""
-    return "%" if name.rpartition(" ")[2] in _RATES else UNITS.get(name, "")
+    return "%" if name.rpartition(" ")[2] in RATES else UNITS.get(name, "")
 
 
 class Charts(Pane):

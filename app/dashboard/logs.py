@@ -51,8 +51,8 @@ class LogView(ScrollView, can_focus=True):
         self._lines: Sequence[LogLine] = ()
         self._wanted = ""
         self._shift = 0
-        self._follows, self._moving = True, False
         """Cells of the text that are left out at the left, for long lines."""
+        self._follows, self._moving = True, False
 
     def action_shift(self, cells: int) -> None:
         """Move the texts sideways."""

@@ -24,9 +24,7 @@ def plan_of(plan: RunPlan, chosen: Candidate | None, machines: int) -> Plan:
         ports=(f"hub on {plan.hub_address}",) if far else (),
         seconds=chosen.step * chosen.steps if chosen else None,
         way=f"{_way(chosen)} ({NOT_DONE})" if chosen else "",
-        encrypted=("training traffic: TLS with certificates of this run", "commands, code and data: SSH")
-        if far
-        else (),
+        encrypted=ENCRYPTED if far else (),
         command=f"python wizard.py --demo {machines}",
         hash=plan.hash(),
         status=Status.WARNING,

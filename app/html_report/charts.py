@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.console import visible
-from app.figures import metric_label
+from app.figures import RATES, metric_label
 from app.html_report.evidence import Evidence
 from app.html_report.record import Mark, Point, Record, curve
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
 _COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
-_RATES = ("wer", "cer", "accuracy")
 _SHOWN_MARKS = 12
 THROUGHPUT_POINTS = 80
 """Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
@@ -143,17 +142,17 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
 
 
 def _rates(record: Record) -> Chart | None:
-    traces = _metric_lines(record, lambda name: name in _RATES, 100)
+    traces = _metric_lines(record, lambda name: name in RATES, 100)
     if not traces:
         return None
     names = sorted({metric_label(n) for results in record.evaluations.values() for r in results for n in r.metrics})
-    title = ", ".join(label(name) for name in names if name.lower() in _RATES)
+    title = ", ".join(label(name) for name in names if name.lower() in RATES)
     layout = _over_steps("per cent", rangemode="tozero")
     return _chart("rates", title, "Measured on data that is not trained on.", traces, **layout)
 
 
 def _other_metrics(record: Record) -> Chart | None:
-    traces = _metric_lines(record, lambda name: name not in (*_RATES, "loss"), 1)
+    traces = _metric_lines(record, lambda name: name not in (*RATES, "loss"), 1)
     return _chart("metrics", "Other metrics", "", traces, **_over_steps("")) if traces else None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from profiles.schema import OptionError, tracker_names
 
 LOG = "trackers.log"
 _ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""Package to import, by tracker; all are installed under their own names."""
+_LIBRARIES = ("tensorboard", "wandb", "trackio")
+"""Trackers that need one; each is installed and imported under the tracker's name."""
 
 
 def checked_trackers(text: str) -> tuple[str, ...]:
@@ -29,12 +29,10 @@ def checked_trackers(text: str) -> tuple[str, ...]:
         names = tracker_names(text)
     except OptionError as error:
         raise BadInput(f"trackers: {error.problem}", "write for example csv,tensorboard") from error
-    missing = [name for name in names if name in _PACKAGES and importlib.util.find_spec(_PACKAGES[name]) is None]
+    missing = [name for name in names if name in _LIBRARIES and importlib.util.find_spec(name) is None]
     if missing:
-        packages = " ".join(_PACKAGES[name] for name in missing)
-        raise BadInput(
-            f"trackers: {', '.join(missing)} is not installed", f"{sys.executable} -m pip install {packages}"
-        )
+        hint = f"{sys.executable} -m pip install {' '.join(missing)}"
+        raise BadInput(f"trackers: {', '.join(missing)} is not installed", hint)
     return names
 
 
@@ -55,5 +53,4 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
     except OSError as error:
         say(f"warning: trackers: {error.strerror}; the run goes on without them")
         return
-    with contextlib.suppress(AttributeError):
-        process.returncode = 0  # nobody waits for it: it outlives this process, and no warning is due
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on

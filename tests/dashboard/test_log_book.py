@@ -77,6 +77,13 @@ def test_lines_that_say_their_time_are_merged_by_it(tmp_path: Path) -> None:
     assert texts(LogBook(tmp_path)) == ["a: first", "b: second", "b: of two lines", "a: third"]
 
 
+def test_a_time_is_taken_in_the_zone_that_the_line_names() -> None:
+    same = ("2026-01-01T09:00:00Z x", "2026-01-01T11:30:00+02:30 x", "[2026-01-01 06:30:00.000-0230] x")
+    assert {time_of(text) for text in same} == {(1_767_258_000.0, "x")}
+    assert time_of("0001-01-01T00:00:00 x") == (None, "0001-01-01T00:00:00 x")
+    assert time_of("2026-01-01T09:00:00+99:00 x") == (None, "2026-01-01T09:00:00+99:00 x")
+
+
 def test_how_bad_a_line_sounds() -> None:
     assert [level_of(text) for text in ("ERROR: x", "ValueError: y", "UserWarning: z", "step 3")] == [
         "error", "error", "warning", "info",
