@@ -181,20 +181,23 @@ class Supervisor:
         try:
             check_way_to_hub(link, self._listen)
             self._equip(link)
-        except BaseException:
-            link.close()
-            raise
-        ready: Future[None] = Future()
-        ready.set_result(None)
-        self._brought[link] = ready
-        ranks = []
-        for device in entry.devices or ("",):
-            member = newcomer(entry, device, len(self._seats), self._plan)
-            self._run.expect(member)
-            self._seats.append(link)
-            ranks.append(member.rank)
+            ranks = self._seat(link)
+        finally:
+            if link not in self._seats:
+                link.close()
         note_added(self._folder.path, entry, self._ssh_config)
-        return tuple(ranks)
+        return ranks
+
+    def _seat(self, link: Link) -> tuple[int, ...]:
+        """Make a machine that has its files known to the run; return its members."""
+        assert self._run is not None
+        self._brought[link] = Future()
+        self._brought[link].set_result(None)
+        first = len(self._seats)
+        for device in link.machine.devices or ("",):
+            self._run.expect(newcomer(link.machine, device, len(self._seats), self._plan))
+            self._seats.append(link)
+        return tuple(range(first, len(self._seats)))
 
     def _worker(self, link: Link, rank: int, log: BinaryIO) -> RemoteWorker:
         assert self._run is not None
