@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.console import duration_text, say_error, show_json, show_line, visible
+from app.console import duration_text, say, say_error, show_json, show_line, visible
 from app.figures import metric_label, metric_text
 from app.progress import PlainProgress
 from app.run_state import RunState
@@ -37,6 +37,8 @@ def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode
     """
     model = find_model(request.output, request.reference)
     transcripts = []
+    if not request.as_json:
+        say(f"listening with {model}")  # loading takes seconds, and which run a profile means is worth knowing
     with _only_data_on_stdout():
         from training.tasks.transcription import transcribe  # imports torch
 

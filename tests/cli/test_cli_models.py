@@ -57,6 +57,7 @@ def test_files_are_transcribed_and_a_broken_one_is_named(model: Path, speech: Pa
     assert main(["transcribe", str(model), *files]) == 2
     out, err = capsys.readouterr()
     assert [line.split(":")[0] for line in out.splitlines()] == [files[0], files[2]]
+    assert err.startswith(f"listening with {model}\n")
     assert "error: " in err
     assert "broken.wav" in err
 
