@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import HERE_NAME, HereConnection, this_machine
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import Link, address_towards, link_to
 from distributed.measuring.link_figures import PairFigures, measure_links
 from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
 from distributed.planning.cluster import Cluster
@@ -164,19 +164,29 @@ def measure_ready(
     cache = cache or MeasurementCache()
     plan = plan_run(profile, machines)
     seats = seats_of(list(machines), plan.members)
-    ends = [(link, facts.fingerprint) for link, facts in machines]
+    place = own_place([link for link, _ in machines])
+    ends = [
+        (link, place if link.machine.here else f"{facts.fingerprint} at {facts.address}") for link, facts in machines
+    ]
     here = next((link.name for link, _ in machines if link.machine.here), "")
     names = [link.name for link, _ in ends]
     with contextlib.ExitStack() as stack:
         if not here:
             own = here_link(names)
             stack.callback(own.close)
-            ends.append((own, own.connection().fingerprint))
+            ends.append((own, place))
             here = own.name
         found = Measured(names, here=here, model_path=profile.model.model_path)
         found.pairs = _links(ends, wish, cache, tell)
         found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
     return found
+
+
+def own_place(links: Sequence[Link]) -> str:
+    """Return what this machine is in a link's key: like the others' with the address it has, because figures of a link
+    hold the addresses that a run dials."""
+    far = next((link.host for link in links if link.host and not link.machine.here), "")
+    return f"{HereConnection.fingerprint} at {address_towards(far) if far else ''}"
 
 
 def here_link(taken: Sequence[str]) -> Link:
@@ -191,7 +201,7 @@ def here_link(taken: Sequence[str]) -> Link:
 def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell) -> list[PairFigures]:
     """Measure all links, or return those of earlier: one that is too old is measured together with all others.
 
-    ``ends`` are machines with their identities.
+    ``ends`` are machines with their identities and addresses.
     """
     identities = {link.name: identity for link, identity in ends}
     names = list(identities)

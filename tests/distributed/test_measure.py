@@ -196,6 +196,15 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     assert counts == [1, 2, 2, 3]
 
 
+def test_a_link_is_measured_anew_where_this_machine_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = cast(Any, SimpleNamespace(name="far", host="10.0.0.2", machine=SimpleNamespace(here=False)))
+    monkeypatch.setattr(measure, "address_towards", {"10.0.0.2": "10.0.0.7"}.__getitem__)
+    before = measure.own_place([far])
+    monkeypatch.setattr(measure, "address_towards", {"10.0.0.2": "10.0.0.9"}.__getitem__)
+    assert measure.own_place([far]) != before
+    assert measure.own_place([]) == "this machine at "
+
+
 def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     profile = load_profile("nanogpt").profile
