@@ -39,6 +39,7 @@ PLAIN_BURST = 24
 """Plain lines about warnings and changes in one interval; what is more is only counted."""
 
 Clock = Callable[[], float]
+Write = Callable[[str], None]
 
 
 class Progress(Protocol):
@@ -55,26 +56,17 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def progress_for(title: str, state: RunState | None = None, ascii_only: bool = False) -> Progress:
+def progress_for(title: str, state: RunState | None = None, write: Write | None = None) -> Progress:
     """Return the display that fits where stderr goes.
 
     Args:
         title: what is running, in one line.
         state: the state so far, for a run that is resumed.
-        ascii_only: lines of nothing but ASCII.
+        write: takes lines, where they are to be lines and not a picture.
     """
     shown = state or RunState()
-    live = interactive() and not ascii_only
-    return LiveProgress(title, shown, diagnostics()) if live else PlainProgress(title, shown, writer(ascii_only))
-
-
-def writer(ascii_only: bool = False) -> Callable[[str], None]:
-    """Return what writes lines to stderr."""
-    if not ascii_only:
-        return say
-    from app.shell.filters import ascii_text  # loads textual
-
-    return lambda line: say(ascii_text(line))
+    live = interactive() and write is None
+    return LiveProgress(title, shown, diagnostics()) if live else PlainProgress(title, shown, write or say)
 
 
 class LiveProgress:
@@ -114,9 +106,7 @@ class LiveProgress:
 class PlainProgress:
     """Lines for logs and pipes: no escape codes, and a bounded number of them."""
 
-    def __init__(
-        self, title: str, state: RunState, write: Callable[[str], None] = say, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, title: str, state: RunState, write: Write = say, clock: Clock = time.monotonic) -> None:
         self.state = state
         self._title = title
         self._write = write

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from app.console import command_about, say
@@ -13,6 +14,13 @@ from profiles.errors import BadInput, ExitCode
 def fits_here() -> bool:
     """Whether this is a terminal that can show the dashboard."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+
+
+def ascii_lines() -> Callable[[str], None]:
+    """Return what writes lines of nothing but ASCII to stderr."""
+    from app.shell.filters import ascii_text  # loads textual
+
+    return lambda line: say(ascii_text(line))
 
 
 def dashboard_command(path: Path, ascii_only: bool) -> ExitCode:

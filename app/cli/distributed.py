@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.access import accept_new, is_the_right_one, let_in
-from app.cli.dashboard import dashboard_command, fits_here, goes_on
+from app.cli.dashboard import ascii_lines, dashboard_command, fits_here, goes_on
 from app.cli.train import TrainRequest, profile_of, resumable, tell, title_of
 from app.console import command_about, say, show_json, show_line, visible
 from app.follow import Follower, follow_lines
@@ -183,7 +183,8 @@ def attach_command(output: Path, reference: str, as_json: bool, ascii_only: bool
 def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
     """Show a run until it ends or the person goes; the exit code is the run's."""
     follower = Follower(path)
-    progress = progress_for(title_of(follower.plan), ascii_only=ascii_only)
+    write = ascii_lines() if ascii_only else None
+    progress = progress_for(title_of(follower.plan), write=write)
     events = follower.events()
     with _goodbye_signals() as asked:
         while True:
@@ -199,7 +200,7 @@ def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
             asked.clear()
             if _leave(path, number):
                 return ExitCode.DONE
-            progress = progress_for(title_of(follower.plan), progress.state, ascii_only)
+            progress = progress_for(title_of(follower.plan), progress.state, write)
     return _tell_end(follower, progress.state, as_json)
 
 

@@ -40,13 +40,15 @@ def replay(
 
 def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
     """Write the lines of the run's progress with the times of the run."""
+    from app.cli.dashboard import ascii_lines
     from app.cli.train import title_of
+    from app.console import say as say_line
     from app.console import visible
-    from app.progress import PlainProgress, writer
+    from app.progress import PlainProgress
     from app.report import evaluation_lines
     from app.run_state import RunState
 
-    say = writer(ascii_only)
+    say = ascii_lines() if ascii_only else say_line
     events = source.events()
     first = next(events, None)  # sets the clock of the run to its first event
     with PlainProgress(f"replay of {title_of(source.plan)}", RunState(), say, source.now) as progress:
