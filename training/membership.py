@@ -101,8 +101,7 @@ class Membership:
     def note(self, source: int, event: MemberEvent) -> bool:
         """Note who came and went; return whether the run's events do not tell it yet.
 
-        A loss is told once, by the hub or by the end of the worker: whichever is first knows the cause. The other
-        members see it later, and see a good-bye as a loss.
+        A loss is told once, by the hub or by the end of the worker: whichever is first knows the cause.
         """
         rank = event.member
         if rank is None:
@@ -111,12 +110,11 @@ class Membership:
             news = source == rank or rank not in self.left  # the member itself says why
             self.left.add(rank)
             return news
-        elif event.status == "lost":
-            if source >= 0 or rank in self.left:
-                return False
-            self.apart.add(rank)
+        if event.status == "lost":
+            if rank not in self.left:
+                self.apart.add(rank)
             return self.note_gone(rank)
-        elif event.status == "joined" and source == rank:
+        if event.status == "joined" and source == rank:
             self.guests.discard(rank)
             self.apart.discard(rank)
             self._told.discard(rank)

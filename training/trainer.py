@@ -307,16 +307,10 @@ class Trainer:
                 self.exchange.publish_anchor(self._anchor())
 
     def _membership_changed(self, live: dict[int, int]) -> None:
-        for rank in sorted(set(self.position.batch_sizes) ^ set(live)):
+        for rank in sorted(set(live) - set(self.position.batch_sizes)):  # who is gone is told by who knows why
             if self.rank == min(live):
-                self.emit(
-                    MemberEvent(
-                        member=rank,
-                        status="joined" if rank in live else "lost",
-                        name=self.plan.seats[rank].name,
-                        message=f"at step {self.position.step}",
-                    )
-                )
+                name, message = self.plan.seats[rank].name, f"at step {self.position.step}"
+                self.emit(MemberEvent(member=rank, status="joined", name=name, message=message))
         self.position.batch_sizes = live
 
     def _evaluate(self, splits: list[str]) -> None:
