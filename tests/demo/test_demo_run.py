@@ -96,7 +96,7 @@ def test_stop_is_obeyed_with_a_snapshot(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_started_run_lives_by_itself_and_pauses(tmp_path: Path) -> None:
     plan, planning = demo_plan(scripted_machines(2), new_run_id())
-    path = start_demo_run(tmp_path, plan, planning, ["demo"], speed=20.0)
+    path = start_demo_run(tmp_path, plan, planning, ["demo"], speed=10.0)
     reach(path, "running", "running")
     assert RunFolder.open(path).live
     leave_request(path, "pause")
