@@ -174,14 +174,14 @@ def test_a_machine_without_power_is_offline_within_ten_seconds(make_lab: Callabl
 @contextlib.contextmanager
 def second_cable(lab: Lab, host: LabHost) -> Iterator[tuple[str, str]]:
     """A direct cable from this machine to a host: its interface here, and the link-local address there."""
-    port = f"mucable{lab.slot}"
+    port, net = f"mucable{lab.slot}", f"169.254.{lab.slot + 1}"  # its own: labs run side by side
     network.ip("link", "add", port, "type", "veth", "peer", "name", "eth1", "netns", str(host.pid))
     try:
-        network.ip("addr", "add", "169.254.7.1/16", "dev", port)
+        network.ip("addr", "add", f"{net}.1/24", "dev", port)
         network.ip("link", "set", port, "up")
-        for words in (["addr", "add", "169.254.7.2/16", "dev", "eth1"], ["link", "set", "eth1", "up"]):
+        for words in (["addr", "add", f"{net}.2/24", "dev", "eth1"], ["link", "set", "eth1", "up"]):
             host.run(["ip", *words], check=True)
-        yield port, "169.254.7.2"
+        yield port, f"{net}.2"
     finally:
         network.ip("link", "del", port)
 

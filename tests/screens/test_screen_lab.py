@@ -87,7 +87,7 @@ def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("n")
         await until(pilot, lambda: app.wizard.state.machines.rows)
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + 2 * START
         while True:
             seen = await selected_one_by_one(pilot, app)
             cabled = [line for line, said in seen if lab["studio"].address in said or direct in said]
