@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from training.exchange import torch_liveness
-from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, weighted_mean
-from training.exchange.codecs import codec_by_name, roundtrip
+from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, Traffic, weighted_mean
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.store_server import StoreServer, serve_store
 from training.exchange.torch_group import TorchGroup
 from training.exchange.torch_mean import slice_bounds
+from training.exchange.torch_wire import Wire
 
 pytestmark = pytest.mark.slow
 
@@ -271,6 +272,19 @@ def test_slices_are_whole_blocks_and_cover_the_vector(elements: int, parts: int,
     assert bounds[-1] == elements
     assert sorted(bounds) == bounds
     assert all(bound % block == 0 or bound == elements for bound in bounds)
+
+
+def test_frames_are_smaller_between_more_than_two_and_never_cut_a_block() -> None:
+    def frame(members: int, codec: str) -> int:
+        return Wire(0, members, CPU, Traffic()).piece_elements(codec_by_name(codec))
+
+    assert [frame(members, "bf16") for members in (2, 3, 4)] == [
+        CHUNK_ELEMENTS,
+        CHUNK_ELEMENTS // 2,
+        CHUNK_ELEMENTS // 2,
+    ]
+    assert frame(3, "topk:0.05") == CHUNK_ELEMENTS
+    assert frame(3, "mxfp4") % codec_by_name("mxfp4").block == 0
 
 
 def test_gather_collects_payloads_of_any_size(store: StoreServer, workers: list[Worker]) -> None:
