@@ -88,7 +88,6 @@ def _lose(mishap: Mishap, victim: OnClock, others: Sequence[OnClock], step: int)
     for other in others:
         line = f"ERROR exchange: nothing came from rank {victim.rank} ({name}); the round closes without it"
         yield _log(gone + 0.2 + 0.1 * other.rank, other.plan.name, line)
-    yield Beat(gone + 0.5, _of(victim, MemberEvent(status="lost", name=name, message=f"at step {step}")))
 
 
 def _bring_back(victim: OnClock, others: Sequence[OnClock], step: int) -> Iterator[Beat]:
