@@ -303,7 +303,12 @@ class SshConnection:
 @contextlib.contextmanager
 def _closed_after(seconds: float, channel: Any) -> Iterator[None]:
     """Close a channel that is still waited for then: paramiko waits for an answer to ``exec`` without end."""
-    timer = threading.Timer(seconds, channel.close)
+
+    def close() -> None:
+        with contextlib.suppress(EOFError, OSError):  # the connection was lost meanwhile
+            channel.close()
+
+    timer = threading.Timer(seconds, close)
     timer.daemon = True
     timer.start()
     try:
