@@ -20,6 +20,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import join, literal
 from app.wizard import actions
+from app.wizard.gates import blockers
 from app.wizard.state import WizardState
 from app.wizard.steps import Step, visited
 
@@ -167,8 +168,8 @@ class StepScreen(BaseScreen):
     def _still_true(self, state: WizardState) -> bool:
         """Whether a notice holds: one that said why it did not go on may have been mended meanwhile."""
         if state.notice != self._notice:
-            self._notice, self._was_blocker = state.notice, state.notice in state.blockers
-        return not self._was_blocker or state.notice in state.blockers
+            self._notice, self._was_blocker = state.notice, state.notice in blockers(state)
+        return not self._was_blocker or state.notice in blockers(state)
 
     # -------------------------------------------------------------------------------------------------- actions
 

@@ -12,7 +12,7 @@ from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.actions import Action
 from app.wizard.engine import Wizard
-from app.wizard.gates import measures
+from app.wizard.gates import blockers, measures
 from app.wizard.prompts import Prompter, prompter
 from app.wizard.services import Services
 from app.wizard.state import AccessRow, Launch, Need, Row, Status, WizardState
@@ -164,7 +164,7 @@ class Conversation:
         needy = [row for row in rows if row.need is not Need.NOTHING and row.status is not Status.SKIPPED]
         if needy:
             self._settle(needy[0])
-        elif not self._state.blockers:
+        elif not blockers(self._state):
             self._do(do.Next())
         else:
             answer = self._choice("Enter: look again, s NUMBER: go on without it")
@@ -204,7 +204,7 @@ class Conversation:
     def _checks(self) -> None:
         self._until(lambda state: all(row.status not in _BUSY for row in state.checks))
         self._say(words.check_lines(self._state.checks))
-        if not self._state.blockers:
+        if not blockers(self._state):
             answer = self._choice("Enter: go on, r: look again")
             if answer != "b":
                 self._do(do.Next() if not answer else do.Retry())
@@ -221,7 +221,7 @@ class Conversation:
         self._until(lambda state: state.links.status not in _BUSY)
         self._say(words.link_lines(self._state.links))
         answer = self._choice("Enter: go on, r: measure again")
-        if answer == "r" or (not answer and self._state.blockers):
+        if answer == "r" or (not answer and blockers(self._state)):
             self._do(do.Retry())
         elif not answer:
             self._do(do.Next())
@@ -249,7 +249,7 @@ class Conversation:
             self._ask.say("write it like epochs=5")
 
     def _strategy(self) -> None:
-        self._until(lambda state: state.strategy.status not in _BUSY or not state.blockers)
+        self._until(lambda state: state.strategy.status not in _BUSY or not blockers(state))
         self._until(lambda state: state.strategy.status not in _BUSY, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure anew"
@@ -272,7 +272,7 @@ class Conversation:
         self._until(lambda state: state.plan.status not in _BUSY)
         self._until(lambda state: state.strategy.status not in _BUSY and state.plan.status not in _BUSY, 2 * LOOK_FOR)
         self._say(words.plan_lines(self._state.plan))
-        if self._state.blockers:
+        if blockers(self._state):
             answer = self._choice("Enter: try again")
             if not answer:
                 self._do(do.Retry())

@@ -134,10 +134,3 @@ class WizardState:
         wanted = self.answers.strategy
         named = next((row for row in rows if row.identity == wanted), None)
         return named or next((row for row in rows if row.recommended), rows[0] if rows else None)
-
-    @property
-    def blockers(self) -> tuple[str, ...]:
-        """Why ``Next`` (on the Plan: ``Confirm``) does nothing here; empty: it goes on."""
-        from app.wizard.gates import blockers
-
-        return blockers(self)

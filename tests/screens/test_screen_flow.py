@@ -17,6 +17,7 @@ from textual.widgets import Input
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
+from app.wizard.gates import blockers
 from app.wizard.services import Sight
 from app.wizard.state import Machines, Need, WizardState
 from app.wizard.steps import Step
@@ -68,7 +69,7 @@ async def go_to(pilot: Pilot[Any], app: WizardApp, step: Step, key: str = "n") -
     """Press the key that leads on until a step is shown."""
 
     def free(state: WizardState) -> bool:
-        return not state.busy and not state.blockers
+        return not state.busy and not blockers(state)
 
     while step_of(app) is not step:
         before = step_of(app)
@@ -86,7 +87,7 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
         await pilot.press("enter")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         await go_to(pilot, app, Step.PLAN, "enter")
-        await until(pilot, lambda: not app.wizard.state.blockers)
+        await until(pilot, lambda: not blockers(app.wizard.state))
         await pilot.press("enter")
         await until(pilot, lambda: opened)
 

@@ -12,6 +12,7 @@ import pytest
 from app.wizard import actions as do
 from app.wizard import plain
 from app.wizard.engine import Wizard
+from app.wizard.gates import blockers
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
 from app.wizard.services import JobAnswers, Tell
@@ -63,7 +64,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
         wizard.wait(lambda state: bool(state.machines.rows), 5)
         wizard.do(do.Pick(ANNA.key))
         while wizard.state.step.value != "strategy":
-            wizard.wait(lambda state: not state.blockers, 5)
+            wizard.wait(lambda state: not blockers(state), 5)
             wizard.do(do.Next())
         wizard.wait(lambda state: state.strategy.status is Status.OK, 5)
         wizard.do(do.SetInterval(20))

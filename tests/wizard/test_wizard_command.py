@@ -14,6 +14,7 @@ from app.cli.wizard import main
 from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
+from app.wizard.gates import blockers
 from app.wizard.state import AccessRow, Need, Status, WizardState
 from app.wizard.steps import Step
 from tests.wizard.own_terminal import OwnTerminal
@@ -83,7 +84,7 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
         assert wizard.wait(lambda state: len(state.machines.rows) == 2, 30)
         wizard.do(do.Pick(wizard.state.machines.rows[1].key, True))
         while wizard.state.step is not Step.PLAN:
-            assert wizard.wait(lambda state: not state.blockers or _stranger(state) is not None, 60)
+            assert wizard.wait(lambda state: not blockers(state) or _stranger(state) is not None, 60)
             row = _stranger(wizard.state)
             wizard.do(do.Next() if row is None else do.TrustKey(row.key, row.fingerprint))
         assert wizard.wait(lambda state: state.plan.status in (Status.OK, Status.WARNING), 60)

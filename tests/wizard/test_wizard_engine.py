@@ -11,6 +11,7 @@ import pytest
 from app.wizard import actions as do
 from app.wizard import engine
 from app.wizard.engine import Wizard
+from app.wizard.gates import blockers
 from app.wizard.state import CheckRow, Need, Status, WizardState
 from app.wizard.steps import Step
 from tests.wizard.fake_services import ANNA, BERT, HERE, FakeServices, refused
@@ -40,7 +41,7 @@ def on(wizard: Wizard, step: Step) -> WizardState:
     """Go forwards as soon as it goes, until the step is shown."""
     while wizard.state.step is not step:
         here = wizard.state.step
-        until(wizard, lambda state: not state.blockers)
+        until(wizard, lambda state: not blockers(state))
         wizard.do(do.Next())
         assert wizard.state.step is not here, wizard.state.notice
     return wizard.state
@@ -90,9 +91,9 @@ def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make:
     until(wizard, lambda state: state.strategy.status is Status.OK)
     services.hold["forecast"].clear()
     wizard.do(do.Retry())
-    assert wizard.state.blockers == ("the machines are being measured",)
+    assert blockers(wizard.state) == ("the machines are being measured",)
     services.hold["forecast"].set()
-    until(wizard, lambda state: not state.blockers)
+    until(wizard, lambda state: not blockers(state))
     assert [request.measure for request in services.forecasts] == [False, True]
 
 

@@ -12,6 +12,7 @@ import pytest
 from app.cli.main import main
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
+from app.wizard.gates import blockers
 from app.wizard.real_services import RealServices
 from app.wizard.state import MachineRow, Status, WizardState
 from app.wizard.steps import Step
@@ -61,7 +62,7 @@ def until(wizard: Wizard, condition: Callable[[WizardState], bool], patience: fl
 
 def on(wizard: Wizard, step: Step) -> None:
     while wizard.state.step is not step:
-        until(wizard, lambda state: not state.blockers)
+        until(wizard, lambda state: not blockers(state))
         wizard.do(do.Next())
 
 
