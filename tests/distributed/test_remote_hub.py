@@ -15,7 +15,7 @@ from tests.lab.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
-HUB = "training.exchange.hub"
+HUB = "training.exchange.hub_main"
 
 
 @pytest.fixture
