@@ -108,7 +108,7 @@ class MachineLoad:
 
     def _found_gpu(self) -> Gpu | None:
         """Look the GPU up once CUDA is in use: asking CUDA for its number before would start it from this thread."""
-        if self._gpu_wanted and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self._gpu_wanted and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not type it
             self._gpu_wanted = False
             library = nvidia_library()
             uuid = str(getattr(torch.cuda.get_device_properties(self._device), "uuid", ""))

@@ -90,7 +90,7 @@ def test_after_a_fault_of_ours_a_stop_is_still_heard(desk: Desk, capsys: pytest.
     def broken(ranks: tuple[int, ...]) -> None:
         raise RuntimeError("no such thing")
 
-    desk.run.drop = broken  # type: ignore[method-assign]
+    desk.run.drop = broken  # type: ignore[method-assign]  # for the test alone
     leave_request(desk.folder, "drop", "worker-1")
     desk.ask("stop")
     assert desk.outcomes == [("refused", "unexpected RuntimeError: no such thing"), ("accepted", "")]

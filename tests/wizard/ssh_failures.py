@@ -47,7 +47,7 @@ def failing_lab() -> Iterator[LightLab]:
             built["renewed"].new_host_key()
             yield built
     except LabUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # not root, or no sshd: the message says which
 
 
 @contextlib.contextmanager
