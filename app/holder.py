@@ -19,7 +19,7 @@ def start_holder(module: str, run_dir: Path, *arguments: str) -> None:
     """Start ``python -m MODULE RUN_FOLDER ...`` in a session of its own, and wait until it holds the folder.
 
     Raises:
-        RunFailed: it ended before, or took too long.
+        RunFailed: it ended before, or took too long and is ended.
     """
     log = run_dir / "logs" / "supervisor.log"
     with log.open("ab+") as errors:
@@ -35,6 +35,7 @@ def start_holder(module: str, run_dir: Path, *arguments: str) -> None:
         deadline = time.monotonic() + _PATIENCE
         while not is_live(run_dir) and process.poll() != 0:  # one that is at its end already was very quick
             if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()  # a run that is said not to have started must not start later
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip().splitlines()
                 raise RunFailed(f"the run did not start{f': {said[-1]}' if said else ''}", f"see {log}")
