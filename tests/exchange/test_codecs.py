@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.exchange.codecs import CHUNK_ELEMENTS, ErrorFeedback, chunk_bounds, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
 
 NAMES = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.25"]
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=0, max_size=100)
@@ -239,23 +239,3 @@ def test_names() -> None:
     for bad in ("topk", "topk:0", "topk:1.5", "topk:nan", "topk:x"):
         with pytest.raises(BadInput, match="write for example"):
             codec_by_name(bad)
-
-
-def test_error_feedback_loses_nothing_over_time() -> None:
-    codec, feedback = codec_by_name("topk:0.25"), ErrorFeedback()
-    values = torch.tensor([1.0, 0.5, 0.25, 0.125])
-    total = torch.zeros(4)
-    for _ in range(64):
-        wanted = feedback.compensate(values)
-        sent = roundtrip(codec, wanted)
-        feedback.record(wanted, sent)
-        total += sent
-    assert feedback.residual is not None
-    assert torch.allclose(total + feedback.residual, 64 * values, rtol=1e-5)
-    assert float((total / 64 - values).abs().max()) < 0.05
-
-
-def test_error_feedback_decay_shrinks_the_residual() -> None:
-    feedback = ErrorFeedback(decay=0.5)
-    feedback.record(torch.tensor([4.0]), torch.tensor([0.0]))
-    assert feedback.compensate(torch.tensor([1.0])).tolist() == [3.0]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from hub_lab import RUN, Lab, cut, lab, until
+from stream_reference import contribution, stream_means
 
 from profiles.errors import BadInput
 from training.events import MemberEvent, WarningEvent
-from training.exchange import wire
+from training.exchange import base, wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
-from training.exchange.group import Group, GroupSettings, Seat
+from training.exchange.group import Group
 from training.exchange.hub import Hub, HubConfig
 from training.exchange.hub_pb2 import Hello
 from training.exchange.member import HubMember
 from training.exchange.outbox import Outbox
+from training.exchange.seat import GroupSettings, Seat
 from training.exchange.wire import HubLimits
 
 FP32 = codec_by_name("fp32")
@@ -100,12 +103,79 @@ def test_wrong_use_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
             member.start_gather("x", bytes((4 << 20) + 1))
 
 
-def test_what_a_codec_cannot_carry_fails_only_that_operation(tmp_path: Path) -> None:
-    with lab(tmp_path, 1) as running:
-        member = running.connect_all()[0]
-        with pytest.raises(ExchangeError, match="NaN"):
-            member.start_mean("x", torch.tensor([float("nan")]), 1.0, codec_by_name("int8")).wait(20)
-        assert member.mean("y", torch.tensor([2.0]), 1.0, FP32).mean.tolist() == [2.0]
+@pytest.mark.parametrize("codec_name", ["fp32", "fp16", "mxfp4"])
+def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Path, codec_name: str) -> None:
+    bad = 1e5 if codec_name == "fp16" else float("nan")
+    with lab(tmp_path, 2) as running:
+        pending = [
+            m.start_mean("x", torch.tensor([value, 4.0]), 1.0, codec_by_name(codec_name), flags)
+            for m, value, flags in zip(running.connect_all(), (2.0, bad), (b"\x01", b"\x02"))
+        ]
+        fine, own = (p.wait(20) for p in pending)
+    assert fine.mean.tolist() == own.mean.tolist() == [2.0, 4.0]
+    assert (fine.weight, fine.refused, fine.flags) == (own.weight, own.refused, own.flags) == (1.0, (1,), b"\x01")
+    assert fine.included and fine.fit and not own.fit and own.left_out == ((0, 2),)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "topk:0.01"])
+def test_flags_travel_beside_the_values_exactly(tmp_path: Path, codec_name: str) -> None:
+    with lab(tmp_path, 2) as running:
+        pending = [
+            m.start_mean("x", torch.randn(300_000), 1.0, codec_by_name(codec_name), flags)
+            for m, flags in zip(running.connect_all(), (b"\x01\x80", b"\x10\x00"))
+        ]
+        assert [p.wait(20).flags for p in pending] == [b"\x11\x80"] * 2
+
+
+@pytest.mark.parametrize("codec_name", ["int8", "mxfp4", "topk:0.05"])
+def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_path: Path, codec_name: str) -> None:
+    elements, codec = CHUNK_ELEMENTS + 40, codec_by_name(codec_name)
+    expected, kept = stream_means(codec_name, elements, 2, 4), None
+    for start in (0, 2):
+        with lab(tmp_path, 2) as running:
+            members = running.connect_all()
+            if kept is not None:
+                members[0].restore_residual("s", kept)
+                assert torch.equal(members[0].residual("s", elements), kept)
+            for number in (start, start + 1):
+                pending = [
+                    m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
+                ]
+                assert all(torch.equal(p.wait(20).mean, expected[number]) for p in pending)
+            assert members[1].residual("s", elements) is None
+            kept = members[0].residual("s", elements)
+
+
+def test_one_name_may_be_said_again(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        members = running.connect_all()
+        for again in (b"a", b"b"):
+            pending = [m.start_gather("eval/validation/20", again) for m in members]
+            assert [p.wait(20) for p in pending] == [{0: again, 1: again}] * 2
+
+
+def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
+    data = torch.randint(0, 256, (13 << 20,), dtype=torch.uint8).numpy().tobytes()
+    with lab(tmp_path, 2) as running, ThreadPoolExecutor(2) as pool:
+        members = running.connect_all()
+        whole = list(pool.map(lambda m: m.broadcast("b", data if m.rank == 1 else b"mine", 1), members))
+        assert whole == [data, data]
+        gone = pool.map(lambda m: m.broadcast("c", b"", 5), members)
+        with pytest.raises(ExchangeError, match="member 5 did not hand over"):
+            list(gone)
+
+
+def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "STANDSTILL", 0.2)
+    monkeypatch.setattr(base, "_SLICE", 0.05)
+    with lab(tmp_path, 2) as running, pytest.raises(ExchangeTimeout, match="x:1 was not done"):
+        running.connect_all()[0].gather("x", b"")
+
+
+def test_a_wait_goes_on_while_bytes_move() -> None:
+    moves = iter([0.0] * 3)
+    answers = iter([False] * 3 + [True])
+    assert base.wait_while_moving(lambda seconds: next(answers), lambda: time.perf_counter() + next(moves))
 
 
 def test_quorum_closes_at_the_deadline_and_the_late_one_gets_the_result(tmp_path: Path) -> None:
@@ -122,7 +192,7 @@ def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
     with lab(tmp_path, 3, quorum=0.5, round_deadline=0.1) as running:
         members = running.connect_all()
         pending = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32)
-        with pytest.raises(ExchangeTimeout, match="x was not done"):
+        with pytest.raises(ExchangeTimeout, match="x:1 was not done"):
             pending.wait(0.4)
         members[1].start_mean("x", torch.tensor([3.0]), 1.0, FP32)
         assert pending.wait(20).mean.tolist() == [2.0]
@@ -131,9 +201,9 @@ def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
 def test_a_round_that_cannot_close_fails_for_all_and_names_who_is_missing(tmp_path: Path) -> None:
     with lab(tmp_path, 2, give_up=0.3) as running:
         members = running.connect_all()
-        with pytest.raises(ExchangeError, match=r"x failed.*nothing came from rank 1"):
+        with pytest.raises(ExchangeError, match=r"x:1 failed.*nothing came from rank 1"):
             members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
-        assert "x failed" in running.warnings()[0]
+        assert "x:1 failed" in running.warnings()[0]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -162,6 +232,34 @@ def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path, monkeypatch: p
         assert result.members == (0,)
         with pytest.raises(ExchangeError, match=r"silent for 3 s"):
             members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
+
+
+def test_a_member_on_the_hubs_machine_is_lost_with_its_connection_not_by_silence() -> None:
+    """Where others take the processors, a heartbeat may be late; the end of a process closes its connection at once."""
+    events: list[MemberEvent | WarningEvent] = []
+    group = Group(GroupSettings(RUN, ("a", "b"), HubLimits.for_model(8), local=frozenset({0})), events.append)
+    seats = [
+        group.hello(
+            Hello(version=wire.PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=2, name="ab"[rank]), Outbox(1 << 16)
+        )
+        for rank in (0, 1)
+    ]
+    for seat in seats:
+        group.open_bulk(wire.Open(seat.rank, seat.session), Outbox(1 << 16))
+    group.tick(100.0, 90.0)
+    lost = [event.member for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
+    assert lost == [1]
+    group.lose(seats[0], "its stream broke")
+    assert isinstance(events[-1], MemberEvent) and (events[-1].member, events[-1].status) == (0, "lost")
+
+
+def test_a_member_on_the_hubs_machine_waits_for_a_hub_that_gets_no_processor_time(tmp_path: Path) -> None:
+    for local in (True, False):
+        member = HubMember("127.0.0.1:1", None, RUN, 0, 1, "a", local)
+        for _ in range(100):
+            member._beat()
+        assert bool(member._ended) is not local
+        member.close()
 
 
 def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
@@ -328,7 +426,7 @@ def test_time_is_accounted(tmp_path: Path) -> None:
         assert a.traffic.wait_seconds - before.wait_seconds == spent.wait_seconds
         timer.join()
     assert 0 < spent.wait_seconds <= elapsed
-    assert elapsed >= 0.3 and spent.wait_seconds <= a.traffic.transfer_seconds
+    assert a.traffic.transfer_seconds >= 0.29  # from the first one's start to the second one's
 
 
 def test_close_is_idempotent_and_says_so(tmp_path: Path) -> None:
@@ -378,7 +476,9 @@ def test_a_group_that_falls_silent_all_at_once_with_a_newcomer_is_lost_whole() -
     group = Group(GroupSettings(RUN, ("a", "b"), limits), events.append)
 
     def sit(rank: int) -> Seat:
-        seat = group.hello(Hello(version=1, run_id=RUN, rank=rank, world_size=2, name="ab"[rank]), Outbox(1 << 16))
+        seat = group.hello(
+            Hello(version=wire.PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=2, name="ab"[rank]), Outbox(1 << 16)
+        )
         return group.open_bulk(wire.Open(rank, seat.session), Outbox(1 << 16))
 
     sit(0), sit(1)

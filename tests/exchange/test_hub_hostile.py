@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -49,7 +50,7 @@ class Intruder:
     def __init__(self, running: Lab) -> None:
         self.words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.channel = grpc.insecure_channel(running.address, transport.CHANNEL_OPTIONS)
-        hello = ControlUp(hello=Hello(version=1, run_id=RUN, rank=2, world_size=3, name="intruder"))
+        hello = ControlUp(hello=Hello(version=wire.PROTOCOL_VERSION, run_id=RUN, rank=2, world_size=3, name="intruder"))
         self.words.put(hello.SerializeToString())
         self.control: Iterator[bytes] = self.channel.stream_stream(transport.CONTROL)(iter(self.words.get, None))
         self.session = Status.FromString(next(self.control)).session
@@ -146,7 +147,7 @@ def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path:
     codec = codec_by_name("int8")
     with lab(tmp_path, 3) as fresh:
         intruder = start_with_intruder(fresh)
-        bad = wire.pack_mean(MeanChunk("x", codec, 1, 0, 1.0, memoryview(b"\x7f\x80")))
+        bad = wire.pack_mean(MeanChunk("x:1", codec, 1, 0, 1.0, memoryview(b"\x7f\x80")))
         more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         more.put(intruder.opening)
         more.put(bad)
@@ -160,6 +161,27 @@ def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path:
         assert call.code() == grpc.StatusCode.INVALID_ARGUMENT and "impossible element" in call.details()
         more.put(None)
         channel.close()
+        intruder.close()
+
+
+def test_values_that_are_not_finite_are_left_out_and_the_third_time_costs_the_place(tmp_path: Path) -> None:
+    values = memoryview(struct.pack("<2f", float("nan"), 1.0))
+    frames = [wire.pack_mean(MeanChunk(f"x:{n}", FP32, 2, 0, 1.0, values)) for n in (1, 2, 3)]
+    with lab(tmp_path, 3) as fresh:
+        intruder = start_with_intruder(fresh)
+        more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        for frame in (intruder.opening, *frames):
+            more.put(frame)
+        call = intruder.channel.stream_stream(transport.BULK)(iter(more.get, None), timeout=20)
+        until(lambda: len(fresh.members) == 2)
+        for _ in range(3):
+            pending = [fresh.members[r].start_mean("x", torch.tensor([2.0 * r, 0.0]), 1.0, FP32) for r in (0, 1)]
+            results = [p.wait(10) for p in pending]
+            assert [(r.mean.tolist(), r.weight, r.refused) for r in results] == [([1.0, 0.0], 2.0, (2,))] * 2
+        with pytest.raises(grpc.RpcError, match="not finite 3 times"):
+            list(call)
+        assert sum("intruder sent values that are not finite" in line for line in fresh.warnings()) == 3
+        more.put(None)
         intruder.close()
 
 

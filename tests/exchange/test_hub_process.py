@@ -47,10 +47,20 @@ def connect(process: subprocess.Popen[str]) -> HubMember:
 def test_it_says_its_port_then_events_and_ends_with_its_input(hub: subprocess.Popen[str]) -> None:
     member = connect(hub)
     member.close()
-    output, _ = hub.communicate("", timeout=20)
+    output, _ = hub.communicate('{"command": "of an agent"}\n', timeout=20)
     events = [from_line(line) for line in output.splitlines()]
     assert [e.status for e in events if isinstance(e, MemberEvent)] == ["joined", "left"]
     assert hub.returncode == 0
+
+
+def test_it_bans_who_it_is_told_to(hub: subprocess.Popen[str]) -> None:
+    member = connect(hub)
+    assert hub.stdin is not None
+    hub.stdin.write('{"ban": 0}\n')
+    hub.stdin.flush()
+    with pytest.raises(ExchangeError, match="dropped from the run"):
+        member.start_gather("never", b"").wait(20)
+    member.close()
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.exchange.rounds import Closing, Contribution, Round, RoundBook
-from training.exchange.wire import WireError
+from training.exchange.wire import HubLimits, WireError
 
 
 def book(quorum: float = 1.0, kept: int = 1000, member: int = 1000, rounds: int = 10) -> RoundBook:
-    return RoundBook(quorum, 10.0, 100.0, rounds, member, kept)
+    return RoundBook(quorum, 10.0, 100.0, HubLimits(0, 0, member, 0, kept, rounds))
 
 
 def add(
@@ -79,17 +79,27 @@ def test_results_are_kept_up_to_the_limit() -> None:
         add(b, 1, "a")
 
 
+def test_a_name_that_was_used_is_refused_to_who_used_it() -> None:
+    b = book()
+    closing = b.take(add(b, 0), 0, {0}, 0.0)
+    assert closing is not None
+    b.publish(closing, [b"result"])
+    with pytest.raises(WireError, match="a name belongs to one operation"):
+        add(b, 0)
+    assert add(b, 1).results[0] == [b"result"]
+
+
 def test_misuse_is_refused() -> None:
     b = book(member=5, rounds=2)
     add(b, 0, parts=2, size=3)
     with pytest.raises(WireError, match="came twice"):
         add(b, 0, parts=2)
-    with pytest.raises(WireError, match="another codec or length"):
-        add(b, 1, parts=3)
+    with pytest.raises(WireError, match="another codec or length than before"):
+        add(b, 0, parts=3)
     with pytest.raises(WireError, match="wait for the other members"):
         add(b, 0, "x", size=3)
     with pytest.raises(WireError, match="more than 2 operations"):
-        add(b, 1, "y")
+        add(b, 0, "y")
     with pytest.raises(WireError, match="weight changed"):
         b.add(0, "r", ("mean", 2), 2, 1, Contribution(2.0, 0, 0), 0.0)
 
@@ -141,3 +151,65 @@ def test_every_part_closes_once_with_exactly_the_live_members(
             close(b.take(add(b, rank, part=part, parts=PARTS), part, live, 0.0))
     assert sorted(closed) == list(range(PARTS))
     assert not list(b.take_all(live, 1000.0))
+
+
+# --------------------------------------------------------------------------------------------------------- who is right
+
+
+def sides(*parts: int) -> RoundBook:
+    """A book in which rank *i* has sent the operation "r" with ``parts[i]`` parts."""
+    b = book()
+    for rank, number in enumerate(parts):
+        add(b, rank, parts=number)
+    return b
+
+
+def dropped(b: RoundBook, live: set[int], now: float = 0.0) -> list[int]:
+    return [rank for rank, _ in b.outvoted(live, now)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong"), [((1, 2), [1]), ((1, 2, 2), [0]), ((1, 1, 2, 2), [2, 3]), ((3, 2, 1), [1, 2]), ((2, 2, 2), [])]
+)
+def test_most_members_are_right_or_else_the_lowest_rank(parts: tuple[int, ...], wrong: list[int]) -> None:
+    assert dropped(sides(*parts), set(range(len(parts)))) == wrong
+
+
+def test_nobody_is_blamed_before_most_have_spoken_or_the_deadline_has_come() -> None:
+    b = sides(1, 2)
+    assert dropped(b, {0, 1, 2, 3}, now=9.9) == []
+    assert dropped(b, {0, 1, 2, 3}, now=10.0) == [1]
+
+
+@given(st.permutations([(0, 2), (1, 1), (2, 1), (3, 2), (4, 1)]))
+def test_the_order_in_which_they_come_decides_nothing(sends: list[tuple[int, int]]) -> None:
+    b, live = book(), set(range(5))
+    for rank, parts in sends:
+        if rank not in live:
+            continue
+        add(b, rank, parts=parts)
+        for lost in dropped(b, live):
+            live.discard(lost)
+            b.forget_member(lost)
+    assert live == {1, 2, 4}
+    assert [ranks(closing) for closing in b.take_all(live, 0.0)] == [[1, 2, 4]]
+
+
+def test_what_one_member_opens_costs_nobody_else_a_place() -> None:
+    b = book(rounds=3)
+    for number in range(3):
+        add(b, 0, f"evil/{number}")
+    with pytest.raises(WireError, match="more than 3 operations"):
+        add(b, 0, "evil/3")
+    for number in range(3):
+        add(b, 1, f"good/{number}")
+    b.forget_member(0)
+    assert [ranks(closing) for closing in b.take_all({1}, 0.0)] == [[1]] * 3
+
+
+def test_a_finished_operation_gives_its_place_back() -> None:
+    b = book(rounds=1)
+    for number in range(5):
+        closing = b.take(add(b, 0, f"r/{number}"), 0, {0}, 0.0)
+        assert closing is not None
+        b.publish(closing, [b"x"])

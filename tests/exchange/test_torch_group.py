@@ -13,19 +13,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from stream_reference import contribution, stream_means
 from torch import Tensor
 
 from training.exchange import torch_liveness
 from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, Traffic, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, Int8Codec, codec_by_name, roundtrip
+from training.exchange.error_feedback import MeanResiduals
 from training.exchange.store_server import StoreServer, serve_store
 from training.exchange.torch_group import TorchGroup
 from training.exchange.torch_mean import slice_bounds
+from training.exchange.torch_store import StoreClient
 from training.exchange.torch_wire import Wire
 
 pytestmark = pytest.mark.slow
@@ -74,17 +77,26 @@ def _serve(pipe: Connection) -> None:
             pipe.send((type(error).__name__, str(error)))
 
 
-def connect(port: int, rank: int, world: int, run: str, seconds: float = 30.0) -> TorchGroup:
-    return TorchGroup.connect(f"127.0.0.1:{port}", rank, world, CPU, "", seconds, run)
+Door = tuple[int, str]
+"""Port and token of a store."""
+
+
+def door_of(store: StoreServer) -> Door:
+    return store.port, store.token
+
+
+def connect(door: Door, rank: int, world: int, run: str, seconds: float = 30.0) -> TorchGroup:
+    port, token = door
+    return TorchGroup.connect(f"127.0.0.1:{port}", token, rank, world, CPU, "", seconds, run)
 
 
 def values_of(rank: int, elements: int) -> Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(rank + 1))
 
 
-def job_means(port: int, rank: int, world: int, run: str, cases: list[tuple[str, int, list[float]]]) -> Any:
+def job_means(door: Door, rank: int, world: int, run: str, cases: list[tuple[str, int, list[float]]]) -> Any:
     """Start all means at once, then collect them; the contributions are spoilt right after the start."""
-    group = connect(port, rank, world, run)
+    group = connect(door, rank, world, run)
     pending: list[Pending[MeanResult]] = []
     for number, (codec, elements, weights) in enumerate(cases):
         values = values_of(rank, elements)
@@ -95,15 +107,15 @@ def job_means(port: int, rank: int, world: int, run: str, cases: list[tuple[str,
     return [(r.mean.numpy(), r.weight, r.members, r.included) for r in results]
 
 
-def job_gather(port: int, rank: int, world: int, run: str, sizes: list[list[int]]) -> Any:
-    group = connect(port, rank, world, run)
+def job_gather(door: Door, rank: int, world: int, run: str, sizes: list[list[int]]) -> Any:
+    group = connect(door, rank, world, run)
     gathered = [group.gather(f"gather/{i}", bytes([rank + 1]) * size[rank]) for i, size in enumerate(sizes)]
     group.close()
     return gathered
 
 
-def job_traffic(port: int, rank: int, world: int, run: str, codec: str, elements: int) -> Any:
-    group = connect(port, rank, world, run)
+def job_traffic(door: Door, rank: int, world: int, run: str, codec: str, elements: int) -> Any:
+    group = connect(door, rank, world, run)
     before = group.traffic.copy()
     group.mean("mean", values_of(rank, elements), 1.0, codec_by_name(codec))
     spent = group.traffic.since(before)
@@ -111,10 +123,10 @@ def job_traffic(port: int, rank: int, world: int, run: str, codec: str, elements
     return spent.bytes_sent, spent.bytes_received, spent.wait_seconds, spent.transfer_seconds
 
 
-def job_lose_a_member(port: int, rank: int, world: int, run: str, fate: str, victim: int, lease: float) -> Any:
+def job_lose_a_member(door: Door, rank: int, world: int, run: str, fate: str, victim: int, lease: float) -> Any:
     """Exchange until a member is gone; return what was said and the seconds until then."""
     torch_liveness.LEASE = lease
-    group = connect(port, rank, world, run)
+    group = connect(door, rank, world, run)
     group.mean("before", torch.ones(10), 1.0, codec_by_name("fp32"))
     if rank == victim:
         if fate == "closes":
@@ -135,25 +147,55 @@ def job_lose_a_member(port: int, rank: int, world: int, run: str, fate: str, vic
     return said, seconds, time.monotonic() - began - seconds
 
 
-def job_nan(port: int, rank: int, world: int, run: str) -> Any:
-    group = connect(port, rank, world, run)
-    values = torch.full((100,), float("nan") if rank == 1 else 1.0)
+def job_nan(door: Door, rank: int, world: int, run: str) -> Any:
+    group = connect(door, rank, world, run)
+    values = torch.full((100,), float("nan") if rank == 1 else 1.0 + rank)
+    result = group.mean("nan", values, 1.0, codec_by_name("int8"), bytes([1 << rank]))
+    group.close()
+    return result.mean[0].item(), result.weight, result.refused, result.left_out, result.flags
+
+
+class Broken(Int8Codec):
+    def encode(self, values: Tensor) -> Tensor:
+        raise ValueError("this codec breaks")
+
+
+def job_break(door: Door, rank: int, world: int, run: str) -> Any:
+    group = connect(door, rank, world, run)
     try:
-        group.mean("nan", values, 1.0, codec_by_name("int8"))
+        group.mean("x", torch.ones(100), 1.0, Broken() if rank == 1 else Int8Codec())
     finally:
         group.close()
 
 
-def job_names(port: int, rank: int, world: int, run: str) -> Any:
-    group = connect(port, rank, world, run)
+def job_stream(door: Door, rank: int, world: int, run: str, cases: list[tuple[str, int]], rounds: int) -> Any:
+    """The means of several streams; half-way everything that the group keeps is handed out and given back."""
+    group, found = connect(door, rank, world, run), []
+    for codec, elements in cases:
+        means = []
+        for number in range(rounds):
+            if number == rounds // 2:
+                kept = group.residual(codec, elements)
+                assert kept is not None
+                group._residuals = MeanResiduals()
+                group.restore_residual(codec, kept)
+            values = contribution(rank, number, elements)
+            means.append(group.mean("s", values, 1.0, codec_by_name(codec), stream=codec).mean.numpy())
+        found.append(means)
+    group.close()
+    return found
+
+
+def job_names(door: Door, rank: int, world: int, run: str) -> Any:
+    group = connect(door, rank, world, run)
     try:
         group.gather(f"name/{rank}", b"")
     finally:
         group.close()
 
 
-def job_properties(port: int, rank: int, world: int, run: str) -> Any:
-    group = connect(port, rank, world, run)
+def job_properties(door: Door, rank: int, world: int, run: str) -> Any:
+    group = connect(door, rank, world, run)
     facts = (group.engine, group.rank, group.members, group.is_newcomer, group.anchor_wanted, group.backend)
     refused = []
     anchor: Any = None
@@ -176,9 +218,9 @@ def job_properties(port: int, rank: int, world: int, run: str) -> Any:
     return facts, refused
 
 
-def job_deadline(port: int, rank: int, world: int, run: str) -> Any:
+def job_deadline(door: Door, rank: int, world: int, run: str) -> Any:
     """Rank 0 waits with a deadline for an exchange that rank 1 starts later."""
-    group = connect(port, rank, world, run)
+    group = connect(door, rank, world, run)
     if rank == 0:
         pending = group.start_gather("slow", b"")
         try:
@@ -225,7 +267,7 @@ def try_jobs(store: StoreServer, workers: list[Worker], job: Job, *arguments: An
 
 def start_jobs(store: StoreServer, workers: list[Worker], job: Job, *arguments: Any) -> None:
     for rank, worker in enumerate(workers):
-        worker.pipe.send((job, (store.port, rank, len(workers), "run", *arguments)))
+        worker.pipe.send((job, (door_of(store), rank, len(workers), "run", *arguments)))
 
 
 def expected_mean(codec_name: str, elements: int, weights: list[float]) -> Tensor:
@@ -345,11 +387,22 @@ def test_a_member_that_leaves_is_named(store: StoreServer, workers: list[Worker]
 
 
 def test_one_members_fault_is_told_to_all(store: StoreServer, workers: list[Worker]) -> None:
-    for kind, text in try_jobs(store, workers, job_nan):
+    for kind, text in try_jobs(store, workers, job_break):
         assert kind == "ExchangeError"
-        assert "rank 1 on" in text
-        assert "NaN" in text
-        assert "without a member" not in text
+        assert "rank 1 on" in text and "this codec breaks" in text and "without a member" not in text
+
+
+def test_what_is_not_finite_stays_with_its_member_and_all_are_told(store: StoreServer, workers: list[Worker]) -> None:
+    found = run_jobs(store, workers, job_nan)
+    assert found == [(2.0, 2.0, (1,), ((0, 100),) if rank == 1 else (), b"\x05") for rank in range(3)]
+
+
+def test_the_means_of_a_stream_are_the_hubs_also_after_a_restart(store: StoreServer, workers: list[Worker]) -> None:
+    cases = [("int8", 5_000), ("mxfp4", 900_001), ("mxfp4", 37), ("topk:0.05", 300_000)]
+    expected = [stream_means(codec, elements, 3, 4) for codec, elements in cases]
+    for means in run_jobs(store, workers, job_stream, cases, 4):
+        for theirs, ours in zip(means, expected):
+            assert all(np.array_equal(one, other.numpy()) for one, other in zip(theirs, ours))
 
 
 def test_members_at_different_exchanges_are_found_out(store: StoreServer, workers: list[Worker]) -> None:
@@ -359,14 +412,14 @@ def test_members_at_different_exchanges_are_found_out(store: StoreServer, worker
 
 
 def test_a_member_that_never_comes_is_named(store: StoreServer, workers: list[Worker]) -> None:
-    workers[0].pipe.send((connect, (store.port, 0, 2, "run", 0.2)))
+    workers[0].pipe.send((connect, (door_of(store), 0, 2, "run", 0.2)))
     kind, text = workers[0].result()
     assert (kind, text) == ("ExchangeError", "rank 1 did not come within 0.2 s; see the log of that machine")
 
 
 def test_a_missing_store_is_one_line() -> None:
     with pytest.raises(ExchangeError, match="store at 127.0.0.1:1 can not be reached"):
-        connect(1, 0, 2, "run", 0.1)
+        connect((1, ""), 0, 2, "run", 0.1)
 
 
 # ------------------------------------------------------------------------------- a network without a name server (root)
@@ -442,3 +495,9 @@ def test_counted_bytes_are_those_on_the_interface(namespace_figures: list[float]
     _, counted, seen, theory = namespace_figures
     assert counted == pytest.approx(theory, rel=0.01)
     assert seen == pytest.approx(theory, rel=0.03)
+
+
+def test_a_member_beside_this_one_may_be_late_with_its_signs_of_life() -> None:
+    liveness = torch_liveness.Liveness(cast(StoreClient, None), ["a", "b", "c"], 0, lambda text: None, beside=[1])
+    liveness._silence.update(dict.fromkeys((1, 2), int(20 / torch_liveness.BEAT)))
+    assert [other for other in (1, 2) if liveness._is_silent(other)] == [2]

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles.errors import BadInput
+from training.exchange import store_server
 from training.exchange.base import ExchangeError
-from training.exchange.store_server import MAX_LINE, StoreServer, serve_store
+from training.exchange.store_server import (
+    MAX_KEY,
+    MAX_LINE,
+    MAX_WAIT,
+    STRANGERS,
+    StoreServer,
+    encode,
+    read_token,
+    serve_store,
+)
 from training.exchange.torch_store import StoreClient, StoreTimeout
 
 
@@ -24,7 +38,7 @@ def server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def client(server: StoreServer, request: pytest.FixtureRequest) -> Iterator[StoreClient]:
-    client = StoreClient(f"127.0.0.1:{server.port}", 5.0, prefix=f"{request.node.name}/")
+    client = StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0, prefix=f"{request.node.name}/")
     yield client
     client.close()
 
@@ -80,41 +94,150 @@ def test_a_missing_key_is_named(client: StoreClient) -> None:
 
 
 def test_clients_of_different_prefixes_do_not_meet(server: StoreServer) -> None:
-    one, other = (StoreClient(f"127.0.0.1:{server.port}", 5.0, prefix) for prefix in ("a/", "b/"))
+    one, other = (StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0, prefix) for prefix in ("a/", "b/"))
     one.set("key", "1")
     assert other.read(["key"]) == [None]
     one.close()
     other.close()
 
 
-@given(
-    st.binary(max_size=200) | st.sampled_from([b"[]", b"{}", b'{"op": "get"}', b'{"op": "add", "key": "k"}', b"null"])
-)
-def test_no_bytes_harm_the_store(server: StoreServer, data: bytes) -> None:
+@contextlib.contextmanager
+def stranger_at(server: StoreServer, *, knows: bool = False) -> Iterator[socket.socket]:
+    """A bare connection; one that ``knows`` the token has shown it and was let in."""
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.sendall(data + b"\n")
-        stranger.shutdown(socket.SHUT_WR)
         stranger.settimeout(60)
-        while stranger.recv(4096):
-            pass
-    client = StoreClient(f"127.0.0.1:{server.port}", 5.0)
+        if knows:
+            stranger.sendall(server.token.encode() + b"\n")
+            assert stranger.recv(3) == b"{}\n"
+        yield stranger
+
+
+def say(stranger: socket.socket, data: bytes) -> None:
+    """Send it and nothing more; the store may hang up in the midst of it."""
+    with contextlib.suppress(OSError):
+        stranger.sendall(data)
+        stranger.shutdown(socket.SHUT_WR)
+
+
+def last_words(stranger: socket.socket) -> bytes:
+    """What comes until the store hangs up."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := stranger.recv(4096):
+            said += piece
+    return said
+
+
+def asked(stranger: socket.socket, request: dict[str, object]) -> bytes:
+    stranger.sendall(json.dumps(request).encode() + b"\n")
+    return stranger.makefile("rb").readline()
+
+
+@pytest.mark.parametrize("token", ["", "0" * 64, "x" * 5000, '{"op": "set", "key": "stolen", "value": ""}'])
+def test_who_does_not_know_the_token_stores_nothing_and_hears_nothing(
+    server: StoreServer, client: StoreClient, token: str
+) -> None:
+    before = client.num_keys()
+    with stranger_at(server) as stranger:
+        say(stranger, token.encode() + b'\n{"op": "set", "key": "stolen", "value": ""}\n{"op": "count"}\n')
+        assert last_words(stranger) == b""
+    assert client.num_keys() == before
+    with pytest.raises(ExchangeError, match="token is not the store's"):
+        StoreClient(client.address, "another", 5.0)
+
+
+def test_the_token_is_for_the_members_alone(server: StoreServer, tmp_path: Path) -> None:
+    server.admit(tmp_path / "member-0")
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "member-0", *(tmp_path / "member-0").iterdir())]
+    assert modes == [0o700, 0o600]
+    assert read_token(tmp_path / "member-0") == server.token
+    with pytest.raises(BadInput, match="start the run again"):
+        read_token(tmp_path)
+
+
+def test_silent_strangers_keep_no_member_out(server: StoreServer) -> None:
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(stranger_at(server)) for _ in range(2 * STRANGERS)]
+        client = StoreClient(f"127.0.0.1:{server.port}", server.token, 30.0)
+        assert client.add("alive", 1) > 0
+        client.close()
+        assert [last_words(stranger) for stranger in crowd[:STRANGERS]] == [b""] * STRANGERS
+
+
+@given(
+    st.binary(max_size=200)
+    | st.sampled_from([b"[]", b"{}", b'{"op": "get"}', b'{"op": "add", "key": "k"}', b"null", b"[" * 10_000]),
+    st.booleans(),
+)
+def test_no_bytes_harm_the_store(server: StoreServer, data: bytes, knows: bool) -> None:
+    with stranger_at(server, knows=knows) as stranger:
+        say(stranger, data + b"\n")
+        last_words(stranger)
+    client = StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0)
     assert client.add("alive", 1) > 0
     client.close()
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"op": "set", "key": "k" * (MAX_KEY + 1), "value": ""},
+        {"op": "set", "key": "k", "value": "not base64!"},
+        {"op": "get", "keys": ["none"], "timeout": MAX_WAIT + 1},
+        {"op": "get", "keys": ["none"], "timeout": -1},
+        {"op": "get", "keys": ["none"], "timeout": float("nan")},
+        {"op": "add", "key": "n", "amount": float("inf")},
+    ],
+)
+def test_a_member_that_asks_for_too_much_is_cut_off(server: StoreServer, request_: dict[str, object]) -> None:
+    with stranger_at(server, knows=True) as member:
+        assert asked(member, request_) == b""
+
+
+def test_an_answer_fits_its_line(server: StoreServer) -> None:
+    with stranger_at(server, knows=True) as member:
+        assert asked(member, {"op": "set", "key": "large", "value": encode(b"x" * 1000)}) == b"{}\n"
+        assert len(asked(member, {"op": "read", "keys": ["large"] * 700})) < MAX_LINE
+        assert asked(member, {"op": "read", "keys": ["large"] * 800}) == b""
+
+
+@given(st.data())
+def test_what_is_held_is_counted(data: st.DataObject) -> None:
+    with StoreServer() as server:
+        keys, values = st.sampled_from(["a", "bb", "", "k" * 50]), st.binary(max_size=40).map(encode)
+        for _ in range(data.draw(st.integers(0, 12))):
+            key, value = data.draw(keys), data.draw(values)
+            operation = data.draw(st.sampled_from(["set", "delete", "compare_set"]))
+            server.answer({"op": operation, "key": key, "value": value, "expected": value, "desired": value})
+        assert server._held == sum(len(key) + len(value) for key, value in server._values.items())
+
+
+def test_a_full_store_refuses_more_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_server, "MAX_KEYS", 3)
+    monkeypatch.setattr(store_server, "MAX_BYTES", 40)
+    with StoreServer() as server:
+        for key in "abc":
+            server.answer({"op": "set", "key": key, "value": encode(b"x")})
+        for request in ({"key": "d", "value": ""}, {"key": "a", "value": encode(b"x" * 30)}):
+            with pytest.raises(ValueError, match="more than the store holds"):
+                server.answer({"op": "set", **request})
+        assert server.answer({"op": "read", "keys": ["a", "d"]}) == {"values": [encode(b"x"), None]}
+
+
 def test_a_line_without_end_is_cut_off(server: StoreServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.settimeout(60)
-        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+    for knows in (False, True):
+        with (
+            stranger_at(server, knows=knows) as stranger,
+            pytest.raises((BrokenPipeError, ConnectionResetError)),
+        ):
             stranger.sendall(b"x" * (64 * MAX_LINE))
 
 
 def test_a_store_that_goes_away_is_one_line() -> None:
-    server = socket.create_server(("127.0.0.1", 0))
-    client = StoreClient(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
-    connection, _ = server.accept()
-    connection.close()
+    server, port = serve_store()
+    client = StoreClient(f"127.0.0.1:{port}", server.token, 5.0)
     server.close()
+    client._socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ExchangeError, match="is gone"):
         client.get("key")
     client.close()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.exchange import wire
+from training.exchange.byte_view import tensor_view
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.hub_pb2 import KIND_FAILED, KIND_MEAN, BulkHeader, ControlUp, Hello
 from training.exchange.wire import AnchorChunk, BytesChunk, HubLimits, MeanChunk, WireError
@@ -56,7 +57,7 @@ def test_payload_is_aligned_and_not_copied() -> None:
     message = wire.pack_mean(mean_frame(elements=64))
     frame = wire.parse(message)
     assert isinstance(frame, MeanChunk) and frame.payload.obj is message
-    assert wire.tensor_view(frame.payload).data_ptr() % 16 == 0
+    assert tensor_view(frame.payload).data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, wire.CHUNK_BYTES, wire.CHUNK_BYTES + 1])
@@ -123,7 +124,6 @@ def test_well_formed_nonsense_is_parsed_or_refused(header: BulkHeader, payload: 
     [
         ({"size": 1_000_001, "chunk": 0}, "bytes where"),
         ({"size": 2**60, "chunk": 2**30}, "bytes where"),
-        ({"size": 1_100_000, "chunk": 4}, "longer than the model"),
         ({"chunk": 1}, "beyond the vector"),
         ({"weight": float("nan")}, "weight"),
         ({"weight": -1.0}, "weight"),
@@ -152,7 +152,7 @@ def test_members_may_not_send_what_is_the_hubs() -> None:
 
 
 def test_control_messages() -> None:
-    hello = ControlUp(hello=Hello(version=1, run_id="r", rank=2, world_size=3, name="Ada's Mac"))
+    hello = ControlUp(hello=Hello(version=wire.PROTOCOL_VERSION, run_id="r", rank=2, world_size=3, name="Ada's Mac"))
     assert wire.parse_control(hello.SerializeToString()).hello.name == "Ada's Mac"
     for bad in (b"", b"\xff\xff", ControlUp(hello=Hello(name="a\nb")).SerializeToString(), bytes(9000)):
         with pytest.raises(WireError):

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from training.exchange import wire
-from training.exchange.base import weighted_mean
+from training.exchange.base import joined, weighted_mean
+from training.exchange.byte_view import tensor_view
+from training.exchange.codecs import codec_by_name
+from training.exchange.error_feedback import MeanResiduals
 from training.exchange.rounds import Closing
-from training.exchange.wire import BytesChunk, MeanChunk
+from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk
+
+FP32 = codec_by_name("fp32")
 
 
 @dataclass(frozen=True)
@@ -19,36 +24,72 @@ class Result:
     frames: list[bytes] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
     """Members whose contribution has no meaning, and why."""
+    not_finite: list[int] = field(default_factory=list)
+    """Members whose contribution held NaN or infinity, though they did not say so; it is not in the mean."""
     failure: str = ""
 
 
-def averaged(closing: Closing) -> Result:
+def averaged(closing: Closing, residuals: MeanResiduals) -> Result:
     """Average one chunk in rank order."""
+    first: MeanChunk = closing.contributions[0][1].payload
     values: list[tuple[float, torch.Tensor]] = []
     contributors: list[int] = []
-    broken: list[tuple[int, str]] = []
+    result = Result()
     for rank, contribution in closing.contributions:
         try:
-            values.append((contribution.weight, contribution.payload.values()))
-            contributors.append(rank)
+            numbers = contribution.payload.values()
+            _check_flags(first, contribution.payload)
         except ValueError as error:
-            broken.append((rank, str(error)))
-    if not values:
-        return Result(broken=broken)
-    first: MeanChunk = closing.contributions[0][1].payload
+            result.broken.append((rank, str(error)))
+            continue
+        if contribution.payload.codec.carries(numbers):
+            values.append((contribution.weight, numbers))
+            contributors.append(rank)
+        else:
+            result.not_finite.append(rank)
+    if not contributors and not result.not_finite:
+        return result
+    mean = weighted_mean(values) if values else torch.zeros(first.bounds[1] - first.bounds[0])
     try:
-        payload = first.codec.reply.encode_view(weighted_mean(values))
+        payload = _encoded(first, mean, residuals)
     except ValueError as error:
-        return Result(broken=broken, failure=f"has no mean: {error}")
-    mean = replace(
+        return replace(result, failure=f"has no mean: {error}")
+    frames = {rank: contribution.payload for rank, contribution in closing.contributions}
+    told = [rank for rank in contributors if frames[rank].refused]
+    reply = replace(
         first,
         codec=first.codec.reply,
         weight=sum(weight for weight, _ in values),
         payload=payload.numpy().data,
         contributors=tuple(contributors),
         members=closing.members,
+        refused=tuple(sorted([*told, *result.not_finite])),
+        flags=joined([frames[rank].flags for rank in contributors], len(first.flags)),
     )
-    return Result([wire.pack_mean(mean)], broken)
+    return replace(result, frames=[wire.pack_mean(reply)])
+
+
+def _check_flags(first: MeanChunk, other: MeanChunk) -> None:
+    if len(first.flags) != len(other.flags):
+        raise ValueError(f"{len(other.flags)} bytes of flags where the others sent {len(first.flags)}")
+
+
+def _encoded(first: MeanChunk, mean: torch.Tensor, residuals: MeanResiduals) -> torch.Tensor:
+    codec = first.codec.reply
+    return residuals.encode(
+        first.stream, first.bounds[0], mean, codec, codec.encode_view, lambda data: codec.decode(data, mean.numel())
+    )
+
+
+def answered(frame: ResidualChunk, residuals: MeanResiduals) -> list[bytes]:
+    """Take a chunk of a stream's residual back, or return the frame that tells it."""
+    start, stop = frame.bounds
+    if len(frame.payload):
+        residuals.restore(frame.stream, start, FP32.decode(tensor_view(frame.payload), stop - start).clone())
+        return []
+    kept = residuals.part(frame.stream, start, stop)
+    payload = wire.EMPTY if kept is None else FP32.encode(kept).numpy().data
+    return [wire.pack_residual(replace(frame, payload=payload))]
 
 
 def gathered(closing: Closing) -> Result:
@@ -56,7 +97,8 @@ def gathered(closing: Closing) -> Result:
     contributors = tuple(rank for rank, _ in closing.contributions)
     frames = []
     for rank, contribution in closing.contributions:
+        size = sum(len(piece) for piece in contribution.payload)
         for chunk, piece in enumerate(contribution.payload):
-            frame = BytesChunk(closing.round.name, contribution.size, chunk, piece, rank, closing.members, contributors)
+            frame = BytesChunk(closing.round.name, size, chunk, piece, rank, closing.members, contributors)
             frames.append(wire.pack_bytes(frame))
     return Result(frames)

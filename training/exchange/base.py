@@ -4,14 +4,22 @@ Both engines (the hub and ``torch.distributed``) implement :class:`Exchange` wit
 are decoded, averaged in fp32 **in rank order** by :func:`weighted_mean`, and encoded again - so a strategy gives the
 same bits on both.
 
-Operations have a ``name`` that must be equal on all members and unique in the run, for example
-``"grad/120/3"``. Members start operations in the same order.
+Members start the same operations in the same order; the exchange numbers them, and the number is part of the name on
+the wire. So no name can be used twice, whatever the caller calls an operation, and members that are not at the same
+operation never meet. A newcomer goes on with the number of its anchor.
+
+What is not finite (NaN, infinity, or beyond the codec's range) never reaches a mean: the member that has it takes part
+with weight 0, and all are told.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -21,6 +29,20 @@ if TYPE_CHECKING:
     from training.exchange.codecs import Codec
 
 T = TypeVar("T", covariant=True)
+
+
+STANDSTILL = 1800.0
+"""Seconds without a byte and without a result after which a wait ends. A hub that is sound answers sooner: it gives a
+round up after 900 s. What moves is waited for, however slow it is."""
+ANCHOR_DEADLINE = 6 * 3600.0
+"""Seconds a newcomer waits to be let in: the next synchronisation may be hundreds of slow steps away, and the run may
+be paused."""
+MAX_BROADCAST = 1 << 40
+"""Bytes that one member may hand over to all."""
+MAX_FLAGS = 2048
+"""Bytes of flags beside a mean."""
+_SLICE = 30.0
+_PIECE = 4 << 20
 
 
 class ExchangeError(Exception):
@@ -36,6 +58,10 @@ class Pending(Protocol, Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         """Block until the result is there.
+
+        Args:
+            timeout: seconds; ``None`` waits as long as bytes move or operations end, and :data:`STANDSTILL` seconds
+                more.
 
         Raises:
             ExchangeTimeout: the deadline passed.
@@ -55,11 +81,23 @@ class MeanResult:
     mean: torch.Tensor
     """Flat fp32, on the device of the contribution; the same bits on every member."""
     weight: float
-    """Sum of the contributors' weights."""
+    """Sum of the contributors' weights; 0 if nobody had anything to average, and then the mean says nothing."""
     members: tuple[int, ...]
     """Ranks of the live members when the operation closed, ascending."""
-    included: bool
-    """Whether this member's own contribution is in the mean (it is not when it came after the deadline)."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Start and stop of the parts of this member's own contribution that are not in the mean: they came after the
+    deadline, or were not finite."""
+    refused: tuple[int, ...] = ()
+    """Ranks whose contribution was not finite, ascending; the same on all members."""
+    flags: bytes = b""
+    """The contributors' flags, joined by "or"."""
+    fit: bool = True
+    """Whether this member's own contribution was finite; if not, nothing of it was sent."""
+
+    @property
+    def included(self) -> bool:
+        """Whether all of this member's own contribution is in the mean."""
+        return not self.left_out
 
 
 @dataclass
@@ -93,6 +131,8 @@ class Anchor:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, object] = field(default_factory=dict)
+    operations: int = 0
+    """How many operations the publisher had started; set by the exchange."""
 
 
 class Exchange(ABC):
@@ -101,6 +141,8 @@ class Exchange(ABC):
     engine: str
     rank: int
     traffic: Traffic
+    operations: int = 0
+    """Started so far: equal on all members between two operations."""
 
     @property
     @abstractmethod
@@ -117,37 +159,119 @@ class Exchange(ABC):
     def anchor_wanted(self) -> bool:
         """Whether a newcomer waits for an anchor and this member is the one to publish it."""
 
-    @abstractmethod
-    def start_mean(self, name: str, values: torch.Tensor, weight: float, codec: Codec) -> Pending[MeanResult]:
+    def expect_model(self, elements: int) -> None:
+        """Say how long the longest vector will be, before the first operation: the hub takes no more of anybody."""
+
+    def start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
+    ) -> Pending[MeanResult]:
         """Start the weighted mean of flat fp32 ``values`` over the live members.
 
         The contribution is copied before this returns, so ``values`` may be overwritten at once.
-        ``weight`` is 0 or more; a member with weight 0 still takes part and gets the result.
+
+        Args:
+            weight: 0 or more; a member with weight 0 still takes part and gets the result.
+            flags: a few bytes that travel beside the values, exactly; as many on all members, at most
+                :data:`MAX_FLAGS`.
+            stream: means of one stream follow one another: what encoding one lost is added to the next. Empty: it is
+                lost.
+        """
+        return self._start_mean(self._numbered(name), values, weight, codec, flags, stream)
+
+    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+        """Start collecting one small payload (at most 4 MiB) of every live member, keyed by rank."""
+        return self._start_gather(self._numbered(name), payload)
+
+    @abstractmethod
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]: ...
+
+    @abstractmethod
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]: ...
+
+    @abstractmethod
+    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
+        """Return what encoding the means of ``stream`` (vectors of ``elements``) has lost, for this member's snapshot.
+
+        Flat fp32 on the CPU; ``None`` where another member keeps it, nothing is lost, or the group is gone. Not an
+        operation: one member may ask alone. Ask while no mean of the stream is under way.
         """
 
     @abstractmethod
-    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
-        """Start collecting one small payload (at most 4 MiB) of every live member, keyed by rank."""
+    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
+        """Give back what :meth:`residual` returned, before the first mean of the stream."""
 
     @abstractmethod
     def publish_anchor(self, anchor: Anchor) -> None:
         """Hand the state after the last synchronisation to the waiting newcomers, who then are members."""
 
     @abstractmethod
-    def fetch_anchor(self, timeout: float | None = None) -> Anchor:
-        """Wait for the anchor as a newcomer."""
+    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
+        """Wait for the anchor as a newcomer.
+
+        Raises:
+            ExchangeTimeout: none came in ``timeout`` seconds.
+            ExchangeError: there is nobody left to publish one.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Leave the group with a good-bye. Idempotent."""
 
-    def mean(self, name: str, values: torch.Tensor, weight: float, codec: Codec) -> MeanResult:
+    def mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
+    ) -> MeanResult:
         """Blocking form of :meth:`start_mean`."""
-        return self.start_mean(name, values, weight, codec).wait()
+        return self.start_mean(name, values, weight, codec, flags, stream).wait()
 
     def gather(self, name: str, payload: bytes) -> dict[int, bytes]:
         """Blocking form of :meth:`start_gather`."""
         return self.start_gather(name, payload).wait()
+
+    def broadcast(self, name: str, data: bytes, source: int, most: int = MAX_BROADCAST) -> bytes:
+        """Return the ``data`` of member ``source``, byte for byte; the others' is not looked at.
+
+        Args:
+            most: bytes that it may have, equal on all members.
+
+        Raises:
+            ExchangeError: that member is gone, did not come in time, or hands over something else than it said.
+        """
+        own = data if self.rank == source else b""
+        said = self.gather(f"{name}/size", str(len(own)).encode()).get(source, b"")
+        size = int(said) if said.isdigit() and len(said) < 16 else -1
+        under_way: deque[Pending[dict[int, bytes]]] = deque()
+        whole = bytearray()
+        for start in range(0, size if size <= most else 0, _PIECE):
+            under_way.append(self.start_gather(f"{name}/{start}", own[start : start + _PIECE]))
+            if len(under_way) > 2:
+                whole += under_way.popleft().wait().get(source, b"")
+                if len(whole) % _PIECE or not whole:
+                    break
+        for pending in under_way:
+            whole += pending.wait().get(source, b"")
+        if len(whole) != size:
+            raise ExchangeError(f"member {source} did not hand over all of '{name}'")
+        return bytes(whole)
+
+    def _numbered(self, name: str) -> str:
+        self.operations += 1
+        return f"{name}:{self.operations}"
+
+
+def wait_while_moving(settled: Callable[[float], bool], last_move: Callable[[], float]) -> bool:
+    """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds.
+
+    Args:
+        settled: waits so many seconds, and returns whether it is over.
+        last_move: when something moved last, of :func:`time.perf_counter`.
+    """
+    began = time.perf_counter()
+    while not settled(_SLICE):
+        if time.perf_counter() - max(began, last_move()) > STANDSTILL:
+            return False
+    return True
 
 
 def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
@@ -167,3 +291,8 @@ def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]]) -> torch.
         mean = scaled if mean is None else mean.add_(scaled)
     assert mean is not None
     return mean
+
+
+def joined(flags: Sequence[bytes], size: int) -> bytes:
+    """Return flags of ``size`` bytes each joined by "or"."""
+    return functools.reduce(lambda one, other: bytes(map(operator.or_, one, other)), flags, bytes(size))

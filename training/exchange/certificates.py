@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from profiles.errors import BadInput
+from training.run_files import private_folder, write_whole
 
 HUB_NAME = "muster-hub"
 """Name in the hub's certificate: members check for it whatever address they dial."""
@@ -42,10 +42,10 @@ def member_uri(run_id: str, rank: int) -> str:
 
 
 def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int], addresses: Sequence[str]) -> None:
-    """Write ``hub/`` and ``member-<rank>/`` below ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
+    """Write ``hub/`` and ``member-<rank>/`` in ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
 
-    P-256 with SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 and
-    folders 0700.
+    P-256 with SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 from
+    their first byte, and folders 0700.
 
     Args:
         addresses: literal IP addresses of the hub.
@@ -56,6 +56,7 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
     authority = _Authority(run_id)
     names: list[x509.GeneralName] = [x509.DNSName(HUB_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
     try:
+        private_folder(directory)
         authority.issue(directory / "hub", HUB_NAME, names, ExtendedKeyUsageOID.SERVER_AUTH)
         for rank in members:
             uri: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member_uri(run_id, rank))]
@@ -95,12 +96,12 @@ class _Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
         )
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         for file, content in zip(_FILES, (_pem(self._own), _pem(certificate), private)):
-            _write_private(folder / file, content)
+            write_whole(folder / file, content)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (
@@ -130,11 +131,3 @@ def _common_name(text: str) -> x509.Name:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write ``content`` so that it appears whole and was never readable by others."""
-    temporary = path.with_name(path.name + ".part")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    temporary.replace(path)

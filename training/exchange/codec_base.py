@@ -35,6 +35,10 @@ class Codec(ABC):
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
         """
 
+    def carries(self, values: torch.Tensor) -> bool:
+        """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
+        return values.numel() == 0 or bool(torch.stack(values.detach().aminmax()).isfinite().all())
+
     def encode_view(self, values: torch.Tensor) -> torch.Tensor:
         """Like :meth:`encode`, but the result may share memory with ``values``."""
         return self.encode(values)
@@ -66,6 +70,11 @@ class CastCodec(Codec):
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self.dtype = dtype
+
+    def carries(self, values: torch.Tensor) -> bool:
+        if values.numel() == 0:
+            return True
+        return bool(torch.stack(values.detach().aminmax()).to(self.dtype).isfinite().all())
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         data = self.encode_view(values)

@@ -1,4 +1,4 @@
-"""Number formats of the wire, by name, and the error feedback that goes with lossy ones.
+"""Number formats of the wire, by name.
 
 ========  =====================  ================================================
 name      bytes an element       what is lost
@@ -29,7 +29,6 @@ __all__ = [
     "CODEC_NAMES",
     "CastCodec",
     "Codec",
-    "ErrorFeedback",
     "Int8Codec",
     "MxFp4Codec",
     "SparseCodec",
@@ -84,30 +83,3 @@ def roundtrip(codec: Codec, values: torch.Tensor) -> torch.Tensor:
     for start, stop in chunk_bounds(values.numel()):
         result[start:stop] = codec.decode(codec.encode(values[start:stop]), stop - start)
     return result
-
-
-class ErrorFeedback:
-    """Carries what a lossy codec dropped into the next exchange of the same stream (Seide et al. 2014; Karimireddy et
-    al. 2019, arXiv 1901.09847, algorithm 2).
-
-    Args:
-        decay: factor on the residual before it is added; 1 keeps all, SparseLoCo (arXiv 2508.15706) uses 0.95.
-    """
-
-    def __init__(self, decay: float = 1.0) -> None:
-        self.decay = decay
-        self.residual: torch.Tensor | None = None
-        """Flat fp32 on the device of the values; ``None`` before the first exchange. Part of a snapshot."""
-
-    def compensate(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` plus the decayed residual, in new memory."""
-        if self.residual is None:
-            return values.clone()
-        return values + self.residual.to(values.device) * self.decay
-
-    def record(self, values: torch.Tensor, sent: torch.Tensor) -> None:
-        """Keep ``values - sent``: compensated values, and what the others decode of them.
-
-        Without an inclusion in the mean nothing was sent: pass zeros.
-        """
-        self.residual = values - sent

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from training.events import MemberEvent, WarningEvent
 from training.exchange import wire
-from training.exchange.averaging import averaged, gathered
+from training.exchange.averaging import answered, averaged, gathered
+from training.exchange.error_feedback import MeanResiduals
 from training.exchange.hub_pb2 import Hello, Status
+from training.exchange.model_size import ModelSize
 from training.exchange.outbox import Outbox
 from training.exchange.rounds import Closing, Contribution, Round, RoundBook
-from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, MeanChunk, WireError
+from training.exchange.seat import MOST_NOT_FINITE, GroupSettings, Seat
+from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, MeanChunk, ResidualChunk, WireError
 
 Log = Callable[[MemberEvent | WarningEvent], None]
 STATUS_INTERVAL = 1.0
-
-
-@dataclass(frozen=True)
-class GroupSettings:
-    """What the launcher decides about a group."""
-
-    run_id: str
-    names: tuple[str, ...]
-    """Machine names by rank; as many as there are members."""
-    limits: HubLimits
-    quorum: float = 1.0
-    round_deadline: float = 60.0
-    give_up: float = 900.0
-    lease: float = 5.0
-    spare: int = 0
-    """Ranks after those of ``names`` for members that come while the run is on."""
-
-
-@dataclass(eq=False)
-class Seat:
-    """One connected member."""
-
-    rank: int
-    name: str
-    control: Outbox
-    session: int = field(default_factory=lambda: secrets.randbits(63) + 1)
-    bulk: Outbox | None = None
-    newcomer: bool = False
-    live: bool = False
-    silent: float = 0.0
-    """Seconds since the last sign of life."""
-    pieces: list[memoryview] = field(default_factory=list)
-    """Of the gather payload or anchor that is coming in; one at a time, in order."""
-    arriving: str | None = None
+_MODEL_SHARE = 0.8
+"""Of the time after which a round is given up: how long a member may build its model while the others wait."""
 
 
 class Group:
@@ -61,9 +32,9 @@ class Group:
     """
 
     def __init__(self, settings: GroupSettings, log: Log) -> None:
-        limits = settings.limits
         self._settings = settings
         self._log = log
+        self._size = ModelSize(settings.limits, len(settings.names) + settings.spare)
         self._lock = threading.RLock()
         self._seats: dict[int, Seat] = {}
         self._started = False
@@ -71,18 +42,18 @@ class Group:
         self._anchor_size = 0
         self._anchor_from: Seat | None = None
         self._since_status = 0.0
+        self._start_age = 0.0
+        self._residuals = MeanResiduals(self.limits.elements)
         self._book = RoundBook(
             settings.quorum,
             settings.round_deadline,
             settings.give_up,
-            limits.open_operations,
-            limits.member_bytes,
-            limits.kept_bytes,
+            self.limits,
         )
 
     @property
     def limits(self) -> HubLimits:
-        return self._settings.limits
+        return self._size.limits
 
     def hello(self, hello: Hello, control: Outbox) -> Seat:
         """Seat a member. One that is seated already is lost: its machine came back.
@@ -95,7 +66,7 @@ class Group:
             if hello.rank in self._seats:
                 self._vacate(self._seats[hello.rank], "lost", "came back on a new connection")
             if self._started and not self._live():
-                raise WireError("no member is left that has the state; start the run again with --resume")
+                raise WireError("no member is left that has the state; resume the run from its newest snapshot")
             seat = Seat(hello.rank, hello.name, control, newcomer=self._started)
             self._seats[seat.rank] = seat
             self._log(MemberEvent(member=seat.rank, name=seat.name, status="joined", message=_how(seat)))
@@ -114,6 +85,7 @@ class Group:
             if seat is None or seat.session != frame.session or seat.bulk is not None:
                 raise WireError("a bulk stream without a seat")
             seat.bulk = bulk
+            seat.allow(self.limits)
             if not self._started and self._complete():
                 self._started = True
                 for other in self._seats.values():
@@ -144,8 +116,11 @@ class Group:
         seat.silent = 0.0
         closing: Closing | None = None
         with self._lock:
+            members = len(self._seats)
             if self._seats.get(seat.rank) is not seat:
                 return
+            if isinstance(frame, wire.Model):
+                return self._size.say(seat.rank, frame.elements)
             if not seat.live:
                 raise WireError("an operation of somebody who is not a member yet")
             if isinstance(frame, MeanChunk):
@@ -154,10 +129,17 @@ class Group:
                 self._receive_anchor(seat, frame)
             elif isinstance(frame, BytesChunk):
                 closing = self._receive_gathered(seat, frame)
+            elif isinstance(frame, ResidualChunk):
+                self._settle_size(seat)
+                self._send(seat, answered(frame, self._residuals))
             else:
                 raise WireError("a frame that does not belong here")
+            self._drop_outvoted(frame.name)
+            fewer = len(self._seats) < members
         if closing is not None:
             self._finish(closing)
+        if fewer:  # the others' rounds need not wait for them
+            self._close_rounds()
 
     def tick(self, now: float, elapsed: float) -> None:
         """Look after leases and deadlines; call it a few times a second.
@@ -165,16 +147,20 @@ class Group:
         Args:
             elapsed: seconds since the last call, at most a few ticks, so that a hub that was asleep drops nobody.
         """
+        settings = self._settings
         with self._lock:
             for seat in list(self._seats.values()):
                 seat.silent += elapsed
-                if seat.silent > self._settings.lease:
-                    self._vacate(seat, "lost", f"silent for {self._settings.lease:g} s")
+                if seat.silent > settings.lease and seat.rank not in settings.local:
+                    self._vacate(seat, "lost", f"silent for {settings.lease:g} s")
             self._since_status += elapsed
             if self._since_status >= STATUS_INTERVAL:
                 self._tell_all()
+            self._start_age += elapsed if self._started else 0.0
+            for rank in self._size.silent(self._live()) if self._start_age > _MODEL_SHARE * settings.give_up else ():
+                self._vacate(self._seats[rank], "lost", "has not said what model it has")
             for late in self._book.overdue(now):
-                self._fail(late, f"could not close within {self._settings.give_up:g} s")
+                self._fail(late, f"could not close within {settings.give_up:g} s")
         self._close_rounds()
 
     def close(self, reason: str) -> None:
@@ -244,6 +230,7 @@ class Group:
         del self._seats[seat.rank]
         seat.live = False
         self._book.forget_member(seat.rank)
+        self._size.forget(seat.rank)
         if self._anchor_from is seat:
             self._anchor_from, self._anchor = None, []
         for outbox in (seat.control, seat.bulk):
@@ -261,15 +248,19 @@ class Group:
     # -- operations --------------------------------------------------------------------------------------------------
 
     def _receive_mean(self, seat: Seat, frame: MeanChunk) -> Closing | None:
-        contribution = Contribution(frame.weight, frame, len(frame.payload))
-        signature = (MeanChunk, frame.codec.name, frame.elements)
+        self._settle_size(seat)
+        if frame.elements > self.limits.elements:
+            raise WireError(f"a vector of {frame.elements} elements is longer than the model")
+        contribution = Contribution(frame.weight, frame, frame.held)
+        signature = (MeanChunk, frame.codec.name, frame.elements, frame.stream)
         return self._enter(seat, frame.name, signature, frame.chunks, frame.chunk, contribution)
 
     def _receive_gathered(self, seat: Seat, frame: BytesChunk) -> Closing | None:
-        pieces = self._collect(seat, frame)
+        self._size.require(seat.rank)
+        pieces = seat.collect(frame)
         if pieces is None:
             return None
-        contribution = Contribution(0.0, pieces, frame.size)
+        contribution = Contribution(0.0, pieces, sum(wire.held_bytes(piece) for piece in pieces))
         return self._enter(seat, frame.name, BytesChunk, 1, 0, contribution)
 
     def _enter(
@@ -281,19 +272,31 @@ class Group:
         if first:
             for frames in list(current.results.values()):
                 self._send(seat, frames)
-        return self._book.take(current, part, self._live(), now)
+        return self._book.take(current, part, self._live(), self._moment())
 
-    def _collect(self, seat: Seat, frame: BytesChunk) -> list[memoryview] | None:
-        """Add one piece; return all of them when the payload is whole."""
-        if frame.chunk == 0 and seat.arriving is None:
-            seat.arriving = f"{type(frame).__name__}/{frame.name}/{frame.size}"
-        if seat.arriving != f"{type(frame).__name__}/{frame.name}/{frame.size}" or frame.chunk != len(seat.pieces):
-            raise WireError("pieces of a payload out of order")
-        seat.pieces.append(frame.payload)
-        if len(seat.pieces) < frame.chunks:
-            return None
-        pieces, seat.pieces, seat.arriving = seat.pieces, [], None
-        return pieces
+    def _moment(self) -> float:
+        """The present, for deadlines: while a member has still to build its model, there are none."""
+        return -math.inf if self._size.silent(self._live()) else time.monotonic()
+
+    def _settle_size(self, seat: Seat) -> None:
+        """Raises ``WireError`` where ``seat`` has not the model of the others."""
+        self._size.require(seat.rank)
+        others = self._size.settle(self._live())
+        if others is None:
+            return
+        self._book.limits, self._residuals.limit = self.limits, self.limits.elements
+        for known in list(self._seats.values()):
+            known.allow(self.limits)
+            if known.rank in others and known is not seat:
+                self._vacate(known, "lost", others[known.rank])
+        if seat.rank in others:
+            raise WireError(others[seat.rank])
+
+    def _drop_outvoted(self, name: str = "") -> None:
+        """Drop who is at odds with the others about an operation, or about any."""
+        for rank, reason in self._book.outvoted(self._live(), self._moment(), name):
+            if rank in self._seats:
+                self._vacate(self._seats[rank], "lost", reason)
 
     def _receive_anchor(self, seat: Seat, frame: AnchorChunk) -> None:
         """Hand a piece on to the newcomers; with the last one they are members.
@@ -301,7 +304,8 @@ class Group:
         An anchor that nobody waits for any more is let pass: its donor could not know.
         """
         waiting = self._waiting()
-        if frame.chunk == 0 and self._anchor_from is None and waiting:
+        asked = seat.rank == min(self._live())
+        if frame.chunk == 0 and self._anchor_from is None and waiting and asked:
             self._anchor_from, self._anchor, self._anchor_size = seat, [], frame.size
             self._tell_all()
         if self._anchor_from is not seat:
@@ -323,14 +327,18 @@ class Group:
     def _close_rounds(self) -> None:
         """Close what may close after a loss or when time has passed."""
         with self._lock:
-            closings = list(self._book.take_all(self._live(), time.monotonic()))
+            self._drop_outvoted()
+            closings = list(self._book.take_all(self._live(), self._moment()))
         for closing in closings:
             self._finish(closing)
 
     def _finish(self, closing: Closing) -> None:
         """Make the result of a part and send it to all who have opened the round."""
-        result = gathered(closing) if closing.round.signature is BytesChunk else averaged(closing)
+        gathers = closing.round.signature is BytesChunk
+        result = gathered(closing) if gathers else averaged(closing, self._residuals)
         with self._lock:
+            for rank in result.not_finite:
+                self._blame(self._seats.get(rank), closing.round.name)
             for rank, reason in result.broken:
                 seat = self._seats.get(rank)
                 if seat is not None:
@@ -346,6 +354,14 @@ class Group:
                 self._book.reopen(closing)
         if result.broken:
             self._close_rounds()
+
+    def _blame(self, seat: Seat | None, name: str) -> None:
+        """Note that a member sent NaN or infinity, which our own never do; who does it again and again goes."""
+        if seat is None or not seat.note_not_finite(name):
+            return
+        self._log(WarningEvent(message=f"{seat.name} sent values that are not finite; {name} went on without them"))
+        if len(seat.not_finite) == MOST_NOT_FINITE:
+            self._vacate(seat, "lost", f"sent values that are not finite {MOST_NOT_FINITE} times")
 
     def _fail(self, failed: Round, reason: str) -> None:
         absent = sorted(set(self._live()) - failed.openers)

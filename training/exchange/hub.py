@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,12 +20,16 @@ from profiles.errors import BadInput
 from training.events import MemberEvent, WarningEvent
 from training.exchange import transport, wire
 from training.exchange.certificates import member_uri
-from training.exchange.group import Group, GroupSettings, Log, Seat
+from training.exchange.group import Group, Log
 from training.exchange.outbox import Outbox
+from training.exchange.seat import GroupSettings, Seat
 from training.exchange.wire import HubLimits, WireError
 
 _TICK = 0.1
 _CONTROL_BYTES = 1 << 16
+_MOST_HELLOS = 30
+_MOST_REFUSALS = 120
+_BANNED = "it was dropped from the run"
 _IDENTIFY_WITHIN = 10.0
 """Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
 
@@ -39,8 +44,10 @@ class HubConfig(BaseModel):
     """Machine names by rank; as many as there are members."""
     spare: int = Field(0, ge=0, le=64)
     """Ranks after those of ``names`` for members that come while the run is on."""
-    elements: int = Field(ge=0)
-    """Elements of the longest vector of one exchange: the parameters of the model."""
+    local: frozenset[int] = frozenset()
+    """Ranks on the hub's own machine, see :class:`training.plan.MemberPlan`."""
+    elements: int | None = Field(None, ge=0)
+    """Elements of the longest vector of one exchange; ``None``: what the members say of their model."""
     address: str = "127.0.0.1"
     """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
     port: int = Field(0, ge=0, le=65535)
@@ -54,9 +61,18 @@ class HubConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
 
     def group_settings(self) -> GroupSettings:
-        limits = HubLimits.for_model(self.elements)
+        ranks = len(self.names) + self.spare
+        limits = None if self.elements is None else HubLimits.for_model(self.elements, ranks)
         return GroupSettings(
-            self.run_id, self.names, limits, self.quorum, self.round_deadline, self.give_up, self.lease, self.spare
+            self.run_id,
+            self.names,
+            limits,
+            self.quorum,
+            self.round_deadline,
+            self.give_up,
+            self.lease,
+            self.spare,
+            self.local,
         )
 
 
@@ -75,6 +91,9 @@ class Hub:
         self._stopping = threading.Event()
         self._streams: set[_Stream] = set()
         self._streams_lock = threading.Lock()
+        self._banned: set[int] = set()
+        self._refusals = _PerMinute(_MOST_REFUSALS)
+        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
         streams = 4 * (len(config.names) + config.spare) + 8
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="hub"),
@@ -108,6 +127,18 @@ class Hub:
         self._ticker.start()
         return int(port)
 
+    def ban(self, rank: int) -> None:
+        """Drop a member and let it in no more."""
+        self._banned.add(rank)
+        with self._streams_lock:
+            streams = [stream for stream in self._streams if stream.seat is not None and stream.seat.rank == rank]
+        for stream in streams:
+            stream.outbox.close(_BANNED)
+
+    def admit(self, rank: int) -> None:
+        """Take a ban back."""
+        self._banned.discard(rank)
+
     def stop(self) -> None:
         """End all streams and stop serving. Idempotent."""
         self._stopping.set()
@@ -136,6 +167,10 @@ class Hub:
             control = wire.parse_control(message)
             if stream.seat is None:
                 self._check_peer(context, control.hello.rank if control.HasField("hello") else -1)
+                if control.hello.rank in self._banned:
+                    raise WireError(_BANNED)
+                if not self._hellos[control.hello.rank].take():
+                    raise WireError("it comes back too often")
                 stream.seat = self._group.hello(control.hello, stream.outbox)
             elif control.HasField("goodbye"):
                 self._group.leave(stream.seat)
@@ -143,14 +178,13 @@ class Hub:
                 raise WireError("a second hello")
             self._group.heard(stream.seat)
 
-        return self._serve(stream, requests, take)
+        return self._serve("control", stream, requests, take)
 
     def _bulk(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        limits = self._group.limits
-        stream = _Stream(context, Outbox(limits.queued_bytes))
+        stream = _Stream(context, Outbox(self._group.limits.queued_bytes))
 
         def take(message: bytes) -> None:
-            frame = wire.parse_upload(message, limits)
+            frame = wire.parse_upload(message, self._group.limits)
             if stream.seat is not None:
                 self._group.receive(stream.seat, frame)
             elif isinstance(frame, wire.Open):
@@ -159,11 +193,17 @@ class Hub:
             else:
                 raise WireError("a bulk stream that does not say whose it is")
 
-        return self._serve(stream, requests, take)
+        return self._serve("bulk", stream, requests, take)
 
-    def _serve(self, stream: _Stream, requests: Iterator[bytes], take: Callable[[bytes], None]) -> Iterator[bytes]:
+    def _serve(
+        self, kind: str, stream: _Stream, requests: Iterator[bytes], take: Callable[[bytes], None]
+    ) -> Iterator[bytes]:
+        stream.of = (kind, *stream.context.auth_context().get("x509_subject_alternative_name", []))
         with self._streams_lock:
+            older = [other for other in self._streams if other.of == stream.of and len(stream.of) > 1]
             self._streams.add(stream)
+        for other in older:  # a certificate has one stream of each kind: nobody can take up the others' places
+            other.outbox.close("its certificate has opened another stream")
         if not stream.context.add_callback(stream.outbox.close):
             stream.outbox.close()
         threading.Thread(target=self._read, args=(stream, requests, take), name="hub-reader", daemon=True).start()
@@ -184,7 +224,7 @@ class Hub:
                 take(message)
         except WireError as error:
             reason = str(error)
-            if stream.seat is None:
+            if stream.seat is None and self._refusals.take():
                 self._log(WarningEvent(message=f"refused a connection from {stream.context.peer()}: {reason}"))
             stream.outbox.close(reason)
         except grpc.RpcError:
@@ -205,6 +245,21 @@ class Hub:
             raise WireError(f"its certificate is not that of rank {rank}")
 
 
+class _PerMinute:
+    """So many of something in a minute, and no more: whatever is written down of it must not grow without end."""
+
+    def __init__(self, most: int) -> None:
+        self._taken: deque[float] = deque(maxlen=most)
+
+    def take(self) -> bool:
+        """Return whether there is one left, and take it."""
+        now = time.monotonic()
+        if len(self._taken) == self._taken.maxlen and now - self._taken[0] < 60.0:
+            return False
+        self._taken.append(now)
+        return True
+
+
 class _Stream:
     """One open stream of the server."""
 
@@ -212,6 +267,8 @@ class _Stream:
         self.context = context
         self.outbox = outbox
         self.seat: Seat | None = None
+        self.of: tuple[object, ...] = ()
+        """Its kind, and whose certificate it has shown."""
         self.opened = time.monotonic()
 
 

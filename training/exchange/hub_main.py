@@ -2,7 +2,8 @@
 
     python -m training.exchange.hub_main --config hub.json
 
-It prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM.
+It prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM. A line
+``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -25,7 +26,7 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import EventSink, MemberEvent, WarningEvent
 
 if TYPE_CHECKING:
-    from training.exchange.hub import HubConfig
+    from training.exchange.hub import Hub, HubConfig
 
 _MOST_FILES = 8192
 """Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
@@ -66,7 +67,7 @@ def _serve(path: Path) -> None:
 
     hub = Hub(_read_config(path), log)
     port = hub.start()
-    _watch_for(end)
+    _watch_for(end, hub)
     print(json.dumps({"port": port}), flush=True)
     end.wait()
     hub.stop()
@@ -92,18 +93,28 @@ def _read_config(path: Path) -> HubConfig:
         raise BadInput(f"{path}: {where}: {first['msg']}", "write the hub's configuration again") from error
 
 
-def _watch_for(end: threading.Event) -> None:
-    """Set ``end`` when a signal to end comes or stdin closes."""
+def _watch_for(end: threading.Event, hub: Hub) -> None:
+    """Obey stdin; set ``end`` when a signal to end comes or stdin closes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
 
     def watch() -> None:
         # os.read, not sys.stdin: a daemon thread inside a buffered read would block the interpreter's exit.
-        while os.read(0, 4096):
-            pass
+        rest = b""
+        while part := os.read(0, 4096):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                _obey(json.loads(line), hub)
         end.set()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
+
+
+def _obey(command: dict[str, Any], hub: Hub) -> None:
+    if "ban" in command:
+        hub.ban(int(command["ban"]))
+    elif "admit" in command:
+        hub.admit(int(command["admit"]))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,16 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_GATHER: _ClassVar[Kind]
     KIND_ANCHOR: _ClassVar[Kind]
     KIND_FAILED: _ClassVar[Kind]
+    KIND_MODEL: _ClassVar[Kind]
+    KIND_RESIDUAL: _ClassVar[Kind]
 KIND_NONE: Kind
 KIND_OPEN: Kind
 KIND_MEAN: Kind
 KIND_GATHER: Kind
 KIND_ANCHOR: Kind
 KIND_FAILED: Kind
+KIND_MODEL: Kind
+KIND_RESIDUAL: Kind
 
 class ControlUp(_message.Message):
     __slots__ = ("hello", "heartbeat", "goodbye")
@@ -71,7 +75,7 @@ class Status(_message.Message):
     def __init__(self, session: _Optional[int] = ..., started: _Optional[bool] = ..., newcomer: _Optional[bool] = ..., anchor_wanted: _Optional[bool] = ..., members: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BulkHeader(_message.Message):
-    __slots__ = ("kind", "name", "codec", "size", "chunk", "weight", "contributors", "members", "rank", "session", "message")
+    __slots__ = ("kind", "name", "codec", "size", "chunk", "weight", "contributors", "members", "rank", "session", "message", "refused", "flags", "stream")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +87,9 @@ class BulkHeader(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     kind: Kind
     name: str
     codec: str
@@ -94,4 +101,7 @@ class BulkHeader(_message.Message):
     rank: int
     session: int
     message: str
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., name: _Optional[str] = ..., codec: _Optional[str] = ..., size: _Optional[int] = ..., chunk: _Optional[int] = ..., weight: _Optional[float] = ..., contributors: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., session: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    refused: _containers.RepeatedScalarFieldContainer[int]
+    flags: bytes
+    stream: str
+    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., name: _Optional[str] = ..., codec: _Optional[str] = ..., size: _Optional[int] = ..., chunk: _Optional[int] = ..., weight: _Optional[float] = ..., contributors: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., session: _Optional[int] = ..., message: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., flags: _Optional[bytes] = ..., stream: _Optional[str] = ...) -> None: ...

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,30 @@ import torch
 
 from training.exchange import transport, wire
 from training.exchange.anchors import anchor_from_bytes, anchor_to_bytes
-from training.exchange.base import Anchor, Exchange, ExchangeError, ExchangeTimeout, MeanResult, Pending, Traffic
+from training.exchange.base import (
+    ANCHOR_DEADLINE,
+    Anchor,
+    Exchange,
+    ExchangeError,
+    ExchangeTimeout,
+    MeanResult,
+    Pending,
+    Traffic,
+)
 from training.exchange.codecs import Codec
 from training.exchange.hub_pb2 import ControlUp, Goodbye, Heartbeat, Hello, Status
-from training.exchange.operations import GatherOperation, MeanOperation, Meter, Operation
-from training.exchange.wire import AnchorChunk, BytesChunk, Failed, MeanChunk, WireError
+from training.exchange.operations import (
+    GatherOperation,
+    MeanOperation,
+    Meter,
+    Operation,
+    ResidualOperation,
+    deliver,
+    residual_frames,
+)
+from training.exchange.wire import AnchorChunk, Failed, WireError
 
-Started = TypeVar("Started", MeanOperation, GatherOperation)
+Started = TypeVar("Started", MeanOperation, GatherOperation, ResidualOperation)
 HEARTBEAT = 1.0
 LEASE = 5.0
 _RETRY = 0.2
@@ -34,12 +52,20 @@ class HubMember(Exchange):
     Args:
         address: ``host:port`` of the hub, a literal address.
         certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
+        local: the hub is on this machine, see :class:`training.plan.MemberPlan`.
     """
 
     engine = "hub"
 
     def __init__(
-        self, address: str, certificates: Path | None, run_id: str, rank: int, world_size: int, name: str
+        self,
+        address: str,
+        certificates: Path | None,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        name: str,
+        local: bool = False,
     ) -> None:
         self.rank = rank
         self._address = address
@@ -56,11 +82,12 @@ class HubMember(Exchange):
         self._publishing = False
         self._anchor: Anchor | None = None
         self._anchor_pieces: list[memoryview] = []
-        self._operations: dict[str, MeanOperation | GatherOperation] = {}
+        self._operations: dict[str, Operation[Any]] = {}
         self._uploads: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
         self._uploading_ended = threading.Event()
         self._words: queue.SimpleQueue[ControlUp | None] = queue.SimpleQueue()
         self._silent_beats = 0
+        self._local = local
         self._channels: list[Any] = []
         self._readers: list[threading.Thread] = []
         # A thread that is still inside C++ when the interpreter goes would abort the process.
@@ -76,6 +103,7 @@ class HubMember(Exchange):
         world_size: int,
         name: str,
         timeout: float = 120.0,
+        local: bool = False,
     ) -> HubMember:
         """Join the group; return when all members have come, or at once as a newcomer to a running group.
 
@@ -86,7 +114,7 @@ class HubMember(Exchange):
         """
         deadline = time.monotonic() + timeout
         while True:
-            member = cls(address, certificates, run_id, rank, world_size, name)
+            member = cls(address, certificates, run_id, rank, world_size, name, local)
             try:
                 if member._say_hello(deadline):
                     member._wait_for_group(deadline)
@@ -110,18 +138,37 @@ class HubMember(Exchange):
         status = self._status
         return status is not None and status.anchor_wanted and not self._publishing
 
-    def start_mean(self, name: str, values: torch.Tensor, weight: float, codec: Codec) -> Pending[MeanResult]:
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]:
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        return self._start(name, lambda: MeanOperation(name, values, weight, codec, self.rank, self._meter))
+        return self._start(
+            name, lambda: MeanOperation(name, values, weight, codec, self.rank, self._meter, flags, stream)
+        )
 
-    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
         if len(payload) > wire.MAX_GATHER_BYTES:
             raise ValueError(f"{name}: a payload of {len(payload)} bytes is above 4 MiB")
         return self._start(name, lambda: GatherOperation(name, payload, self._meter))
 
+    def expect_model(self, elements: int) -> None:
+        self._uploads.put(iter([wire.pack_model(elements)]))
+
+    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
+        if self.rank != min(self._members):
+            return None
+        name = f"residual/{stream}"
+        try:
+            return self._start(name, lambda: ResidualOperation(name, stream, elements, self._meter)).wait()
+        except ExchangeError:
+            return None
+
+    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
+        self._uploads.put(residual_frames(stream, values))
+
     def publish_anchor(self, anchor: Anchor) -> None:
-        data = anchor_to_bytes(anchor)
+        data = anchor_to_bytes(replace(anchor, operations=self.operations))
         self._publishing = True
         self._uploads.put(wire.pack_payload(AnchorChunk("", 0, 0, wire.EMPTY), data))
 
@@ -131,7 +178,7 @@ class HubMember(Exchange):
             assert self._status is not None
             self._open(transport.BULK, self._bulk_frames(self._status.session), self._take_frame)
 
-    def fetch_anchor(self, timeout: float | None = None) -> Anchor:
+    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         self.ask_for_anchor()
         with self._changed:
             there = self._changed.wait_for(lambda: self._anchor is not None or bool(self._ended), timeout)
@@ -141,6 +188,7 @@ class HubMember(Exchange):
             raise ExchangeError(self._ended)
         anchor, self._anchor = self._anchor, None
         self._newcomer = False
+        self.operations = anchor.operations
         return anchor
 
     def close(self) -> None:
@@ -243,7 +291,7 @@ class HubMember(Exchange):
     def _beat(self) -> None:
         """Count heartbeats without an answer. Not a clock: a machine that slept must first hear what waits for it."""
         self._silent_beats += 1
-        if self._silent_beats > LEASE / HEARTBEAT:
+        if self._silent_beats > LEASE / HEARTBEAT and not self._local:
             self._end(f"lost the hub at {self._address}: silent for {LEASE:g} s")
             self._hang_up()
 
@@ -275,15 +323,15 @@ class HubMember(Exchange):
         if isinstance(frame, AnchorChunk):
             self._take_anchor(frame)
             return
-        if isinstance(frame, wire.Open):
+        if isinstance(frame, (wire.Open, wire.Model)):
             raise WireError("a frame that only members send")
         operation = self._operations.get(frame.name)
         if operation is None:
             return  # it failed or was given up here
         if isinstance(frame, Failed):
             self._finish(operation, f"exchange {frame.name} failed: it {frame.message}")
-        elif _deliver(operation, frame):
-            self._members = operation.members
+        elif deliver(operation, frame):
+            self._members = operation.members or self._members
             self._finish(operation)
 
     def _take_anchor(self, frame: AnchorChunk) -> None:
@@ -309,8 +357,6 @@ class HubMember(Exchange):
     def _start(self, name: str, make: Callable[[], Started]) -> Started:
         if not wire.is_name(name):
             raise ValueError(f"'{name}' cannot be the name of an exchange")
-        if name in self._operations:
-            raise ValueError(f"exchange {name} is under way already")
         if self._ended:
             raise ExchangeError(self._ended)
         operation = make()
@@ -320,14 +366,14 @@ class HubMember(Exchange):
             self._finish(operation, self._ended)
         return operation
 
-    def _guarded(self, operation: MeanOperation | GatherOperation) -> Iterator[bytes]:
+    def _guarded(self, operation: Operation[Any]) -> Iterator[bytes]:
         """The operation's frames; what its codec cannot carry fails the operation, not the stream."""
         try:
             yield from operation.frames()
         except ValueError as error:
             self._finish(operation, f"exchange {operation.name}: {error}")
 
-    def _finish(self, operation: MeanOperation | GatherOperation, error: str = "") -> None:
+    def _finish(self, operation: Operation[Any], error: str = "") -> None:
         self._operations.pop(operation.name, None)
         operation.finish(error)
 
@@ -345,14 +391,6 @@ class HubMember(Exchange):
         """Let both sending threads end."""
         self._words.put(None)
         self._uploads.put(None)
-
-
-def _deliver(operation: Operation[Any], frame: MeanChunk | BytesChunk) -> bool:
-    if isinstance(operation, MeanOperation) and isinstance(frame, MeanChunk):
-        return operation.receive(frame)
-    if isinstance(operation, GatherOperation) and isinstance(frame, BytesChunk):
-        return operation.receive(frame)
-    raise WireError(f"{frame.name}: a frame of another kind of operation")
 
 
 def _is_tls(error: Any) -> bool:

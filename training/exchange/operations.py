@@ -6,14 +6,23 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from training.exchange import wire
-from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Traffic
-from training.exchange.codecs import CastCodec, Codec, chunk_bounds
-from training.exchange.wire import BytesChunk, MeanChunk, WireError
+from training.exchange.base import (
+    STANDSTILL,
+    ExchangeError,
+    ExchangeTimeout,
+    MeanResult,
+    Traffic,
+    wait_while_moving,
+)
+from training.exchange.byte_view import tensor_view
+from training.exchange.codecs import CastCodec, Codec, chunk_bounds, codec_by_name
+from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk, WireError
 
 R = TypeVar("R")
 
@@ -26,14 +35,22 @@ class Meter:
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0
+        self._moved = 0.0
 
     def sent(self, size: int) -> None:
         with self._lock:
             self.traffic.bytes_sent += size
+            self._moved = time.perf_counter()
 
     def received(self, size: int) -> None:
         with self._lock:
             self.traffic.bytes_received += size
+            self._moved = time.perf_counter()
+
+    def last_move(self) -> float:
+        """When bytes came or went last, of :func:`time.perf_counter`."""
+        with self._lock:
+            return self._moved
 
     def waited(self, seconds: float) -> None:
         with self._lock:
@@ -74,10 +91,13 @@ class Operation(ABC, Generic[R]):
         """Block until the result is there; see :class:`training.exchange.base.Pending`."""
         if not self._settled.is_set():
             start = time.perf_counter()
-            there = self._settled.wait(timeout)
+            if timeout is None:
+                there = wait_while_moving(self._settled.wait, self._meter.last_move)
+            else:
+                there = self._settled.wait(timeout)
             self._meter.waited(time.perf_counter() - start)
             if not there:
-                raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout:g} s")
+                raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
         if self._error:
             raise ExchangeError(self._error)
         return self._result()
@@ -93,6 +113,11 @@ class Operation(ABC, Generic[R]):
             self._error = error
             self._settled.set()
         self._meter.end()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Live members when the operation closed; empty where nothing tells."""
+        return ()
 
     @abstractmethod
     def frames(self) -> Iterator[bytes]:
@@ -110,16 +135,32 @@ class MeanOperation(Operation[MeanResult]):
     by chunk while the network is busy with the one before.
     """
 
-    def __init__(self, name: str, values: torch.Tensor, weight: float, codec: Codec, rank: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        name: str,
+        values: torch.Tensor,
+        weight: float,
+        codec: Codec,
+        rank: int,
+        meter: Meter,
+        flags: bytes = b"",
+        stream: str = "",
+    ) -> None:
         super().__init__(name, meter)
+        fit = codec.carries(values)
+        if not fit:
+            values, weight, flags = torch.zeros_like(values), 0.0, bytes(len(flags))
+        self._head = MeanChunk(name, codec, values.numel(), 0, weight, wire.EMPTY, flags=flags, stream=stream)
+        self._head = replace(self._head, refused=() if fit else (rank,))
         self._codec = codec
-        self._weight = weight
         self._rank = rank
         self._device = values.device
         self._elements = values.numel()
         self._chunks = len(list(chunk_bounds(self._elements)))
         self._open = set(range(self._chunks))
-        self._included = True
+        self._left_out: list[tuple[int, int]] = []
+        self._refused: set[int] = set()
+        self._flags = b""
         self._last: MeanChunk | None = None
         at_once = isinstance(codec, CastCodec) or values.device.type != "cpu"
         self._packed = iter(list(self._pack(values))) if at_once else self._pack(values.detach().clone())
@@ -134,8 +175,8 @@ class MeanOperation(Operation[MeanResult]):
     def _pack(self, values: torch.Tensor) -> Iterator[tuple[int, bytes]]:
         for chunk, (start, stop) in enumerate(chunk_bounds(self._elements)):
             payload = self._codec.encode_view(values[start:stop]).numpy().data
-            frame = MeanChunk(self.name, self._codec, self._elements, chunk, self._weight, payload)
-            yield chunk, wire.pack_mean(frame)
+            flags = b"" if chunk else self._head.flags
+            yield chunk, wire.pack_mean(replace(self._head, chunk=chunk, payload=payload, flags=flags))
 
     def receive(self, frame: MeanChunk) -> bool:
         """Take one chunk of the mean; return whether that was the last.
@@ -151,7 +192,11 @@ class MeanOperation(Operation[MeanResult]):
             self._mean[start:stop] = frame.values()
         except ValueError as error:
             raise WireError(f"{self.name}: {error}") from None
-        self._included &= self._rank in frame.contributors
+        self._refused.update(frame.refused)
+        if self._rank not in frame.contributors or self._rank in frame.refused:
+            self._left_out.append((start, stop))
+        if frame.chunk == 0:
+            self._flags = frame.flags
         if frame.chunk == frame.chunks - 1:
             self._last = frame
         self._open.discard(frame.chunk)
@@ -165,7 +210,16 @@ class MeanOperation(Operation[MeanResult]):
     def _result(self) -> MeanResult:
         assert self._last is not None
         mean = self._mean if self._device.type == "cpu" else self._mean.to(self._device)
-        return MeanResult(mean, self._last.weight, self._last.members, self._included)
+        refused = tuple(sorted(self._refused))
+        return MeanResult(
+            mean,
+            self._last.weight,
+            self._last.members,
+            tuple(sorted(self._left_out)),
+            refused,
+            self._flags,
+            fit=not self._head.refused,
+        )
 
 
 class GatherOperation(Operation[dict[int, bytes]]):
@@ -176,7 +230,11 @@ class GatherOperation(Operation[dict[int, bytes]]):
         self._payload = payload
         self._pieces: dict[int, list[memoryview]] = {}
         self._whole: dict[int, bytes] = {}
-        self.members: tuple[int, ...] = ()
+        self._members: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
 
     def frames(self) -> Iterator[bytes]:
         return wire.pack_payload(BytesChunk(self.name, 0, 0, wire.EMPTY), self._payload)
@@ -187,10 +245,58 @@ class GatherOperation(Operation[dict[int, bytes]]):
         if frame.rank in self._whole or frame.chunk != len(pieces) or frame.rank not in frame.contributors:
             raise WireError(f"{self.name}: a piece that does not belong here")
         pieces.append(frame.payload)
-        self.members = frame.members
+        self._members = frame.members
         if len(pieces) == frame.chunks:
             self._whole[frame.rank] = b"".join(pieces)
         return len(self._whole) == len(frame.contributors)
 
     def _result(self) -> dict[int, bytes]:
         return dict(sorted(self._whole.items()))
+
+
+class ResidualOperation(Operation[torch.Tensor]):
+    """Asking the hub what encoding the means of a stream has lost."""
+
+    def __init__(self, name: str, stream: str, elements: int, meter: Meter) -> None:
+        super().__init__(name, meter)
+        self._head = ResidualChunk(name, stream, elements, 0)
+        self._open = dict(chunk_bounds(elements))
+        self._whole = torch.zeros(elements)
+
+    def frames(self) -> Iterator[bytes]:
+        for chunk in range(len(self._open)):
+            yield wire.pack_residual(replace(self._head, chunk=chunk))
+
+    def receive(self, frame: ResidualChunk) -> bool:
+        """Take one chunk; return whether that was the last. Raises :class:`WireError`."""
+        start, stop = frame.bounds
+        if self._open.pop(start, None) != stop:
+            raise WireError(f"{self.name}: a chunk that does not belong here")
+        if len(frame.payload):
+            self._whole[start:stop] = codec_by_name("fp32").decode(tensor_view(frame.payload), stop - start)
+        return not self._open
+
+    def _result(self) -> torch.Tensor:
+        return self._whole
+
+
+def residual_frames(stream: str, values: torch.Tensor) -> Iterator[bytes]:
+    """Yield the frames that give flat fp32 ``values`` back to the hub as a stream's residual."""
+    for chunk, (start, stop) in enumerate(chunk_bounds(values.numel())):
+        payload = codec_by_name("fp32").encode(values[start:stop]).numpy().data
+        yield wire.pack_residual(ResidualChunk("restore", stream, values.numel(), chunk, payload))
+
+
+def deliver(operation: Operation[Any], frame: MeanChunk | BytesChunk | ResidualChunk) -> bool:
+    """Give a frame to its operation; return whether that was the last.
+
+    Raises:
+        WireError: it is of another kind of operation.
+    """
+    if isinstance(operation, MeanOperation) and isinstance(frame, MeanChunk):
+        return operation.receive(frame)
+    if isinstance(operation, GatherOperation) and isinstance(frame, BytesChunk):
+        return operation.receive(frame)
+    if isinstance(operation, ResidualOperation) and isinstance(frame, ResidualChunk):
+        return operation.receive(frame)
+    raise WireError(f"{frame.name}: a frame of another kind of operation")

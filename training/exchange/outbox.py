@@ -15,7 +15,7 @@ class Outbox:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._messages: deque[bytes] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
@@ -28,7 +28,7 @@ class Outbox:
         with self._changed:
             if self._closed:
                 return True
-            if self._bytes + len(message) > self._limit:
+            if self._bytes + len(message) > self.limit:
                 return False
             self._messages.append(message)
             self._bytes += len(message)

@@ -2,17 +2,21 @@
 
 A round is one named operation. It has one part per chunk of a mean, or a single part for a gather. Pure: no clock, no
 lock, no network; payloads are opaque.
+
+Members may disagree on what an operation is. Each version is then a round of its own, and whoever is outvoted is to
+blame: the larger part of the members is right, and where there is none, the part with the lowest rank, whose weights
+all members begin with. So nobody gains by being first.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.exchange.wire import WireError
+from training.exchange.wire import HubLimits, WireError
 
 _REMEMBERED_NAMES = 65_536
 
@@ -27,7 +31,7 @@ class Contribution:
     """Bytes that are held for it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Round:
     """One named operation on its way."""
 
@@ -74,21 +78,19 @@ class RoundBook:
         quorum: share of the live members that closes a part once ``deadline`` has passed; at least one.
         deadline: seconds from the first contribution of a round.
         give_up: seconds after which a round that cannot close fails for all.
-        open_rounds: rounds under way at most.
-        member_bytes: contributions of one member that may wait.
-        kept_bytes: results of finished rounds that are kept for late members.
+        limits: what one member may have under way and waiting, and what is kept for late members.
     """
 
-    def __init__(
-        self, quorum: float, deadline: float, give_up: float, open_rounds: int, member_bytes: int, kept_bytes: int
-    ) -> None:
+    def __init__(self, quorum: float, deadline: float, give_up: float, limits: HubLimits) -> None:
         self._quorum = quorum
         self._deadline = deadline
         self._give_up = give_up
-        self._open_rounds = open_rounds
-        self._member_bytes = member_bytes
-        self._kept_bytes = kept_bytes
-        self._open: dict[str, Round] = {}
+        self.limits = limits
+        """They may change: they follow the model."""
+        self._open: dict[str, list[Round]] = {}
+        """By name: one round, or one for each version of it."""
+        self._opened: Counter[int] = Counter()
+        """Rounds under way in which a rank has a part."""
         self._kept: OrderedDict[str, Round] = OrderedDict()
         self._kept_size = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -100,16 +102,17 @@ class RoundBook:
         """Enter one contribution; one that is too late is only noted.
 
         Raises:
-            WireError: sent twice, at odds with the others, over a limit, or for a round whose result is gone.
+            WireError: sent twice, at odds with itself or with a result, over a limit, or for a round whose result is
+                gone. Who is at odds with the others is told by :meth:`outvoted`.
         """
-        current = self._find(name, signature, parts, now)
+        current = self._find(rank, name, signature, parts, now)
         seen = current.seen.setdefault(rank, bytearray(current.parts))
         if seen[part]:
-            raise WireError(f"{name}: chunk {part} came twice")
+            raise WireError(f"{name}: chunk {part} came twice; a name belongs to one operation")
         if current.weights.setdefault(rank, contribution.weight) != contribution.weight:
             raise WireError(f"{name}: the weight changed within the operation")
         seen[part] = 1
-        current.openers.add(rank)
+        self._open_for(rank, current)
         if part not in current.taken:
             self._hold(rank, contribution.size)
             current.waiting.setdefault(part, {})[rank] = contribution
@@ -117,8 +120,18 @@ class RoundBook:
 
     def has_opened(self, name: str, rank: int) -> bool:
         """Return whether ``rank`` has sent something for the round."""
-        current = self._open.get(name) or self._kept.get(name)
-        return current is not None and rank in current.openers
+        return any(rank in current.openers for current in self._versions(name))
+
+    def outvoted(self, live: Collection[int], now: float, name: str = "") -> list[tuple[int, str]]:
+        """Return who is at odds with the others about an operation, and why; about any where no name is given."""
+        found = []
+        for versions in [self._open.get(name, [])] if name else list(self._open.values()):
+            right = _elected(versions, set(live), now - versions[0].opened >= self._deadline) if versions else None
+            for version in versions if right is not None else ():
+                if version is not right:
+                    reason = f"{version.name}: another codec or length than the others sent"
+                    found += [(rank, reason) for rank in sorted(version.openers)]
+        return found
 
     def take(self, current: Round, part: int, live: Collection[int], now: float) -> Closing | None:
         """Return ``part`` if it may close, and regard it as closing from then on."""
@@ -138,7 +151,7 @@ class RoundBook:
 
     def take_all(self, live: Collection[int], now: float) -> Iterator[Closing]:
         """Yield every part that may close: after a loss, or when time has passed."""
-        for current in list(self._open.values()):
+        for current in self._all_open():
             for part in sorted(current.waiting):
                 closing = self.take(current, part, live, now)
                 if closing is not None:
@@ -152,64 +165,111 @@ class RoundBook:
         """Enter the result of a part; a finished round is kept for late members as long as there is room."""
         current = closing.round
         current.results[closing.part] = frames
-        if not current.finished or self._open.pop(current.name, None) is None:
+        if not current.finished or not self._close(current):
             return
-        current.seen.clear()
         self._kept[current.name] = current
         self._kept_size += current.result_bytes
-        while self._kept_size > self._kept_bytes and self._kept:
+        while self._kept and self._keeps_too_much():
             name, oldest = self._kept.popitem(last=False)
             self._kept_size -= oldest.result_bytes
             self._bury(name)
 
+    def _keeps_too_much(self) -> bool:
+        return self._kept_size > self.limits.kept_bytes or len(self._kept) > self.limits.open_operations
+
     def forget_member(self, rank: int) -> None:
         """Drop what a lost member has contributed to parts that are still open."""
-        for current in [*self._open.values(), *self._kept.values()]:
+        for current in [*self._all_open(), *self._kept.values()]:
             current.openers.discard(rank)
             current.seen.pop(rank, None)
             current.weights.pop(rank, None)
             for waiting in current.waiting.values():
                 waiting.pop(rank, None)
         self._held.pop(rank, None)
-        for name in [name for name, current in self._open.items() if not current.openers and not current.taken]:
-            del self._open[name]
+        self._opened.pop(rank, None)
+        for current in self._all_open():
+            if not current.openers and not current.taken:
+                self._close(current)
 
     def overdue(self, now: float) -> list[Round]:
         """Remove and return the rounds that could not close in ``give_up`` seconds."""
-        failed = [current for current in self._open.values() if now - current.opened >= self._give_up]
+        failed = [current for current in self._all_open() if now - current.opened >= self._give_up]
         for current in failed:
             self.fail(current)
         return failed
 
     def fail(self, current: Round) -> None:
         """Remove a round that cannot finish."""
-        if self._open.pop(current.name, None) is None:
+        if not self._close(current):
             return
         for waiting in current.waiting.values():
             for rank, contribution in waiting.items():
                 self._held[rank] -= contribution.size
         current.waiting.clear()
-        self._bury(current.name)
+        if current.name not in self._open:
+            self._bury(current.name)
 
-    def _find(self, name: str, signature: Hashable, parts: int, now: float) -> Round:
-        current = self._open.get(name) or self._kept.get(name)
-        if current is None:
-            if name in self._gone:
-                raise WireError(f"{name}: too late, its result is gone")
-            if len(self._open) >= self._open_rounds:
-                raise WireError(f"{name}: more than {self._open_rounds} operations under way")
-            current = self._open[name] = Round(name, signature, parts, now)
-        if current.signature != signature:
+    def _versions(self, name: str) -> list[Round]:
+        return self._open.get(name) or ([self._kept[name]] if name in self._kept else [])
+
+    def _all_open(self) -> list[Round]:
+        return [current for versions in self._open.values() for current in versions]
+
+    def _find(self, rank: int, name: str, signature: Hashable, parts: int, now: float) -> Round:
+        versions = self._versions(name)
+        if not versions and name in self._gone:
+            raise WireError(f"{name}: too late, its result is gone")
+        for current in versions:
+            if current.signature == signature:
+                return current
+        if any(rank in version.openers for version in versions):
+            raise WireError(f"{name}: another codec or length than before")
+        if any(version.taken for version in versions):
             raise WireError(f"{name}: another codec or length than the others sent")
-        return current
+        return Round(name, signature, parts, versions[0].opened if versions else now)
+
+    def _open_for(self, rank: int, current: Round) -> None:
+        """Let a member take part in a round, which is new if it is the first."""
+        if rank in current.openers:
+            return
+        kept = current.name in self._kept
+        if not kept and self._opened[rank] >= self.limits.open_operations:
+            raise WireError(f"{current.name}: more than {self.limits.open_operations} operations under way")
+        current.openers.add(rank)
+        if not kept:
+            self._opened[rank] += 1
+            versions = self._open.setdefault(current.name, [])
+            if current not in versions:
+                versions.append(current)
+
+    def _close(self, current: Round) -> bool:
+        """Take a round out of those that are under way; return whether it was one."""
+        versions = self._open.get(current.name, [])
+        if current not in versions:
+            return False
+        versions.remove(current)
+        if not versions:
+            del self._open[current.name]
+        self._opened.subtract({rank: 1 for rank in current.openers if rank in self._opened})
+        return True
 
     def _hold(self, rank: int, size: int) -> None:
         held = self._held.get(rank, 0) + size
-        if held > self._member_bytes:
-            raise WireError(f"more than {self._member_bytes} bytes wait for the other members")
+        if held > self.limits.member_bytes:
+            raise WireError(f"more than {self.limits.member_bytes} bytes wait for the other members")
         self._held[rank] = held
 
     def _bury(self, name: str) -> None:
         self._gone[name] = None
         if len(self._gone) > _REMEMBERED_NAMES:
             self._gone.popitem(last=False)
+
+
+def _elected(versions: list[Round], live: set[int], overdue: bool) -> Round | None:
+    """Return the version of an operation that is right; ``None`` while that is open, or there is no other."""
+    if len(versions) < 2:
+        return None
+    votes = [version.openers & live for version in versions]
+    best = max(range(len(versions)), key=lambda number: (len(votes[number]), -min(votes[number], default=0)))
+    sure = 2 * len(votes[best]) > len(live) or overdue or live <= set().union(*votes)
+    return versions[best] if sure else None

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from training.exchange.base import Anchor, Exchange, ExchangeError, MeanResult, Pending, Traffic
+from training.exchange.base import ANCHOR_DEADLINE, Anchor, Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 
 V = TypeVar("V")
@@ -47,16 +47,24 @@ class SoloExchange(Exchange):
     def anchor_wanted(self) -> bool:
         return False
 
-    def start_mean(self, name: str, values: torch.Tensor, weight: float, codec: Codec) -> Pending[MeanResult]:
-        return Finished(MeanResult(values.clone(), weight, (0,), included=True))
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]:
+        return Finished(MeanResult(values.clone(), weight, (0,), flags=flags))
 
-    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
         return Finished({0: payload})
+
+    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
+        return None
+
+    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
+        """Nothing is encoded."""
 
     def publish_anchor(self, anchor: Anchor) -> None:
         raise ExchangeError("a group of one has no newcomers")
 
-    def fetch_anchor(self, timeout: float | None = None) -> Anchor:
+    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         raise ExchangeError("a group of one has no anchor to fetch")
 
     def close(self) -> None:

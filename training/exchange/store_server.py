@@ -5,19 +5,43 @@ the client and on the server's only event loop, and asks for the IPv4-mapped for
 ``/etc/hosts`` never holds. Where no name server answers, that stalls the whole store for 10 s. It also listens on every
 interface. This store never looks a name up and is bound to 127.0.0.1; far members reach it through SSH forwards.
 
-The protocol is one JSON object a line with values in base64, at most :data:`MAX_LINE` bytes.
+Every user of the machine reaches a port on loopback, so a client first shows the run's token, which stands beside the
+members' keys (:meth:`StoreServer.admit`). Who does not is not answered.
+
+The protocol is one JSON object a line with values in base64, at most :data:`MAX_LINE` bytes. What a member may store,
+ask for and wait for is bounded.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hmac
 import json
+import secrets
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from profiles.errors import BadInput
+
 MAX_LINE = 1 << 20
+MAX_CLIENTS = 512
+"""Connections of members; each has two or three."""
+MAX_KEYS = 1 << 16
+MAX_KEY = 1024
+MAX_BYTES = 16 << 20
+"""Keys and values together, as they are held."""
+MAX_WAIT = 2 * 3600.0
+"""Seconds."""
+STRANGERS = 32
+"""Connections that have not shown the token; one more ends the oldest of them."""
+_HELLO = 10.0
+"""Seconds until the token must be there."""
+_TOKEN_FILE = "rendezvous"
 
 Reply = dict[str, Any]
 
@@ -28,10 +52,16 @@ class StoreServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = False
+    request_queue_size = 128
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
+        self.token = secrets.token_hex(32)
+        self._strangers: dict[socket.socket, None] = {}
+        self._clients = 0
+        self._doors = threading.Lock()
         self._values: dict[str, str] = {}
+        self._held = 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="store", daemon=True)
         self._operations: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
@@ -51,6 +81,13 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def start(self) -> None:
         self._thread.start()
 
+    def admit(self, folder: Path) -> None:
+        """Put the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / _TOKEN_FILE
+        path.touch(mode=0o600)
+        path.write_text(self.token)
+
     def close(self) -> None:
         """Stop answering. Idempotent."""
         if self._thread.is_alive():
@@ -58,11 +95,36 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self._thread.join()
         self.server_close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._doors:
+            if len(self._strangers) >= STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[request] = None
+        super().process_request(request, client_address)
+
+    def let_in(self, connection: socket.socket, hello: bytes) -> bool:
+        """Whether ``hello`` shows the token and there is room for one more client."""
+        known = hmac.compare_digest(hello, self.token.encode() + b"\n")
+        with self._doors:
+            self._strangers.pop(connection, None)
+            if not known or self._clients >= MAX_CLIENTS:
+                return False
+            self._clients += 1
+            return True
+
+    def let_out(self) -> None:
+        """One client less."""
+        with self._doors:
+            self._clients -= 1
+
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """Carry one request out.
 
         Raises:
-            KeyError, TypeError, ValueError: not a request.
+            KeyError, TypeError, ValueError: not a request, or one for more than there may be.
         """
         with self._changed:
             reply = self._operations[request["op"]](request)
@@ -70,35 +132,55 @@ class StoreServer(socketserver.ThreadingTCPServer):
             return reply
 
     def _set(self, request: Mapping[str, Any]) -> Reply:
-        self._values[str(request["key"])] = str(request["value"])
+        self._put(str(request["key"]), str(request["value"]))
         return {}
 
     def _get(self, request: Mapping[str, Any]) -> Reply:
         keys = [str(key) for key in request["keys"]]
-        if not self._changed.wait_for(lambda: all(key in self._values for key in keys), float(request["timeout"])):
+        seconds = float(request["timeout"])
+        if not 0 <= seconds <= MAX_WAIT:
+            raise ValueError("too long a wait")
+        if not self._changed.wait_for(lambda: all(key in self._values for key in keys), seconds):
             return {"missing": [key for key in keys if key not in self._values]}
-        return {"values": [self._values[key] for key in keys]}
+        return self._found(keys)
 
     def _read(self, request: Mapping[str, Any]) -> Reply:
-        return {"values": [self._values.get(str(key)) for key in request["keys"]]}
+        return self._found([str(key) for key in request["keys"]])
 
     def _add(self, request: Mapping[str, Any]) -> Reply:
         key = str(request["key"])
         total = int(decode(self._values.get(key, "")) or b"0") + int(request["amount"])
-        self._values[key] = encode(str(total).encode())
+        self._put(key, encode(str(total).encode()))
         return {"total": total}
 
     def _compare_set(self, request: Mapping[str, Any]) -> Reply:
         key, expected, desired = str(request["key"]), str(request["expected"]), str(request["desired"])
         if self._values.get(key, "") == expected:
-            self._values[key] = desired
+            self._put(key, desired)
         return {"values": [self._values.get(key, expected)]}
 
     def _delete(self, request: Mapping[str, Any]) -> Reply:
-        return {"deleted": self._values.pop(str(request["key"]), None) is not None}
+        key = str(request["key"])
+        gone = self._values.pop(key, None)
+        self._held -= 0 if gone is None else len(key) + len(gone)
+        return {"deleted": gone is not None}
 
     def _count(self, request: Mapping[str, Any]) -> Reply:
         return {"total": len(self._values)}
+
+    def _put(self, key: str, value: str) -> None:
+        decode(value)
+        is_new = key not in self._values
+        held = self._held + len(value) + (len(key) if is_new else -len(self._values[key]))
+        if len(key) > MAX_KEY or held > MAX_BYTES or (is_new and len(self._values) >= MAX_KEYS):
+            raise ValueError("more than the store holds")
+        self._values[key], self._held = value, held
+
+    def _found(self, keys: list[str]) -> Reply:
+        values = [self._values.get(key) for key in keys]
+        if sum(len(value or "") + len("null, ") for value in values) > MAX_LINE - len('{"values": []}\n'):
+            raise ValueError("more than a line holds")
+        return {"values": values}
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -106,12 +188,37 @@ class _Handler(socketserver.StreamRequestHandler):
     server: StoreServer
 
     def handle(self) -> None:
+        if not self.server.let_in(self.connection, self._hello()):
+            return
         try:
+            self.connection.settimeout(None)
+            self.wfile.write(b"{}\n")
             while line := self.rfile.readline(MAX_LINE):
                 reply = self.server.answer(json.loads(line))
                 self.wfile.write(json.dumps(reply).encode() + b"\n")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return  # the client is gone, or is none: the connection ends and the store goes on
+        finally:
+            self.server.let_out()
+
+    def _hello(self) -> bytes:
+        self.connection.settimeout(_HELLO)
+        try:
+            return self.rfile.readline(2 * len(self.server.token))
+        except OSError:
+            return b""
+
+
+def read_token(folder: Path) -> str:
+    """Return what :meth:`StoreServer.admit` wrote.
+
+    Raises:
+        BadInput: it is not there.
+    """
+    try:
+        return (folder / _TOKEN_FILE).read_text()
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}", "the run's keys are gone: start the run again") from error
 
 
 def serve_store(port: int = 0) -> tuple[StoreServer, int]:
@@ -134,4 +241,4 @@ def encode(value: str | bytes) -> str:
 
 def decode(value: str) -> bytes:
     """Return the value of :func:`encode`."""
-    return base64.b64decode(value)
+    return base64.b64decode(value, validate=True)

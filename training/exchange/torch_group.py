@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from training.exchange.base import Anchor, Exchange, ExchangeError, MeanResult, Pending, Traffic
+from training.exchange.base import ANCHOR_DEADLINE, Anchor, Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
+from training.exchange.error_feedback import MeanResiduals
 from training.exchange.store_server import serve_store
 from training.exchange.torch_liveness import Liveness
 from training.exchange.torch_mean import WeightedMean, gather
@@ -41,7 +43,15 @@ class TorchGroup(Exchange):
 
     engine = "torch"
 
-    def __init__(self, device: torch.device, wire: Wire, store: StoreClient, names: list[str], links: Links) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        wire: Wire,
+        store: StoreClient,
+        names: list[str],
+        links: Links,
+        beside: Collection[int] = (),
+    ) -> None:
         self.rank = wire.rank
         self.backend = dist.get_backend()
         self.traffic = wire.traffic
@@ -52,10 +62,11 @@ class TorchGroup(Exchange):
         self._members = tuple(range(wire.world_size))
         self._names = names
         self._clock = Clock(wire.traffic)
+        self._residuals = MeanResiduals()
         self._failure = ""
         self._closed = False
         self._lock = threading.Lock()
-        self._liveness = Liveness(store.clone(), names, wire.rank, self._fail)
+        self._liveness = Liveness(store.clone(), names, wire.rank, self._fail, beside)
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
         self._thread.start()
@@ -65,17 +76,20 @@ class TorchGroup(Exchange):
     def connect(
         cls,
         store_address: str,
+        token: str,
         rank: int,
         world_size: int,
         device: torch.device,
         interface: str,
         timeout: float,
         run_id: str,
+        beside: Collection[int] = (),
     ) -> TorchGroup:
         """Meet the other members at the store and form the group with them.
 
         Args:
             store_address: ``host:port`` of :func:`serve_store`, always loopback on this machine.
+            token: of that store, see :func:`~training.exchange.store_server.read_token`.
             rank: of this member.
             world_size: members of the group, at least 2.
             device: where the contributions are.
@@ -83,16 +97,17 @@ class TorchGroup(Exchange):
             timeout: seconds to wait for the others, and that one exchange may take. Lost members are found out much
                 sooner by their missing signs of life.
             run_id: keeps groups on one store apart; a second attempt needs another id or another store.
+            beside: ranks on this member's machine, whose signs of life may be late.
 
         Raises:
             ExchangeError: the store, the interface or a member is missing, or the members do not fit together.
         """
-        store = StoreClient(store_address, timeout, prefix=f"{run_id}/")
+        store = StoreClient(store_address, token, timeout, prefix=f"{run_id}/")
         members = introduce(store, rank, world_size, device, timeout)
         backend = choose_backend(members)
         links = form_group(backend, store, rank, world_size, device, interface, timeout)
         wire = Wire(rank, world_size, device if backend == "nccl" else torch.device("cpu"), Traffic())
-        return cls(device, wire, store, [str(member) for member in members], links)
+        return cls(device, wire, store, [str(member) for member in members], links, beside)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -106,30 +121,40 @@ class TorchGroup(Exchange):
     def anchor_wanted(self) -> bool:
         return False
 
-    def start_mean(self, name: str, values: torch.Tensor, weight: float, codec: Codec) -> Pending[MeanResult]:
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]:
         copy = values.detach().to(self._wire.device, torch.float32, copy=True)
         ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
 
         def operation() -> MeanResult:
             if ready is not None:
                 torch.cuda.current_stream(copy.device).wait_event(ready)
-            task = WeightedMean(self._wire, name, copy, weight, codec)
+            task = WeightedMean(self._wire, name, copy, weight, codec, flags, stream, self._residuals)
             task.run()
             if ready is not None:
                 torch.cuda.current_stream(copy.device).synchronize()
-            return MeanResult(copy, task.total_weight, self._members, included=True)
+            fit = self.rank not in task.refused
+            left_out = () if fit else ((0, copy.numel()),)
+            return MeanResult(copy, task.total_weight, self._members, left_out, task.refused, task.flags, fit)
 
         return self._start(operation, self._to_device)
 
-    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
         if len(payload) > MAX_GATHER:
             raise ExchangeError(f"'{name}' has {len(payload)} bytes, more than the {MAX_GATHER} that may be gathered")
         return self._start(lambda: gather(self._wire, name, payload), lambda result: result)
 
+    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
+        return self._residuals.part(stream, 0, elements)
+
+    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
+        self._residuals.restore(stream, 0, values)
+
     def publish_anchor(self, anchor: Anchor) -> None:
         raise ExchangeError(_NO_ANCHOR)
 
-    def fetch_anchor(self, timeout: float | None = None) -> Anchor:
+    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         raise ExchangeError(_NO_ANCHOR)
 
     def close(self) -> None:
@@ -185,7 +210,7 @@ class TorchGroup(Exchange):
             result.mean.record_stream(torch.cuda.current_stream(result.mean.device))
         if result.mean.device.type == self._device.type:
             return result
-        return MeanResult(result.mean.to(self._device), result.weight, result.members, result.included)
+        return replace(result, mean=result.mean.to(self._device))
 
     # ------------------------------------------------------------------------------------------------------- failures
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from training.exchange.base import ExchangeError
 from training.exchange.torch_store import StoreClient
@@ -17,6 +17,9 @@ BEAT = 0.5
 """Seconds between two signs of life."""
 LEASE = 15.0
 """Seconds of silence after which a member counts as lost."""
+LOCAL_LEASE = 60.0
+"""Of a member on the same machine: the end of its process is seen at once, and where others take the processors its
+signs of life may be late."""
 _SUSPICIOUS = 3
 """Beats of silence that name the culprit once an exchange has failed."""
 
@@ -28,9 +31,18 @@ class Liveness:
         store: a connection of its own; closed by whoever made it.
         names: how to call each rank in messages.
         on_failure: called from the watching thread with one line about what the group failed of.
+        beside: ranks on this member's machine.
     """
 
-    def __init__(self, store: StoreClient, names: Sequence[str], rank: int, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: StoreClient,
+        names: Sequence[str],
+        rank: int,
+        on_failure: Callable[[str], None],
+        beside: Collection[int] = (),
+    ) -> None:
+        self._beside = frozenset(beside)
         self._store = store
         self._names = names
         self._rank = rank
@@ -94,13 +106,17 @@ class Liveness:
                 self._beats[other] = beat
                 if gone is not None:
                     self._left.add(other)
-            lost = [other for other in self._suspects(int(LEASE / BEAT)) if other not in self._left]
+            lost = [other for other in self._others if other not in self._left and self._is_silent(other)]
             if failed is None and lost:
                 failed = self.report(self._describe(lost)).encode()
             self._failure = failed.decode() if failed else ""
             self._beaten.notify_all()
         if self._failure:
             self._on_failure(self._failure)
+
+    def _is_silent(self, other: int) -> bool:
+        lease = LOCAL_LEASE if other in self._beside else LEASE
+        return self._silence[other] >= int(lease / BEAT)
 
     def _suspects(self, beats: int) -> list[int]:
         return [other for other in self._others if other in self._left or self._silence[other] >= beats]
@@ -112,4 +128,4 @@ class Liveness:
             f"{self._names[r]} has left the group" if r in self._left else f"{self._names[r]} gives no sign of life"
             for r in ranks
         )
-        return f"{who}; the torch engine can not go on without a member: --resume the run, or use engine = hub"
+        return f"{who}; the torch engine can not go on without a member: resume the run, or use engine = hub"

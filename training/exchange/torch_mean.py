@@ -18,15 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from training.exchange.base import ExchangeError, weighted_mean
+from training.exchange.base import ExchangeError, joined, weighted_mean
 from training.exchange.codecs import CastCodec, Codec
+from training.exchange.error_feedback import MeanResiduals
 from training.exchange.torch_wire import Wire
+from training.exchange.wire import LARGEST_WEIGHT, MAX_GATHER_BYTES
 
 SMALL = 16_384
 """Payloads up to this many bytes take one round instead of two: there a round trip costs more than the bytes."""
 _DEPTH = 3
 """Pieces under way at the same time."""
-_HEAD = struct.Struct("<dQ")
+_HEAD = struct.Struct("<dQ?")
 _LENGTH = struct.Struct("<IQ")
 _INLINE = 500
 """Bytes of a gathered payload that travel with its length."""
@@ -69,19 +71,49 @@ class WeightedMean:
         values: flat fp32 on the wire's device; replaced by the mean.
         weight: of this member's contribution.
         codec: of the contributions.
+        flags: beside the values.
+        stream: which residuals go with the mean.
+        residuals: what encoding the slices that this member averages has lost.
     """
 
-    def __init__(self, wire: Wire, name: str, values: torch.Tensor, weight: float, codec: Codec) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        name: str,
+        values: torch.Tensor,
+        weight: float,
+        codec: Codec,
+        flags: bytes,
+        stream: str,
+        residuals: MeanResiduals,
+    ) -> None:
         self._wire = wire
         self._name = name
         self._values = values
         self._codec = codec
-        self._head = _HEAD.pack(weight, zlib.crc32(name.encode()))
+        self._stream = stream
+        self._residuals = residuals
+        fit = codec.carries(values)
+        if not fit:
+            values.zero_()
+            weight, flags = 0.0, bytes(len(flags))
+        self._head = _HEAD.pack(weight, zlib.crc32(name.encode()), not fit) + flags
         self._weights = {wire.rank: weight}
+        self._refused = set() if fit else {wire.rank}
+        self._flags = [flags]
 
     @property
     def total_weight(self) -> float:
         return sum(self._weights[rank] for rank in sorted(self._weights))
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """Ranks whose values are not finite."""
+        return tuple(sorted(self._refused))
+
+    @property
+    def flags(self) -> bytes:
+        return joined(self._flags, len(self._flags[0]))
 
     def run(self) -> None:
         """Exchange, and put the mean into ``values``."""
@@ -109,7 +141,7 @@ class WeightedMean:
         contributions = self._exchange([own] * len(wire.peers), own.numel(), first=start == 0)
         yield
         mean = self._average(own, contributions(), stop - start)
-        self._values[start:stop] = wire.decode(reply, wire.encode(reply, mean), stop - start)
+        self._values[start:stop] = wire.decode(reply, self._encode(mean, start), stop - start)
 
     def _two_rounds(self, start: int, stop: int) -> Stages:
         """The owner of a slice averages it and sends the outcome to everybody."""
@@ -120,7 +152,7 @@ class WeightedMean:
         own, elements = frames.pop(wire.rank), slices[wire.rank][1] - slices[wire.rank][0]
         contributions = self._exchange(frames, own.numel(), first=start == 0)
         yield
-        outcome = wire.encode(codec, self._average(own, contributions(), elements))
+        outcome = self._encode(self._average(own, contributions(), elements), slices[wire.rank][0])
         sizes = [wire.size(codec, b - a) for a, b in slices]
         transfer = wire.exchange([outcome] * len(wire.peers), [sizes[peer] for peer in wire.peers])
         yield
@@ -136,13 +168,19 @@ class WeightedMean:
         if not first:
             return wire.exchange(frames, [receive] * len(frames)).wait
         head = _bytes(self._head, wire)
-        transfer = wire.exchange([torch.cat([frame, head]) for frame in frames], [receive + _HEAD.size] * len(frames))
+        transfer = wire.exchange([torch.cat([frame, head]) for frame in frames], [receive + len(head)] * len(frames))
         return lambda: [self._open(peer, frame) for peer, frame in zip(wire.peers, transfer.wait())]
 
     def _open(self, peer: int, frame: torch.Tensor) -> torch.Tensor:
         """Note the sender's weight and return the contribution."""
-        payload, head = frame[: -_HEAD.size], frame[-_HEAD.size :]
-        self._weights[peer], tag = _HEAD.unpack(_raw(head))
+        payload, head = frame[: -len(self._head)], _raw(frame[-len(self._head) :])
+        weight, tag, not_finite = _HEAD.unpack_from(head)
+        if not 0.0 <= weight <= LARGEST_WEIGHT:
+            raise ExchangeError(f"rank {peer} gave its values in '{self._name}' the impossible weight {weight:g}")
+        self._weights[peer] = weight
+        if not_finite:
+            self._refused.add(peer)
+        self._flags.append(head[_HEAD.size :])
         if tag != zlib.crc32(self._name.encode()):
             raise ExchangeError(f"rank {peer} is at another exchange than '{self._name}' of rank {self._wire.rank}")
         return payload
@@ -150,11 +188,22 @@ class WeightedMean:
     def _average(self, own: torch.Tensor, others: Sequence[torch.Tensor], elements: int) -> torch.Tensor:
         frames = list(others)
         frames.insert(self._wire.rank, own)
-        return weighted_mean(
-            [
-                (self._weights[rank], self._wire.decode(self._codec, frame, elements))
-                for rank, frame in enumerate(frames)
-            ]
+        decoded = [self._wire.decode(self._codec, frame, elements) for frame in frames]
+        for rank, values in enumerate(decoded):
+            if not self._codec.carries(values):  # a sound member sees to it itself, and none can be done without here
+                raise ExchangeError(f"rank {rank} sent values that are not finite in '{self._name}'")
+        return weighted_mean([(self._weights[rank], values) for rank, values in enumerate(decoded)])
+
+    def _encode(self, mean: torch.Tensor, start: int) -> torch.Tensor:
+        """Return a piece of the mean that begins at ``start`` of the vector as it goes to the members."""
+        wire, codec, elements = self._wire, self._codec.reply, mean.numel()
+        return self._residuals.encode(
+            self._stream,
+            start,
+            mean,
+            codec,
+            lambda values: wire.encode(codec, values),
+            lambda data: wire.decode(codec, data, elements),
         )
 
 
@@ -171,6 +220,8 @@ def gather(wire: Wire, name: str, payload: bytes) -> dict[int, bytes]:
         lengths[peer], other = _LENGTH.unpack_from(raw)
         if other != tag:
             raise ExchangeError(f"rank {peer} is at another exchange than '{name}' of rank {wire.rank}")
+        if lengths[peer] > MAX_GATHER_BYTES:
+            raise ExchangeError(f"rank {peer} has {lengths[peer]} bytes in '{name}', more than may be gathered")
         gathered[peer] = raw[_LENGTH.size : _LENGTH.size + lengths[peer]]
     rest = {rank: max(0, length - _INLINE) for rank, length in lengths.items()}
     if any(rest.values()):

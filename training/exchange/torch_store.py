@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import Store
 from training.exchange.base import ExchangeError
 from training.exchange.store_server import MAX_LINE, Reply, decode, encode
 
-_GRACE = 5.0
-"""How much longer than the server a client waits for the server's own time-out, in seconds."""
+_ANSWER = 30.0
+"""Seconds the server has to answer, besides those that it was asked to wait for a key."""
 
 
 class StoreClient(Store):
@@ -26,22 +26,25 @@ class StoreClient(Store):
 
     Args:
         address: ``host:port`` of the server.
+        token: what lets this run's members in.
         timeout: seconds to wait for the server, and for a key.
         prefix: put before every key.
 
     Raises:
-        ExchangeError: the store can not be reached, or did not have a key in time.
+        ExchangeError: the store can not be reached, does not know the token, or did not have a key in time.
     """
 
-    def __init__(self, address: str, timeout: float, prefix: str = "") -> None:
+    def __init__(self, address: str, token: str, timeout: float, prefix: str = "") -> None:
         super().__init__()
         self.address = address
+        self._token = token
         self._prefix = prefix
         self._seconds = timeout
         self._lock = threading.Lock()
         self._socket = _connect(address, timeout)
         self._stream = self._socket.makefile("rb")
         self._clones: list[StoreClient] = []
+        self._say_hello()
         self.set_timeout(timedelta(seconds=timeout))
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -86,7 +89,7 @@ class StoreClient(Store):
 
     def clone(self) -> StoreClient:
         """Return a client of the same store on a connection of its own."""
-        clone = StoreClient(self.address, self._seconds, self._prefix)
+        clone = StoreClient(self.address, self._token, self._seconds, self._prefix)
         self._clones.append(clone)  # torch holds only the C++ half of it
         return clone
 
@@ -97,11 +100,21 @@ class StoreClient(Store):
         self._stream.close()
         self._socket.close()
 
-    def _ask(self, seconds: float | None = None, **request: Any) -> Reply:
+    def _say_hello(self) -> None:
+        try:
+            self._exchange(self._token.encode(), self._seconds)
+        except ExchangeError as error:
+            self.close()
+            raise ExchangeError(f"{error}, or this run's token is not the store's") from error
+
+    def _ask(self, seconds: float = 0.0, **request: Any) -> Reply:
+        return self._exchange(json.dumps(request).encode(), seconds)
+
+    def _exchange(self, request: bytes, seconds: float) -> Reply:
         with self._lock:
             try:
-                self._socket.settimeout((self._seconds if seconds is None else seconds) + _GRACE)
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
+                self._socket.settimeout(seconds + _ANSWER)
+                self._socket.sendall(request + b"\n")
                 line = self._stream.readline(MAX_LINE)
             except (OSError, ValueError) as error:
                 raise ExchangeError(f"the rendezvous store at {self.address} is gone: {error}") from error

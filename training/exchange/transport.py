@@ -28,7 +28,9 @@ _COMMON: list[tuple[str, int | str]] = [
     ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
     ("grpc.http2.bdp_probe", 1),
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # Who is frozen is lost within this, who is out of reach within the lease of group.py. Not less: where others take
+    # the processors, an answer may be late.
+    ("grpc.keepalive_timeout_ms", 60_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [

@@ -12,31 +12,35 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
 from profiles.errors import BadInput
+from training.exchange.base import MAX_FLAGS
+from training.exchange.byte_view import tensor_view
 from training.exchange.codecs import CHUNK_ELEMENTS, Codec, codec_by_name
 from training.exchange.hub_pb2 import (
     KIND_ANCHOR,
     KIND_FAILED,
     KIND_GATHER,
     KIND_MEAN,
+    KIND_MODEL,
     KIND_OPEN,
+    KIND_RESIDUAL,
     BulkHeader,
     ControlUp,
     Status,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 8192
 MAX_MESSAGE_BYTES = CHUNK_BYTES + MAX_HEADER_BYTES + 64
 MAX_GATHER_BYTES = 4 << 20
 MAX_RANKS = 1024
 _ALIGNMENT = 16
-_LARGEST_WEIGHT = 1e18
+LARGEST_WEIGHT = 1e18
+_MOST_ELEMENTS = 1 << 40
 EMPTY = memoryview(b"")
 _NAME = re.compile(r"[A-Za-z0-9._/:-]{1,128}")
 _MACHINE_NAME = re.compile(r"[^\x00-\x1f\x7f]{0,128}")
@@ -48,15 +52,15 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class HubLimits:
-    """What one member may make the hub hold; all known before the run starts.
+    """What one member may make the hub hold: some copies of the model, whatever the member does.
 
     Args:
         elements: elements of the longest vector of one mean.
         anchor_bytes: size of an anchor.
         member_bytes: contributions of one member that wait for the others.
-        queued_bytes: results that one member has not fetched.
+        queued_bytes: results that one member has not fetched; a newcomer may have an anchor waiting besides.
         kept_bytes: results of closed operations, for members that come late.
-        open_operations: operations under way at once.
+        open_operations: operations of one member under way at once.
     """
 
     elements: int
@@ -67,13 +71,13 @@ class HubLimits:
     open_operations: int = 4096
 
     @classmethod
-    def for_model(cls, elements: int) -> HubLimits:
-        """Return the limits for a model of ``elements`` parameters: an anchor may hold weights, outer and optimizer
-        state in fp32, and two whole vectors may be under way."""
+    def for_model(cls, elements: int, members: int = 8) -> HubLimits:
+        """Return the limits for a longest vector of ``elements``: two of them may be under way, and an anchor may hold
+        weights, optimizer, outer and best state and error feedback in fp32."""
         vector = 4 * elements + (1 << 20)
         slack = 16 << 20
-        anchor = 5 * vector + slack
-        return cls(elements, anchor, 2 * vector + slack, 2 * vector + anchor + slack, 2 * vector + slack)
+        queued = 2 * vector + slack + members * MAX_GATHER_BYTES
+        return cls(elements, 8 * vector + slack, 2 * vector + slack, queued, 2 * vector + slack)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,14 @@ class Open:
 
     rank: int
     session: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a member says of its model before its first operation."""
+
+    elements: int
+    """Of the longest vector that it will exchange."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +109,20 @@ class MeanChunk:
     payload: memoryview
     contributors: tuple[int, ...] = ()
     members: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    """Ranks whose values are not finite; of a contribution: not empty if its sender's are not."""
+    flags: bytes = b""
+    """Of the first chunk."""
+    stream: str = ""
 
     @property
     def chunks(self) -> int:
         return max(1, -(-self.elements // CHUNK_ELEMENTS))
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that keeping it takes."""
+        return held_bytes(self.payload)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -139,6 +161,24 @@ class AnchorChunk(BytesChunk):
 
 
 @dataclass(frozen=True)
+class ResidualChunk:
+    """One chunk of what encoding the means of a stream has lost: asked for, told, or given back."""
+
+    name: str
+    stream: str
+    elements: int
+    chunk: int
+    payload: memoryview = EMPTY
+    """fp32; empty to ask, and where nothing is lost."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Start and stop of this chunk in the vector."""
+        start = self.chunk * CHUNK_ELEMENTS
+        return start, min(start + CHUNK_ELEMENTS, self.elements)
+
+
+@dataclass(frozen=True)
 class Failed:
     """The named operation cannot finish."""
 
@@ -146,7 +186,14 @@ class Failed:
     message: str
 
 
-Frame = Open | MeanChunk | BytesChunk | AnchorChunk | Failed
+Frame = Open | Model | MeanChunk | BytesChunk | AnchorChunk | ResidualChunk | Failed
+_OVERHEAD = 512
+
+
+def held_bytes(payload: memoryview) -> int:
+    """Return how much memory a payload keeps: the whole message that it is a part of, its padding too."""
+    whole = payload.obj
+    return _OVERHEAD + (len(whole) if isinstance(whole, bytes) else len(payload))
 
 
 def pack(header: BulkHeader, payload: memoryview | bytes = b"") -> bytes:
@@ -159,6 +206,10 @@ def pack_open(frame: Open) -> bytes:
     return pack(BulkHeader(kind=KIND_OPEN, rank=frame.rank, session=frame.session))
 
 
+def pack_model(elements: int) -> bytes:
+    return pack(BulkHeader(kind=KIND_MODEL, size=elements))
+
+
 def pack_mean(frame: MeanChunk) -> bytes:
     header = BulkHeader(
         kind=KIND_MEAN,
@@ -169,6 +220,16 @@ def pack_mean(frame: MeanChunk) -> bytes:
         weight=frame.weight,
         contributors=frame.contributors,
         members=frame.members,
+        refused=frame.refused,
+        flags=frame.flags,
+        stream=frame.stream,
+    )
+    return pack(header, frame.payload)
+
+
+def pack_residual(frame: ResidualChunk) -> bytes:
+    header = BulkHeader(
+        kind=KIND_RESIDUAL, name=frame.name, stream=frame.stream, size=frame.elements, chunk=frame.chunk
     )
     return pack(header, frame.payload)
 
@@ -200,15 +261,21 @@ def parse(message: bytes) -> Frame:
         WireError: anything about it is wrong.
     """
     header, payload = _split(message)
-    _check(_ascending(header.contributors) and _ascending(header.members), "ranks are not ascending")
+    for ranks in (header.contributors, header.members, header.refused):
+        _check(_ascending(ranks), "ranks are not ascending")
     if header.kind == KIND_MEAN:
         return _mean(header, payload)
     if header.kind in (KIND_GATHER, KIND_ANCHOR):
         return _bytes(header, payload)
+    if header.kind == KIND_RESIDUAL:
+        return _residual(header, payload)
     _check(len(payload) == 0, "payload where none belongs")
     if header.kind == KIND_OPEN:
         _check(header.rank < MAX_RANKS, "impossible rank")
         return Open(header.rank, header.session)
+    if header.kind == KIND_MODEL:
+        _check(header.size < _MOST_ELEMENTS, "a model beyond all bounds")
+        return Model(header.size)
     if header.kind == KIND_FAILED:
         return Failed(_name(header), header.message)
     raise WireError("unknown kind of frame")
@@ -218,7 +285,6 @@ def parse_upload(message: bytes, limits: HubLimits) -> Frame:
     """Parse one frame that a member sent, and check it against the limits of the run too."""
     frame = parse(message)
     if isinstance(frame, MeanChunk):
-        _check(frame.elements <= limits.elements, f"a vector of {frame.elements} elements is longer than the model")
         _check(frame.codec.name != "sparse", "a codec that only the hub sends")
     elif isinstance(frame, AnchorChunk):
         _check(frame.size <= limits.anchor_bytes, f"an anchor of {frame.size} bytes is too large")
@@ -257,22 +323,6 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def tensor_view(payload: memoryview) -> torch.Tensor:
-    """Return ``payload`` as a flat uint8 tensor over the same memory. It must never be written to."""
-    if len(payload) == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.from_numpy(np.asarray(_Readable(payload)))
-
-
-class _Readable:
-    """Shows read-only memory to numpy as writable, because torch warns of read-only memory on every call."""
-
-    def __init__(self, payload: memoryview) -> None:
-        self._keep = payload
-        address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
-        self.__array_interface__ = {"shape": (len(payload),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
 def _split(message: bytes) -> tuple[BulkHeader, memoryview]:
     _check(4 <= len(message) <= MAX_MESSAGE_BYTES, f"a frame of {len(message)} bytes")
     length = int.from_bytes(message[:4], "little")
@@ -287,14 +337,28 @@ def _split(message: bytes) -> tuple[BulkHeader, memoryview]:
 
 def _mean(header: BulkHeader, payload: memoryview) -> MeanChunk:
     codec = _codec(header.codec)
-    _check(math.isfinite(header.weight) and 0.0 <= header.weight <= _LARGEST_WEIGHT, "impossible weight")
+    _check(math.isfinite(header.weight) and 0.0 <= header.weight <= LARGEST_WEIGHT, "impossible weight")
     contributors, members = tuple(header.contributors), tuple(header.members)
-    frame = MeanChunk(_name(header), codec, header.size, header.chunk, header.weight, payload, contributors, members)
+    frame = MeanChunk(
+        _name(header), codec, header.size, header.chunk, header.weight, payload, contributors, members,
+        tuple(header.refused), header.flags, header.stream,
+    )  # fmt: skip
     _check(frame.chunk < frame.chunks, "a chunk beyond the vector")
+    _check(len(frame.flags) <= (0 if frame.chunk else MAX_FLAGS), "flags where they do not belong")
+    _check(not frame.stream or is_name(frame.stream), "impossible name of a stream")
     start, stop = frame.bounds
     bound = codec.max_encoded_bytes(stop - start)
     exact = codec.name != "sparse"
     _check(len(payload) == bound if exact else len(payload) <= bound, f"{len(payload)} bytes where {bound} belong")
+    return frame
+
+
+def _residual(header: BulkHeader, payload: memoryview) -> ResidualChunk:
+    _check(is_name(header.stream), "impossible name of a stream")
+    frame = ResidualChunk(_name(header), header.stream, header.size, header.chunk, payload)
+    start, stop = frame.bounds
+    _check(start <= max(stop - 1, 0), "a chunk beyond the vector")
+    _check(len(payload) in (0, 4 * (stop - start)), f"{len(payload)} bytes where {4 * (stop - start)} belong")
     return frame
 
 

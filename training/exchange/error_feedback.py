@@ -1,0 +1,152 @@
+"""Error feedback: what a lossy codec dropped travels with the next vector of the same stream (Seide et al. 2014;
+Karimireddy et al. 2019, arXiv 1901.09847, algorithm 2).
+
+A mean is encoded twice: every member encodes its contribution, and whoever averages encodes the mean. Each keeps what
+its own encoding lost, so that the sum of what was applied lags behind the sum of what was meant by what the last round
+lost, however many rounds there were (DoubleSqueeze: Tang et al. 2019, arXiv 1905.05957).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+
+from training.exchange.base import MeanResult
+from training.exchange.codecs import Codec, SparseCodec, roundtrip
+
+
+class ErrorFeedback:
+    """A member's side, for the contributions of one stream.
+
+    Args:
+        codec: of the contributions.
+        keeps_loss: whether what the codec drops is kept; what came too late always is.
+    """
+
+    def __init__(self, codec: Codec, keeps_loss: bool = True) -> None:
+        self._codec = codec
+        self._keeps_loss = keeps_loss
+        self.residual: torch.Tensor | None = None
+        """Flat fp32 on the device of the values; ``None`` for zero. Part of a snapshot."""
+
+    def compensate(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``values`` plus the residual, in new memory: what is to be sent."""
+        return values.clone() if self.residual is None else values + self.residual.to(values.device)
+
+    def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
+        """Keep what of ``sent`` is not in the mean; only its outcome tells.
+
+        Args:
+            sent: what :meth:`compensate` gave.
+            weight: of the contribution.
+        """
+        if not result.fit:
+            return  # what was kept before stays
+        if weight == 0.0:
+            self.residual = sent
+            return
+        lost = sent - roundtrip(self._codec, sent) if self._keeps_loss else None
+        if result.left_out and lost is None:
+            lost = torch.zeros_like(sent)
+        for start, stop in result.left_out:
+            assert lost is not None
+            lost[start:stop] = sent[start:stop]
+        self.residual = lost
+
+
+class MeanResiduals:
+    """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe.
+
+    Args:
+        limit: elements that are kept at most; the pieces that were used longest ago go first.
+    """
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+        self._restored: dict[tuple[str, int], torch.Tensor] = {}
+        self._elements = 0
+        self._lock = threading.Lock()
+
+    def encode(
+        self,
+        stream: str,
+        start: int,
+        mean: torch.Tensor,
+        codec: Codec,
+        encode: Callable[[torch.Tensor], torch.Tensor],
+        decode: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Encode a piece of a mean and keep what that loses for the stream's next one.
+
+        Args:
+            stream: empty: nothing is added, and nothing kept.
+            start: of the piece in the vector.
+            mean: flat fp32.
+            codec: of the reply.
+            encode: as ``codec`` does; ``decode`` is its inverse.
+
+        Raises:
+            ValueError: the codec cannot carry the mean.
+        """
+        if not stream:
+            return encode(mean)
+        residual = self._take((stream, start), mean)
+        # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
+        owed = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
+        total = mean + owed
+        if not codec.carries(total):
+            total, owed = mean, torch.zeros_like(mean)
+        data = encode(total)
+        self._keep((stream, start), residual - owed + (total - decode(data)))
+        return data
+
+    def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
+        """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
+        with self._lock:
+            known = [*self._restored.items(), *self._kept.items()]  # what is kept is newer
+        pieces = [(at, piece) for (name, at), piece in known if name == stream]
+        found = [(at, piece) for at, piece in pieces if at < stop and at + piece.numel() > start]
+        if not found:
+            return None
+        whole = torch.zeros(stop - start)
+        for at, piece in found:
+            first, last = max(at, start), min(at + piece.numel(), stop)
+            whole[first - start : last - start] = piece[first - at : last - at].to("cpu")
+        return whole
+
+    def restore(self, stream: str, start: int, values: torch.Tensor) -> None:
+        """Take a part back, before the first mean of its stream; later, or beyond the limit, it is not looked at."""
+        with self._lock:
+            known = any(name == stream for name, _ in self._kept)
+            size = values.numel() + sum(part.numel() for part in self._restored.values())
+            if not known and size <= self.limit and bool(values.isfinite().all()):
+                self._restored[stream, start] = values
+
+    def _take(self, key: tuple[str, int], like: torch.Tensor) -> torch.Tensor:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None and self._restored:  # a second mean of this stream: all of the first is taken
+                self._restored = {at: part for at, part in self._restored.items() if at[0] != key[0]}
+            elif found is None:
+                found = self._given(*key, like.numel())
+        return found.to(like.device) if found is not None and found.shape == like.shape else torch.zeros_like(like)
+
+    def _given(self, stream: str, start: int, size: int) -> torch.Tensor | None:
+        for (name, at), part in self._restored.items():
+            if name == stream and at <= start and start + size <= at + part.numel():
+                return part[start - at : start - at + size]
+        return None
+
+    def _keep(self, key: tuple[str, int], residual: torch.Tensor) -> None:
+        with self._lock:
+            before = self._kept.pop(key, None)
+            self._elements += residual.numel() - (0 if before is None else before.numel())
+            self._kept[key] = residual
+            while self._elements > self.limit:
+                _, oldest = self._kept.popitem(last=False)
+                self._elements -= oldest.numel()
