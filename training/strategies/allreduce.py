@@ -3,73 +3,37 @@
 Gradients are packed into flat buckets in the order in which backward makes them, and a bucket is sent while backward
 still runs (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2).
 The mean is weighted by what each member's loss is a mean over (samples, or tokens), so ``n`` members equal one worker
-with the joint batch: ``g = sum_i (w_i / W) g_i``.
+with the joint batch: ``g = sum_i (w_i / W) g_i``. Gradients travel without their loss scale. Under loss scaling a
+gradient that is not finite makes all members pass over the step, as a single worker would; without it the mean is made
+of the others' gradients.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
-from training.exchange.base import Exchange, MeanResult, Pending, Traffic
-from training.exchange.codecs import Codec, ErrorFeedback, codec_by_name, roundtrip
+from training.exchange.base import Exchange, MeanResult, Traffic
+from training.exchange.codecs import Codec, codec_by_name
+from training.exchange.error_feedback import ErrorFeedback
+from training.strategies.agreement import Refusals, difference_mended, taken_from, unfit_parameter, usual
 from training.strategies.base import Strategy, StrategyContext, SyncReport
+from training.strategies.buckets import Bucket, grouped
 from training.strategies.flat import flatten, trainable, unflatten_into, weight_hash
-
-_FLAG_BLOCK = 32
-"""Flags start at a multiple of the largest codec block, so that they never share a scale with gradients."""
-
-
-@dataclass
-class _Bucket:
-    """Some parameters whose gradients travel together, followed by one flag a parameter: "it has a gradient"."""
-
-    parameters: list[nn.Parameter]
-    missing: int = 0
-    pending: Pending[MeanResult] | None = None
-    feedback: ErrorFeedback | None = None
-
-    @property
-    def flags_at(self) -> int:
-        return math.ceil(sum(p.numel() for p in self.parameters) / _FLAG_BLOCK) * _FLAG_BLOCK
-
-    def pack(self) -> torch.Tensor:
-        """Return gradients (zeros where there is none), padding, and flags as one flat fp32 vector."""
-        flat = torch.zeros(self.flags_at + len(self.parameters), device=self.parameters[0].device)
-        offset = 0
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
-                flat[self.flags_at + index] = 1.0
-            offset += parameter.numel()
-        return flat
-
-    def unpack(self, flat: torch.Tensor) -> None:
-        """Give every parameter the mean gradient; none where no member had one, as a single worker would."""
-        offset = 0
-        used = flat[self.flags_at :].tolist()
-        for index, parameter in enumerate(self.parameters):
-            part = flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
-            if used[index] == 0.0:
-                parameter.grad = None
-            elif parameter.grad is None:
-                parameter.grad = part.to(parameter.dtype).clone()
-            else:
-                parameter.grad.copy_(part)
 
 
 @dataclass
 class _StepState:
     step: int = 0
     weight: float = 0.0
+    scale: float | None = None
     armed: bool = False
     launched: int = 0
     before: Traffic = field(default_factory=Traffic)
@@ -84,10 +48,10 @@ class AllReduce(Strategy):
         super().__init__(context)
         settings = context.settings
         self._codec: Codec = codec_by_name("fp32" if settings.codec == "auto" else settings.codec)
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._state = _StepState()
         self._members: tuple[int, ...] = ()
-        self._warnings: list[str] = []
+        self._refusals = Refusals(context.warn)
 
     @classmethod
     def summary(cls, settings: StrategySettings) -> str:
@@ -97,69 +61,119 @@ class AllReduce(Strategy):
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         self._exchange = exchange
         self._parameters = trainable(model)
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._members = exchange.members
         if exchange.engine == "solo":
             return
         limit = int(self.context.settings.bucket_mb * 1e6 / 4)
-        for group in _grouped(list(reversed(self._parameters)), limit):
-            bucket = _Bucket(group)
-            if self.context.settings.error_feedback:
-                bucket.feedback = ErrorFeedback()
-            self._buckets.append(bucket)
-            for parameter in group:
-                hook = functools.partial(self._on_gradient, bucket)
+        self._buckets = list(grouped(list(reversed(self._parameters)), limit))
+        for bucket in self._buckets:
+            if self.context.settings.error_feedback and self._codec.name != "fp32":
+                bucket.feedback = ErrorFeedback(self._codec)
+            for index, parameter in enumerate(bucket.parameters):
+                hook = functools.partial(self._on_gradient, bucket, index)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def begin_step(self, step: int, weight: float) -> None:
-        self._state = _StepState(step=step, weight=weight, before=self._exchange.traffic.copy())
-        self._warnings = []
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        self._state = _StepState(step=step, weight=weight, scale=scale, before=self._exchange.traffic.copy())
 
     def last_backward(self) -> None:
         self._state.armed = True
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
+            bucket.arm()
 
-    def _on_gradient(self, bucket: _Bucket, _: torch.Tensor) -> None:
+    def backward_again(self) -> None:
+        self._state.armed = False
+        for bucket in self._buckets:
+            bucket.disarm()
+
+    def _on_gradient(self, bucket: Bucket, index: int, _: torch.Tensor) -> None:
         if not self._state.armed:
             return
-        bucket.missing -= 1
-        while self._state.launched < len(self._buckets) and self._buckets[self._state.launched].missing == 0:
+        bucket.add(index)
+        while self._state.launched < len(self._buckets) and self._buckets[self._state.launched].complete:
             self._launch(self._buckets[self._state.launched])
 
-    def _launch(self, bucket: _Bucket) -> None:
+    def _launch(self, bucket: Bucket) -> None:
         """Start the next bucket; buckets start in the same order on every member."""
-        values = bucket.pack()
+        values = bucket.pack(self._state.scale or 1.0)
+        stream = ""
         if bucket.feedback is not None:
-            values = bucket.feedback.compensate(values)
-            bucket.feedback.record(values, roundtrip(self._codec, values))
+            values = bucket.sent = bucket.feedback.compensate(values)
+            stream = f"grad/{self._state.launched}"
         name = f"grad/{self._state.step}/{self._state.launched}"
-        bucket.pending = self._exchange.start_mean(name, values, self._state.weight, self._codec)
+        bucket.pending = self._exchange.start_mean(name, values, self._state.weight, self._codec, bucket.flags, stream)
         self._state.launched += 1
 
     def gradients(self) -> None:
         while self._state.launched < len(self._buckets):
             self._launch(self._buckets[self._state.launched])
+        self._check_complete()
+        results = [self._wait_for(bucket) for bucket in self._buckets]
+        self._note_refused(results)
+        if self._state.scale is not None and any(result.refused for result in results):
+            # Too large a loss scale, as it happens: all pass over the step, and what was kept stays as it was.
+            for bucket in self._buckets:
+                bucket.overflow()
+            return
+        for bucket, result in zip(self._buckets, results, strict=True):
+            if bucket.feedback is not None and bucket.sent is not None:
+                bucket.feedback.settle(bucket.sent, self._state.weight, result)
+            bucket.unpack(result, self._state.scale or 1.0)
+        if any(result.left_out and result.fit for result in results):
+            self.context.warn(f"step {self._state.step + 1}: this machine's gradients came after the deadline")
+
+    def _wait_for(self, bucket: Bucket) -> MeanResult:
+        assert bucket.pending is not None
+        result = bucket.pending.wait()
+        bucket.pending = None
+        self._members = result.members
+        return result
+
+    def _check_complete(self) -> None:
         for bucket in self._buckets:
-            assert bucket.pending is not None
-            result = bucket.pending.wait()
-            bucket.pending = None
-            bucket.unpack(result.mean)
-            self._members = result.members
-            if not result.included:
-                self._warnings = [f"step {self._state.step}: this machine's gradients came after the deadline"]
+            if bucket.added_late is not None:
+                name = self._names[bucket.parameters[bucket.added_late]]
+                raise RunFailed(
+                    f"the gradient of {name} was added to after it had been sent: in step {self._state.step + 1} its "
+                    "layer was recomputed more often than in the step before",
+                    "checkpoint activations with use_reentrant=False",
+                )
+
+    def _note_refused(self, results: Sequence[MeanResult]) -> None:
+        """Say which of this member's gradients are not in the mean because they are not finite."""
+        state, where = self._state, ""
+        for bucket, result in zip(self._buckets, results, strict=True):
+            if not result.fit and not where:
+                names = [self._names[parameter] for parameter in bucket.parameters]
+                flat = bucket.pack(state.scale or 1.0)
+                where = unfit_parameter(names, bucket.parameters, flat, self._codec)
+        self._refusals.note(where and f"step {state.step + 1}: the gradient of {where}", scaled=state.scale is not None)
 
     def end_step(self) -> SyncReport | None:
         interval = self.context.settings.verify_interval
         if self._exchange.engine == "solo" or not interval or (self._state.step + 1) % interval:
             return None
-        return self._report(self._verified_hash(f"verify/{self._state.step}"))
+        return self._verified()
 
     def finish(self) -> SyncReport | None:
-        if self._exchange.engine == "solo":
-            return None
-        return self._report(self._verified_hash("verify/finish"))
+        return None if self._exchange.engine == "solo" else self._verified()
 
-    def _report(self, digest: str) -> SyncReport:
+    def _verified(self) -> SyncReport:
+        """Compare weights over the members and mend a difference.
+
+        The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
+        of an optimizer step, so those that most members hold are taken where hashes differ.
+        """
+        flat = flatten(self._parameters)
+        digest, drift = weight_hash(flat), 0.0
+        hashes = self._exchange.gather("verify", digest.encode())
+        if len(set(hashes.values())) > 1:
+            source = usual(hashes)
+            flat, drift = taken_from(source, flat, self._exchange, "verify/mend")
+            unflatten_into(self._parameters, flat)
+            self.context.warn(difference_mended(drift, source))
+            digest = weight_hash(flat)
         traffic = self._exchange.traffic.since(self._state.before)
         return SyncReport(
             round=self._state.step + 1,
@@ -169,28 +183,8 @@ class AllReduce(Strategy):
             wait=traffic.wait_seconds,
             members=self._members,
             weight_hash=digest,
-            warnings=tuple(self._warnings),
+            drift=drift,
         )
-
-    def _verified_hash(self, name: str) -> str:
-        """Compare weights over the members and mend a difference.
-
-        The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
-        of an optimizer step, so the lowest rank's weights are taken where hashes differ.
-        """
-        flat = flatten(self._parameters)
-        digest = weight_hash(flat)
-        hashes = self._exchange.gather(name, digest.encode())
-        if len(set(hashes.values())) == 1:
-            return digest
-        lowest = float(self._exchange.rank == min(hashes))
-        result = self._exchange.mean(f"{name}/mend", flat, lowest, codec_by_name("fp32"))
-        drift = float((result.mean - flat).abs().max())
-        unflatten_into(self._parameters, result.mean)
-        self._warnings.append(
-            f"step {self._state.step}: weights differed by up to {drift:.3g} and were set to member {min(hashes)}'s"
-        )
-        return weight_hash(result.mean)
 
     @property
     def synchronised(self) -> bool:
@@ -201,28 +195,18 @@ class AllReduce(Strategy):
         return self._members
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, torch.Tensor | None] = {}
         for index, bucket in enumerate(self._buckets):
-            if bucket.feedback is not None and bucket.feedback.residual is not None:
-                found[f"residual/{index}"] = bucket.feedback.residual
-        return found
+            if bucket.feedback is not None:
+                owed = self._exchange.residual(f"grad/{index}", bucket.elements)
+                found |= {f"residual/{index}": bucket.feedback.residual, f"mean_residual/{index}": owed}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         for index, bucket in enumerate(self._buckets):
-            if bucket.feedback is not None and f"residual/{index}" in tensors:
-                device = bucket.parameters[0].device
-                bucket.feedback.residual = tensors[f"residual/{index}"].to(device)
-
-
-def _grouped(parameters: list[nn.Parameter], limit: int) -> Iterator[list[nn.Parameter]]:
-    """Cut ``parameters`` into runs on one device of about ``limit`` elements."""
-    group: list[nn.Parameter] = []
-    size = 0
-    for parameter in parameters:
-        if group and (size + parameter.numel() > limit or parameter.device != group[0].device):
-            yield group
-            group, size = [], 0
-        group.append(parameter)
-        size += parameter.numel()
-    if group:
-        yield group
+            if bucket.feedback is None:
+                continue
+            if f"residual/{index}" in tensors:
+                bucket.feedback.residual = tensors[f"residual/{index}"].to(bucket.parameters[0].device)
+            if f"mean_residual/{index}" in tensors:
+                self._exchange.restore_residual(f"grad/{index}", tensors[f"mean_residual/{index}"])

@@ -2,7 +2,7 @@
 
 The trainer calls, for every optimizer step::
 
-    strategy.begin_step(step, weight)     # before the first backward
+    strategy.begin_step(step, weight, scale)  # before the first backward
     strategy.last_backward()              # before the backward of the last micro-batch
     strategy.gradients()                  # after it: gradients are final (exchanged or local)
     optimizer.step()
@@ -12,7 +12,7 @@ The trainer calls, for every optimizer step::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -36,7 +36,7 @@ class SyncReport:
     members: tuple[int, ...]
     weight_hash: str = ""
     drift: float | None = None
-    warnings: tuple[str, ...] = field(default=())
+    """Largest absolute difference that was found between the members' weights, and mended; ``None``: not compared."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class StrategyContext:
     settings: StrategySettings
     total_steps: int
     seed: int
+    warn: Callable[[str], None] = field(default=lambda message: None)
+    """Takes one line for the person who watches."""
 
 
 class Strategy(ABC):
@@ -65,11 +67,22 @@ class Strategy(ABC):
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         """Take hold of the trainable parameters. Weights are equal on all members at this point."""
 
-    def begin_step(self, step: int, weight: float) -> None:
-        """A step begins; ``weight`` is what this member's loss is a mean over in this step."""
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        """A step begins.
+
+        Args:
+            weight: what this member's loss is a mean over in this step.
+            scale: what its loss is multiplied by; ``None`` without loss scaling.
+        """
 
     def last_backward(self) -> None:
         """The next backward completes the step's gradients."""
+
+    def backward_again(self) -> None:
+        """The step's backward passes begin anew, from gradients of zero: one of them ran out of memory.
+
+        What was exchanged already holds whole gradients of this step, and stays.
+        """
 
     def gradients(self) -> None:
         """Make ``p.grad`` final before clipping and the optimizer."""

@@ -1,0 +1,74 @@
+"""Weights that differ become those that most members hold, whatever one of them says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import Vectors, attached, in_a_group
+
+from tests.training.memory_exchange import RoomExchange, together
+from training.exchange.base import ExchangeError
+from training.strategies.agreement import taken_from, usual
+from training.strategies.allreduce import AllReduce
+from training.strategies.diloco import DiLoCo
+
+
+def test_most_members_are_right_and_else_the_lowest_rank() -> None:
+    assert usual({0: b"x", 1: b"a", 2: b"a"}) == 1
+    assert usual({1: b"a", 2: b"b"}) == 1
+
+
+@pytest.mark.parametrize("make", [AllReduce, DiLoCo])
+def test_one_of_three_does_not_set_the_others_weights(make: Any) -> None:
+    def body(member: RoomExchange) -> torch.Tensor:
+        model, warnings = Vectors(), list[str]()
+        strategy = attached(make, member, model, warnings, verify_interval=1, sync_interval=1, codec="fp32")
+        if member.rank == 0:
+            with torch.no_grad():
+                model.first += 5.0
+                model.second += 5.0
+            if isinstance(strategy, DiLoCo):
+                strategy._anchor += 5.0  # as of a member that did another outer step
+        strategy.begin_step(0, 1.0)
+        strategy.gradients()
+        strategy.end_step()
+        return torch.cat([model.first, model.second]).detach()
+
+    found = in_a_group(3, body)
+    assert all(torch.equal(weights, torch.zeros_like(weights)) for weights in found)
+
+
+@pytest.mark.parametrize(
+    ("size", "piece", "word"),
+    [
+        (b"x", b"", "did not hand over"),
+        (b"9" * 30, b"", "did not hand over"),
+        (b"4096", b"", "did not hand over"),
+        (b"8", bytes(7), "did not hand over"),
+        (b"4", bytes(4), "another 'w'"),
+        (b"8", b"\xff" * 8, "not finite"),
+    ],
+)
+def test_what_a_member_hands_over_is_checked(size: bytes, piece: bytes, word: str) -> None:
+    def body(member: RoomExchange) -> Any:
+        if member.rank:
+            return taken_from(0, torch.ones(2), member, "w")
+        member.gather("w/size", size)
+        return member.start_gather("w/0", piece) if size in (b"4", b"8") else None
+
+    found = together(2, body)[0][1]
+    assert isinstance(found, ExchangeError) and word in str(found)
+
+
+@pytest.mark.parametrize("lie", [b"x", b"nan", b"-1", b"1e999"])
+def test_a_distance_that_is_none_is_not_believed(lie: bytes) -> None:
+    def body(member: RoomExchange) -> Any:
+        if member.rank == 0:
+            return taken_from(0, torch.ones(2), member, "w")[1]
+        member.gather("w/size", b"0")
+        member.gather("w/0", b"")
+        return member.gather("w/drift", lie)
+
+    assert together(2, body)[0][0] == 0.0

@@ -1,0 +1,117 @@
+"""What members do about contributions that are not finite, and about weights that are not equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from profiles.errors import RunFailed
+from training.exchange.base import Exchange, ExchangeError
+from training.exchange.codecs import Codec
+
+MOST_REFUSALS = 3
+"""With so many contributions in a row that are not finite the member leaves the run."""
+MOST_OVERFLOWS = 32
+"""Likewise under loss scaling, where some are usual: so many halvings make a scale of 65,536 useless."""
+
+
+class Refusals:
+    """Counts this member's contributions that were not finite one after another.
+
+    Args:
+        warn: takes one line for each.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._count = 0
+
+    def note(self, what: str, scaled: bool = False) -> None:
+        """Note a contribution.
+
+        Args:
+            what: of it is not finite; empty if all is.
+            scaled: whether loss scaling is on, which makes that nothing to speak of.
+
+        Raises:
+            RunFailed: it was one too many.
+        """
+        self._count = self._count + 1 if what else 0
+        if not what:
+            return
+        if self._count == (MOST_OVERFLOWS if scaled else MOST_REFUSALS):
+            raise RunFailed(
+                f"{what} is not finite on this machine, {self._count} times in a row",
+                "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
+            )
+        if not scaled:
+            self._warn(f"{what} is not finite on this machine; the others go on without this contribution")
+
+
+def unfit_parameter(names: Sequence[str], parameters: Sequence[nn.Parameter], flat: torch.Tensor, codec: Codec) -> str:
+    """Return the name of the first of the ``parameters`` that make up ``flat`` whose part ``codec`` cannot carry."""
+    offset = 0
+    for name, parameter in zip(names, parameters, strict=True):
+        if not codec.carries(flat[offset : offset + parameter.numel()]):
+            return name
+        offset += parameter.numel()
+    return "a parameter"
+
+
+def usual(hashes: Mapping[int, bytes]) -> int:
+    """Return the lowest rank of those that hold what most members hold; where all differ, the lowest."""
+    votes = Counter(hashes.values())
+    return min(hashes, key=lambda rank: (-votes[hashes[rank]], rank))
+
+
+def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -> tuple[torch.Tensor, float]:
+    """Return member ``source``'s flat fp32 vector, bit for bit, and how far the farthest member's was from it.
+
+    All members do this together.
+
+    Raises:
+        ExchangeError: that member hands over something else.
+    """
+    own = flat.detach().to("cpu", torch.float32).contiguous()
+    mine = own.numpy().tobytes()
+    said = exchange.broadcast(name, mine, source, len(mine))
+    if len(said) != len(mine):
+        raise ExchangeError(f"member {source} handed over another '{name}' than the others hold")
+    theirs = torch.frombuffer(bytearray(said), dtype=torch.float32) if said else torch.empty(0)
+    if not bool(theirs.isfinite().all()):
+        raise ExchangeError(f"member {source} handed over '{name}' with values that are not finite")
+    most = torch.finfo(torch.float32).max
+    apart = torch.nan_to_num((theirs - own).abs(), nan=most, posinf=most)
+    drift = float(apart.max()) if apart.numel() else 0.0
+    drifts = exchange.gather(f"{name}/drift", repr(drift).encode())
+    return theirs.to(flat.device), max([drift, *map(_distance, drifts.values())])
+
+
+def _distance(said: bytes) -> float:
+    """Read what a member says of its distance; what can be none is 0."""
+    try:
+        value = float(said)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value <= torch.finfo(torch.float32).max else 0.0
+
+
+def difference_mended(drift: float, source: int) -> str:
+    """The sentence for :func:`taken_from` where weights differed."""
+    return f"weights differed by up to {drift:.3g} between the members and were set to member {source}'s"
+
+
+def agreement_flags(digest: str) -> bytes:
+    """Return flags that tell, joined by "or" over the members, whether all had the same hash: its bits, and their
+    inverse."""
+    bits = bytes.fromhex(digest)
+    return bits + bytes(255 - byte for byte in bits)
+
+
+def disagree(flags: bytes) -> bool:
+    """Return whether joined :func:`agreement_flags` are of different hashes."""
+    half = len(flags) // 2
+    return any(map(int.__and__, flags[:half], flags[half:]))
