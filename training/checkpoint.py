@@ -118,7 +118,7 @@ class SnapshotStore:
                 _check(self._folder(step))
                 verified.steps.append(step)
             except DamagedSnapshot as error:
-                verified.problems.append(f"{error.message}; passed over")
+                verified.problems.append(error.message)
         return verified
 
     def live(self, step: int) -> list[int]:
@@ -289,10 +289,10 @@ def _explain(error: Exception) -> tuple[str, str]:
     """Return reason and hint; safetensors reports system errors only as text."""
     text = str(error)
     if getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in text:
-        return "no space left on the disk", "free some space, then --resume the run"
+        return "no space left on the disk", "free some space, then resume the run"
     if isinstance(error, OSError):
-        return error.strerror or text, "make the folder writable, then --resume the run"
-    return text, "make the folder writable, then --resume the run"
+        return error.strerror or text, "make the folder writable, then resume the run"
+    return text, "make the folder writable, then resume the run"
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

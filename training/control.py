@@ -1,8 +1,8 @@
 """Commands to a running worker: stop, snapshot, pause, resume.
 
 The commanding side (the local run or a machine's agent) writes one JSON object a line to the worker's standard input:
-``{"command": "stop", "at_step": 120}``. ``at_step`` lets all members act after the same step. When
-that channel closes, nobody watches the worker any more, and it stops with a snapshot.
+``{"command": "stop", "at_step": 120}``; :mod:`training.orders` tells how all members find the step. When that channel
+closes, nobody watches the worker any more, and it stops with a snapshot.
 """
 
 from __future__ import annotations
@@ -10,37 +10,32 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from training.events import AnswerEvent
+from training.orders import Command, MemberOrders
 from training.plan import MemberPlan, RunPlan
 
-
-class Command(BaseModel):
-    """One command to a worker."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    command: Literal["stop", "snapshot", "pause", "resume", "expect"]
-    at_step: int = 0
-    """Act when this many steps are done, or at once if that is past."""
-    reason: str = ""
-    member: MemberPlan | None = None
-    """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
-    at_sync: bool = False
-    """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
-    snapshot: bool = True
-    """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
+__all__ = ["Command", "Control"]
 
 
 class Control:
-    """Holds what was commanded until the trainer reaches the step."""
+    """Holds what was commanded until the trainer reaches the step.
 
-    def __init__(self, on_expected: Callable[[MemberPlan], None] = lambda member: None) -> None:
+    Args:
+        on_expected: called with every member that is announced.
+        answer: takes what is to be told to whoever gives the orders, from any thread.
+    """
+
+    def __init__(
+        self,
+        on_expected: Callable[[MemberPlan], None] = lambda member: None,
+        answer: Callable[[AnswerEvent], None] = lambda answer: None,
+    ) -> None:
         self._on_expected = on_expected
+        self._answer = answer
         self._expected: tuple[MemberPlan, ...] = ()
-        self._commands: list[Command] = []
+        self._orders = MemberOrders()
+        self._in_hand: Command | None = None
         self._changed = threading.Condition()
 
     def post(self, command: Command) -> None:
@@ -50,8 +45,10 @@ class Control:
             self._on_expected(command.member)
             return
         with self._changed:
-            self._commands.append(command)
+            answer = self._orders.hear(command)
             self._changed.notify_all()
+        if answer is not None:
+            self._answer(answer)
 
     def grown(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the members that were announced since."""
@@ -59,27 +56,39 @@ class Control:
         fresh = tuple(member for member in self._expected if member.rank not in known)
         return plan.model_copy(update={"added": (*plan.added, *fresh)}) if fresh else plan
 
-    def due(self, steps_done: int, at_sync: bool = True) -> list[Command]:
-        """Take the commands whose step has come, in the order in which they were given."""
-
-        def is_due(command: Command) -> bool:
-            return command.at_step <= steps_done and (at_sync or not command.at_sync)
-
+    def arrive(self, step: int) -> None:
+        """This member has done so many steps: after them it may act."""
         with self._changed:
-            ready = [c for c in self._commands if is_due(c)]
-            for command in ready:  # one by one: a signal's handler may have posted another meanwhile
-                self._commands.remove(command)
-            return ready
+            answer = self._orders.arrive(step)
+        if answer is not None:
+            self._answer(answer)
 
-    def wait_for(self, wanted: Callable[[Command], bool]) -> Command:
-        """Block until a command for which ``wanted`` is true; take and return it."""
+    def next(self, step: int, at_sync: bool = True) -> Command | None:
+        """Between two steps: return what is to be done there, or ``None`` when the next step may begin.
+
+        Blocks while the run is paused, and while the members agree on a step. Whoever asks again has carried out the
+        command before.
+
+        Args:
+            step: steps done.
+            at_sync: whether all members hold the same weights.
+        """
+        carried_out, self._in_hand = self._in_hand, None
+        if carried_out is not None and carried_out.order:
+            self._answer(AnswerEvent(order=carried_out.order, step=step, done=True))
+        self.arrive(step)
         with self._changed:
             while True:
-                for command in self._commands:
-                    if wanted(command):
-                        self._commands.remove(command)
-                        return command
+                command = self._orders.due(step, at_sync)
+                if command is not None or not self._orders.holds:
+                    self._in_hand = command
+                    return command
                 self._changed.wait()
+
+    def stop_is_near(self) -> bool:
+        """Whether this member stops before its next step, so that what it does until then is in vain."""
+        with self._changed:
+            return self._orders.stop_is_near
 
     def read_from(self, lines: Iterable[str | bytes], on_bad_line: Callable[[str], None]) -> threading.Thread:
         """Read commands in a daemon thread; the end of the lines means: stop with a snapshot."""

@@ -42,18 +42,19 @@ class SampleSchedule:
     permutation. Every member takes its own contiguous slice, in rank order, and cuts it into micro-batches. So the
     group sees in each step exactly what one worker with the joint batch would see, and an epoch holds each sample
     once whatever the shares. The last step of an epoch takes what is left, in proportion to the batch sizes; a member
-    may then have fewer micro-batches, or none.
+    may then have fewer micro-batches, or none; with ``drop_last`` there is no such step.
 
     Args:
         samples: size of the training data.
         seed: seed of the run.
         accumulation: micro-batches in a full step.
+        drop_last: leave out what an epoch has left for a last, smaller step.
 
     Raises:
         BadInput: there are no samples.
     """
 
-    def __init__(self, samples: int, seed: int, accumulation: int) -> None:
+    def __init__(self, samples: int, seed: int, accumulation: int, drop_last: bool = False) -> None:
         if samples < 1:
             raise BadInput("the training data holds no samples", "check dataset_path and max_train_samples")
         if accumulation < 1:
@@ -61,8 +62,23 @@ class SampleSchedule:
         self.samples = samples
         self.seed = seed
         self.accumulation = accumulation
+        self.drop_last = drop_last
         self._epoch = -1
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
+        """Return where the step at ``cursor`` begins: in the next epoch if what is left of this one is dropped.
+
+        Raises:
+            BadInput: a step takes more samples than there are, and such steps are dropped.
+        """
+        needed = self._group_batch(batch_sizes)
+        if not self.drop_last or self.samples - cursor.offset >= needed:
+            return cursor
+        if needed > self.samples:
+            message = f"a step takes {needed} samples, but there are {self.samples}, and drop_last leaves none of them"
+            raise BadInput(message, "set drop_last = false, or a smaller batch_size")
+        return Cursor(cursor.epoch + 1, 0)
 
     def step(
         self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_batch_size: int | None = None
@@ -77,6 +93,7 @@ class SampleSchedule:
             own_batch_size: micro-batch of such a newcomer; the smallest of the group's by default.
         """
         ranks = sorted(batch_sizes)
+        cursor = self.start(cursor, batch_sizes)
         taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
         if rank not in batch_sizes:
             size = own_batch_size or min(batch_sizes.values())
@@ -90,13 +107,15 @@ class SampleSchedule:
         return [own[i : i + size] for i in range(0, len(own), size)], self._advance(cursor, taken)
 
     def steps_per_epoch(self, batch_sizes: Mapping[int, int]) -> int:
-        """Return the steps of one epoch, the short last one included."""
+        """Return the steps of one epoch, the short last one included unless it is dropped."""
+        if self.drop_last:
+            return self.samples // self._group_batch(batch_sizes)
         return math.ceil(self.samples / self._group_batch(batch_sizes))
 
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
         """Return the steps of ``epochs`` passes (whole passes, then the part of the last one); at least 1."""
-        whole = math.floor(epochs)
-        rest = math.ceil((epochs - whole) * self.samples / self._group_batch(batch_sizes) - 1e-9)
+        whole, each = math.floor(epochs), self.samples / self._group_batch(batch_sizes)
+        rest = math.ceil((epochs - whole) * (math.floor(each) if self.drop_last else each) - 1e-9)
         return max(1, whole * self.steps_per_epoch(batch_sizes) + rest)
 
     def epoch_fraction(self, cursor: Cursor) -> float:
@@ -159,8 +178,11 @@ def shares_to_batch_sizes(shares: Sequence[float], batch_size: int) -> list[int]
     return sizes
 
 
-def evaluation_slice(n: int, members: Sequence[int], rank: int) -> range:
-    """Return the indices of an evaluation set of ``n`` samples that ``rank`` evaluates: equal contiguous parts."""
-    ranks = sorted(members)
-    position = ranks.index(rank)
-    return range(n * position // len(ranks), n * (position + 1) // len(ranks))
+def evaluation_slice(n: int, batch_sizes: Mapping[int, int], rank: int) -> range:
+    """Return the indices of an evaluation set of ``n`` samples that ``rank`` evaluates.
+
+    Contiguous parts in the order of ranks, as large as the batch sizes of the members: who is slow has less to do.
+    """
+    before = sum(size for other, size in batch_sizes.items() if other < rank)
+    total = sum(batch_sizes.values())
+    return range(n * before // total, n * (before + batch_sizes[rank]) // total)

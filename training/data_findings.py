@@ -23,7 +23,7 @@ import soundfile
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.tasks.speech_clips import Clip, FileSource
-from training.tasks.speech_dataset import looks_like_path, read_speech
+from training.tasks.speech_dataset import is_on_hub, read_speech
 from training.tasks.tables import read_table
 from training.tasks.texts import read_texts
 
@@ -41,7 +41,7 @@ def findings(profile: Profile) -> dict[str, Any]:
     if profile.model.task == "custom":
         return {"splits": {}, "note": f"made by {profile.model.model_path}"}
     path = Path(data.dataset_path).expanduser()
-    if not path.exists() and data.dataset_path and not looks_like_path(data.dataset_path):
+    if is_on_hub(data.dataset_path):
         return {"splits": {}, "note": "on the hub: it is fetched when the run begins"}
     if profile.model.task == "causal_lm":
         texts = read_texts(data.dataset_path, data.text_column)

@@ -1,11 +1,10 @@
-"""Evaluation shared over the members, and early stopping on its result."""
+"""Evaluation shared over the members."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -15,39 +14,77 @@ from training.batches import move
 from training.data import evaluation_slice
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
+from training.exchange.documents import figures_by_rank
+from training.memory import does_not_fit, give_back, is_out_of_memory
+from training.modes import evaluating
 from training.precision import Precision
+from training.samples import Samples
 from training.tasks.base import Task
+
+_MOST = 1e15
+"""Of anything that is counted."""
 
 
 class Evaluator:
-    """Every member evaluates its share of a split; sums are gathered, so all see the same metrics."""
+    """Every member evaluates its share of a split; sums are gathered, so all see the same metrics.
+
+    Args:
+        stops: asked between two batches whether this member is to stop.
+        warn: takes one line for each member that says what cannot be.
+    """
 
     def __init__(
         self,
         task: Task,
+        samples: Samples,
         model: nn.Module,
         exchange: Exchange,
         settings: EvaluationSettings,
         batch_size: int,
         precision: Precision,
         device: torch.device,
+        stops: Callable[[], bool] = lambda: False,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._task = task
+        self._samples = samples
         self._model = model
         self._exchange = exchange
         self._settings = settings
         self._batch_size = settings.eval_batch_size or batch_size
         self._precision = precision
         self._device = device
+        self._stops = stops
+        self._warn = warn
+        self._stopped: set[int] = set()
 
-    def evaluate(self, split: str, step: int, members: tuple[int, ...]) -> EvaluationEvent:
-        """Evaluate ``split`` with the weights the model holds."""
+    def evaluate(
+        self, split: str, step: int, members: Mapping[int, int], again: int = 0, heeds: bool = True
+    ) -> EvaluationEvent | None:
+        """Evaluate ``split`` with the weights the model holds.
+
+        Args:
+            members: those who take part, with their batch sizes; the same on all of them.
+            again: how often it was tried after this step before; without those who stopped in the tries before.
+            heeds: whether a member that says that it stops ends the evaluation; else its share is left out.
+
+        Returns:
+            ``None`` on all members if one of them stops meanwhile: nothing is known of its share.
+        """
         start = time.monotonic()
+        if not again:
+            self._stopped = set()
         data = self._task.evaluation[split]
-        mine = self._sums(split, evaluation_slice(len(data), members, self._exchange.rank))
-        gathered = self._exchange.gather(f"eval/{split}/{step}", json.dumps(mine).encode())
-        sums = add_sums(json.loads(gathered[rank]) for rank in sorted(gathered))
-        samples = int(sums.pop("samples", 0))
+        staying = {rank: size for rank, size in members.items() if rank not in self._stopped}
+        mine = self._sums(split, evaluation_slice(len(data), staying, self._exchange.rank))
+        name = f"eval/{split}/{step}" + (f"/{again}" if again else "")
+        gathered = self._exchange.gather(name, json.dumps(mine).encode())
+        stopped = {rank for rank, said in gathered.items() if said == b"null"} - self._stopped
+        if stopped and (heeds or stopped == set(gathered)):
+            self._stopped |= stopped
+            return None
+        sums = self._added({rank: gathered[rank] for rank in gathered if rank in staying}, len(data), staying)
+        samples = int(sums.pop("samples", 0.0))
         metrics = self._task.metrics(sums)
         return EvaluationEvent(
             step=step,
@@ -58,22 +95,56 @@ class Evaluator:
             seconds=time.monotonic() - start,
         )
 
-    @torch.no_grad()
-    def _sums(self, split: str, indices: range) -> dict[str, float]:
-        data = self._task.evaluation[split]
-        training = self._model.training
-        self._model.eval()
-        totals: list[dict[str, float]] = []
-        try:
-            for start in range(indices.start, indices.stop, self._batch_size):
-                part = range(start, min(start + self._batch_size, indices.stop))
-                batch = move(self._task.collate([data[i] for i in part], None), self._device)
-                with self._precision.autocast():
-                    sums = self._task.evaluate(self._model, batch, self._settings.eval_generate)
-                totals.append({**sums, "samples": float(len(part))})
-        finally:
-            self._model.train(training)
+    def _added(self, gathered: Mapping[int, bytes], size: int, staying: Mapping[int, int]) -> dict[str, float]:
+        """Add what the members measured; who says what cannot be is left out, by all alike."""
+        said, sound = figures_by_rank(gathered), dict[int, dict[str, float]]()
+        for rank in gathered:
+            share = evaluation_slice(size, staying, rank)
+            if rank in said and self._is_possible(said[rank], len(share)):
+                sound[rank] = said[rank]
+        left_out = [f"member {rank}" for rank in sorted(gathered) if rank not in sound]
+        if left_out and self._exchange.rank == min(sound, default=None):
+            self._warn(f"{', '.join(left_out)} told no possible figures of its part; the evaluation is without it")
+        return add_sums(sound[rank] for rank in sorted(sound))
+
+    def _is_possible(self, said: Mapping[str, float], share: int) -> bool:
+        counts = [value for name, value in said.items() if name in self._task.counts or name == "samples"]
+        return all(0 <= count <= _MOST for count in counts) and said.get("samples", 0.0) <= share
+
+    def _sums(self, split: str, indices: range) -> dict[str, float] | None:
+        """Return the sums over this member's share; ``None`` if it is to stop."""
+        totals, at = [], indices.start
+        with evaluating(self._model):
+            while at < indices.stop:
+                if self._stops():
+                    return None
+                part = range(at, min(at + self._batch_size, indices.stop))
+                sums = self._sums_of(split, part)
+                if sums is None:  # less at once, from here on
+                    self._batch_size = -(-len(part) // 2)
+                    give_back(self._device)
+                    continue
+                totals.append(sums)
+                at = part.stop
         return add_sums(totals)
+
+    @torch.no_grad()
+    def _sums_of(self, split: str, part: range) -> dict[str, float] | None:
+        """Return the sums over some samples; ``None`` if they do not fit into memory together."""
+        try:
+            made = self._samples.evaluation_batch(split, part)
+            if made is None:
+                return {}
+            count, batch = made
+            with self._precision.autocast():
+                sums = self._task.evaluate(self._model, move(batch, self._device), self._settings.eval_generate)
+            return {**sums, "samples": float(count)}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(part) == 1:
+                raise does_not_fit(error, self._device, self._task.name) from error
+        return None
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -83,36 +154,3 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
-
-
-@dataclass
-class EarlyStopping:
-    """Stops after ``patience`` evaluations in a row without a better result; smaller is better."""
-
-    patience: int
-    min_delta: float
-    best: float = float("inf")
-    best_step: int = -1
-    waited: int = 0
-
-    def update(self, value: float, step: int) -> bool:
-        """Note a result; return whether it is the best so far."""
-        if value < self.best - self.min_delta:
-            self.best, self.best_step, self.waited = value, step, 0
-            return True
-        self.waited += 1
-        return False
-
-    @property
-    def should_stop(self) -> bool:
-        return 0 < self.patience <= self.waited
-
-    def to_state(self) -> dict[str, float | int | None]:
-        """JSON-able state for a snapshot."""
-        best = None if self.best == float("inf") else self.best
-        return {"best": best, "best_step": self.best_step, "waited": self.waited}
-
-    def load(self, state: Mapping[str, float | int | None]) -> None:
-        best = state["best"]
-        self.best = float("inf") if best is None else float(best)
-        self.best_step, self.waited = int(state["best_step"] or 0), int(state["waited"] or 0)

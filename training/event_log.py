@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from profiles.errors import RunFailed
+from training.bounded import LONGEST_LINE
 from training.events import Event, from_line, to_line
 from training.run_files import explain
 
-_TAIL = 1 << 16
+_TAIL = 1 << 20
 _POLL = 0.1
 
 
@@ -40,6 +41,8 @@ def _parse(line: bytes) -> Event | None:
 def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
     """Yield the whole lines of a growing file, and empty ones while there are none, until it grows no more.
 
+    A line that is longer than any event comes in pieces.
+
     Raises:
         OSError: it cannot be opened.
     """
@@ -50,6 +53,9 @@ def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
             while chunk := stream.read(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from (line for line in lines if line)
+                if len(rest) > LONGEST_LINE:
+                    yield rest
+                    rest = b""
             if ending:
                 return
             yield b""

@@ -6,25 +6,36 @@ One JSON object a line. ``v`` is the version of the whole vocabulary; readers ke
 
 from __future__ import annotations
 
-import json
+import math
 import threading
 import time
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
+
+from training.bounded import MOST_RANKS, Count, Measured, Moment, Name, Number, Rank, Seconds, Step, Text, parse_object
 
 EVENTS_VERSION = 1
 
 
+def _without_gaps(metrics: object) -> object:
+    """JSON has no NaN: earlier versions wrote ``null`` for it."""
+    return (
+        {name: value for name, value in metrics.items() if value is not None} if isinstance(metrics, dict) else metrics
+    )
+
+
 class _Event(BaseModel):
+    """Every field has bounds (see :mod:`training.bounded`): what is read here may come from anybody."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    v: int = EVENTS_VERSION
-    time: float = Field(default_factory=time.time)
+    v: Count = EVENTS_VERSION
+    time: Moment = Field(default_factory=time.time)
     """Seconds since the epoch on the machine that wrote the event."""
-    member: int | None = None
-    """Rank of the member that wrote the event; ``None`` for the run itself."""
-    seq: int | None = None
+    member: Rank | None = None
+    """Rank of the member that wrote the event; ``None`` for the run itself. Set by whoever merges the events."""
+    seq: Count | None = None
     """Position in the run's merged log, given by whoever writes ``events.jsonl``."""
 
 
@@ -33,9 +44,9 @@ class RunEvent(_Event):
 
     kind: Literal["run"] = "run"
     status: Literal["starting", "running", "paused", "completed", "failed", "cancelled"]
-    message: str = ""
-    total_steps: int | None = None
-    details: dict[str, Any] = Field(default_factory=dict)
+    message: Text = ""
+    total_steps: Step | None = None
+    details: dict[Name, Any] = Field(default_factory=dict, max_length=64)
 
 
 class MemberEvent(_Event):
@@ -43,105 +54,116 @@ class MemberEvent(_Event):
 
     kind: Literal["member"] = "member"
     status: Literal["started", "ready", "joined", "left", "lost", "done", "failed"]
-    name: str = ""
-    device: str = ""
-    message: str = ""
+    name: Name = ""
+    device: Name = ""
+    message: Text = ""
 
 
 class ProgressEvent(_Event):
     """Work before the first step (feature extraction, downloads, compilation)."""
 
     kind: Literal["progress"] = "progress"
-    phase: str
-    done: int
-    total: int | None = None
+    phase: Name
+    done: Count
+    total: Count | None = None
 
 
 class StepEvent(_Event):
     """One optimizer step of one member. Times in seconds; ``compute + wait`` is the step's wall time."""
 
     kind: Literal["step"] = "step"
-    step: int
-    epoch: float
-    loss: float
-    learning_rate: float
-    samples: int
-    weight: float
+    step: Step
+    epoch: Number
+    loss: Number
+    learning_rate: Number
+    samples: Count
+    weight: Number
     """What the loss is averaged over: samples, or tokens for a per-token loss."""
-    compute: float
+    compute: Seconds
     """Data, forward, backward and optimizer."""
-    wait: float
+    wait: Seconds
     """Exposed wait: the time this step stood still for an exchange."""
-    transfer: float
+    transfer: Seconds
     """Time that exchanges were under way during the step, hidden or not."""
-    grad_norm: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
+    grad_norm: Measured = None
+    """``None`` also where it is not finite, as in a step that fp16 passes over."""
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
 
 
 class SyncEvent(_Event):
     """One synchronisation of one member."""
 
     kind: Literal["sync"] = "sync"
-    step: int
-    round: int
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
+    step: Step
+    round: Count
+    bytes_sent: Count
+    bytes_received: Count
+    seconds: Seconds
     """From the start of the exchange to its result."""
-    wait: float
+    wait: Seconds
     """How much of ``seconds`` the training stood still."""
-    members: list[int]
+    members: list[Rank] = Field(max_length=4096)
     """Ranks whose contribution is in the result."""
-    weight_hash: str = ""
+    weight_hash: Name = ""
     """Hash of the synchronised weights: equal on all members."""
-    drift: float | None = None
-    """Largest absolute difference between members' weights where a strategy is partial by definition."""
+    drift: Measured = None
+    """Largest absolute difference that was found between the members' weights, and mended; ``None``: not compared."""
 
 
 class EvaluationEvent(_Event):
     """One evaluation over all members' shares."""
 
     kind: Literal["evaluation"] = "evaluation"
-    step: int
-    split: str
-    loss: float | None
-    metrics: dict[str, float]
-    samples: int
-    seconds: float
+    step: Step
+    split: Name
+    loss: Measured = None
+    metrics: Annotated[dict[Name, float], BeforeValidator(_without_gaps)] = Field(max_length=256)
+    """Only those that are finite are written."""
+    samples: Count
+    seconds: Seconds
+
+    @field_serializer("metrics", when_used="json")
+    def _finite(self, metrics: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 class SnapshotEvent(_Event):
     """A complete snapshot was written."""
 
     kind: Literal["snapshot"] = "snapshot"
-    step: int
-    path: str
-    bytes: int
-    seconds: float
+    step: Step
+    path: Text
+    bytes: Count
+    seconds: Seconds
+    live: tuple[Rank, ...] = Field((), max_length=MOST_RANKS)
+    """Ranks that trained then: the run can go on from this step when all of them have it."""
 
 
 class MachineEvent(_Event):
     """Load of a member's machine; what it does not tell is ``None``."""
 
     kind: Literal["machine"] = "machine"
-    cpu_percent: float
-    memory_used: int
+    cpu_percent: Number
+    """Of all processors, by all programs."""
+    others_percent: Measured = None
+    """Of all processors, by programs that do not belong to the run."""
+    memory_used: Count
     """Bytes resident in the member's process."""
-    memory_total: int
+    memory_total: Count
     """Bytes of the machine."""
-    device_memory_used: int | None = None
-    celsius: float | None = None
+    device_memory_used: Count | None = None
+    celsius: Measured = None
     """Of what the member computes on: its GPU, or the processor."""
     throttled: bool | None = None
     """Whether heat slows its GPU down."""
-    watts: float | None = None
+    watts: Measured = None
     """Power that its meters measured since the last event."""
-    joules: float | None = None
+    joules: Measured = None
     """Energy that its meters counted since the member started."""
-    meters: tuple[str, ...] | None = None
+    meters: Annotated[tuple[Name, ...], Field(max_length=16)] | None = None
     """What they measure: ``processor`` (of members on one machine only one counts it) and ``gpu``."""
-    battery_percent: float | None = None
+    battery_percent: Measured = None
     on_mains: bool | None = None
 
 
@@ -149,9 +171,9 @@ class TimingEvent(_Event):
     """One part of a start, when it is over: ``time`` is its end, by the clock of the machine it was measured on."""
 
     kind: Literal["timing"] = "timing"
-    part: str
-    seconds: float
-    cpu: float | None = None
+    part: Name
+    seconds: Seconds
+    cpu: Seconds | None = None
     """CPU seconds (user and system) of the process meanwhile."""
 
 
@@ -159,40 +181,50 @@ class WarningEvent(_Event):
     """Something a person should know; the run goes on."""
 
     kind: Literal["warning"] = "warning"
-    message: str
-    step: int | None = None
+    message: Text
+    step: Step | None = None
 
 
 class ErrorEvent(_Event):
     """A member cannot go on."""
 
     kind: Literal["error"] = "error"
-    message: str
-    hint: str = ""
-    step: int | None = None
-    exit_code: int = 1
+    message: Text
+    hint: Text = ""
+    step: Step | None = None
+    exit_code: int = Field(1, ge=0, le=255)
 
 
 class RequestEvent(_Event):
     """What became of something that a person asked of the run; written by whoever carries it out."""
 
     kind: Literal["request"] = "request"
-    request: str
+    request: Name
     """Id that it was left under."""
-    action: str
-    machine: str = ""
+    action: Name
+    machine: Name = ""
     """The machine that it is about; empty: all."""
     outcome: Literal["accepted", "done", "refused"]
     """``accepted`` is followed by one of the others, unless the process that carries it out is killed."""
-    message: str = ""
+    message: Text = ""
     """What was done, or why it is refused."""
+
+
+class AnswerEvent(_Event):
+    """What a member answers to an order of the run (:mod:`training.orders`); not written into the run's events."""
+
+    kind: Literal["answer"] = "answer"
+    order: Count
+    step: Step
+    """The first step after which it can act, or after which it has acted."""
+    done: bool = False
 
 
 class UnknownEvent(_Event):
     """An event of a kind this version does not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    kind: str
+    kind: Name
 
 
 KnownEvent = Annotated[
@@ -207,7 +239,8 @@ KnownEvent = Annotated[
     | TimingEvent
     | WarningEvent
     | ErrorEvent
-    | RequestEvent,
+    | RequestEvent
+    | AnswerEvent,
     Field(discriminator="kind"),
 ]
 Event = KnownEvent | UnknownEvent
@@ -224,20 +257,23 @@ def from_line(line: str | bytes) -> Event:
     """Parse one JSON line.
 
     Raises:
-        ValueError: the line is not a JSON object with a ``kind``, or a known kind with wrong fields.
+        ValueError: the line is not a JSON object with a ``kind``, or a known kind with wrong fields; or a figure, a
+            list or the line itself is beyond all bounds.
     """
-    try:
-        data = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+    data = parse_object(line)
+    if not isinstance(data.get("kind"), str):
         raise ValueError("an event is a JSON object with a 'kind'")
     try:
         return _known.validate_python(data)
     except ValidationError as error:
         if error.errors()[0]["type"] == "union_tag_invalid":
-            return UnknownEvent(**data)
-        raise ValueError(str(error)) from error
+            return UnknownEvent.model_validate(data)
+        raise ValueError(_first_of(error)) from error
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 class EventSink:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-import psutil
-
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.exchange.certificates import issue_run_certificates
+from training.exchange.store_server import StoreServer, serve_store
 from training.plan import RunPlan
 from training.processes import HubProcess
+from training.run_files import write_whole
 from training.run_folder import RunFolder
 
 SPARE = 8
@@ -24,6 +24,10 @@ class HubHandle(Protocol):
 
     def lines(self) -> Iterator[bytes]:
         """Lines of its standard output: first ``{"port": N}``, then events."""
+        ...
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message to its standard input; one that is gone is not an error here."""
         ...
 
     def stop(self) -> None: ...
@@ -63,7 +67,7 @@ class LocalEngine:
         self._listen = listen
         self._start_process = start_hub or self._start_here
         self._hub: HubHandle | None = None
-        self._store: Any = None
+        self._store: StoreServer | None = None
 
     def start(self) -> str:
         """Start it and return its address; a single worker needs none.
@@ -75,9 +79,9 @@ class LocalEngine:
         if self._plan.world_size == 1:
             return ""
         if self._plan.engine == "torch":
-            from training.exchange.torch_group import serve_store  # imports torch
-
             self._store, port = serve_store(self._plan.profile.strategy.hub_port)
+            for rank in range(self._plan.world_size):
+                self._store.admit(self._folder.secrets / f"member-{rank}")
             return f"127.0.0.1:{port}"
         host = f"[{self._listen}]" if ":" in self._listen else self._listen
         return f"{host}:{self._start_hub()}"
@@ -96,7 +100,7 @@ class LocalEngine:
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> HubHandle:
         path = self._folder.secrets / "hub.json"
-        path.write_text(json.dumps(config))
+        write_whole(path, json.dumps(config).encode())
         return HubProcess(path, log)
 
     def _hub_config(self) -> dict[str, Any]:
@@ -107,14 +111,23 @@ class LocalEngine:
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
             "spare": SPARE,
-            # The hub's limits need a size before the first worker has built the model: what memory could hold at all.
-            "elements": psutil.virtual_memory().total // (4 * (self._plan.world_size + 1)),
+            "local": [member.rank for member in self._plan.members if member.local],
             "address": self._listen,
             "port": strategy.hub_port,
             "certificates": str(secrets / "hub"),
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
         }
+
+    def ban(self, rank: int) -> None:
+        """Let nobody exchange anything with a member any more, whether its machine obeys or not."""
+        if self._hub is not None:
+            self._hub.send({"ban": rank})
+
+    def admit(self, rank: int) -> None:
+        """Let a member in again."""
+        if self._hub is not None:
+            self._hub.send({"admit": rank})
 
     def stop(self) -> None:
         """End what was started. Idempotent."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import os
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
+from training.cores import whole_cores
 from training.data import shares_to_batch_sizes
+from training.gpus import count_gpus
 from training.plan import MemberPlan, RunPlan
 from training.run_folder import new_run_id
 from training.strategies.registry import check_strategy
 
+logger = logging.getLogger("muster.plan")
 
-def plan_local_run(profile: Profile, workers: int, resume: bool = False) -> RunPlan:
-    """Return the plan of a run with ``workers`` workers on this machine.
+
+def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here: bool = True) -> RunPlan:
+    """Return the plan of a run with ``workers`` workers on this machine, or elsewhere if not ``here``.
 
     Raises:
         BadInput: zero workers, shares that do not fit, an unknown strategy.
@@ -23,10 +27,11 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False) -> RunP
         raise BadInput(f"{workers} workers cannot train", "give --local 1 or more")
     shares = _shares(profile.run.shares, workers)
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
-    threads = profile.training.threads or max(1, (os.cpu_count() or 1) // workers)
+    threads = profile.training.threads or max(1, whole_cores() // workers)
     strategy = profile.strategy
     name = "allreduce" if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     chosen = profile.model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
+    devices = _device_indices(profile.training.device, workers) if here else [0] * workers
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
@@ -35,14 +40,24 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False) -> RunP
                 rank=rank,
                 name=f"worker-{rank}",
                 device=profile.training.device,
+                device_index=devices[rank],
                 batch_size=size,
                 threads=threads,
+                local=True,
             )
             for rank, size in enumerate(batch_sizes)
         ),
         engine="torch" if strategy.engine == "torch" else "hub",
         resume=resume,
     )
+
+
+def _device_indices(device: str, workers: int) -> list[int]:
+    """Give each worker a GPU of its own; where there are too few, they take turns."""
+    gpus = count_gpus() if workers > 1 and device in ("auto", "cuda") else 0
+    if 0 < gpus < workers:
+        logger.warning("%d workers share %d GPU%s", workers, gpus, "s" if gpus > 1 else "")
+    return [rank % gpus if gpus else 0 for rank in range(workers)]
 
 
 def _shares(text: str, workers: int) -> list[float]:

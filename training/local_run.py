@@ -5,53 +5,34 @@ Nothing here imports torch: the process that watches a run stays small and start
 
 from __future__ import annotations
 
-import contextlib
-import math
-import queue
-import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from profiles.errors import BadInput, ExitCode
 from training.events import (
+    AnswerEvent,
     ErrorEvent,
-    EvaluationEvent,
     Event,
     MemberEvent,
     RequestEvent,
     RunEvent,
+    SnapshotEvent,
     StepEvent,
     WarningEvent,
-    from_line,
 )
+from training.intake import HUB, Intake
 from training.local_engine import LocalEngine, StartHub
 from training.membership import Membership, Watched
+from training.orders import OrderAction
+from training.outcome import LocalOutcome, Tally, write_end
 from training.plan import MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
-
-STOP_GRACE = 4.0
-"""Seconds a worker has to reach the agreed step and write its snapshot before it is killed."""
-_STOP_MARGIN = 0.5
-"""Seconds of training to look ahead for the step at which all stop: our view of the members is that old at most."""
-
-
-@dataclass(frozen=True)
-class LocalOutcome:
-    """How a local run ended."""
-
-    status: str
-    """``completed``, ``failed`` or ``cancelled``."""
-    run_dir: Path
-    metrics: dict[str, Any]
-    exit_code: ExitCode
-    message: str = ""
-    hint: str = ""
+from training.run_metadata import FinalStatus
+from training.stopping import FAILED_GRACE, Conductor, Progress, Stopping
 
 
 @dataclass
@@ -61,12 +42,10 @@ class _Observed:
     begun: bool = False
     """The first step could be taken: from here on a failure is the run's, not the input's."""
     status: str = "starting"
-    started: float = 0.0
     first_error: ErrorEvent | None = None
-    step_seconds: float = 1.0
-    samples: int = 0
-    before: dict[str, dict[str, float]] = field(default_factory=dict)
-    after: dict[str, dict[str, float]] = field(default_factory=dict)
+    after_work: ErrorEvent | None = None
+    """Of a member that had trained to the end: its model may not have come."""
+    tally: Tally = field(default_factory=Tally)
 
 
 StartWorker = Callable[[int, BinaryIO], Worker]
@@ -100,15 +79,16 @@ class LocalRun:
         self.folder = folder
         self._on_event = on_event
         self._start_worker = start_worker or self._start_subprocess
-        self._inbox: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
         self.members = Membership(plan)
+        self._intake = Intake(self.members, self._record, self._expel)
+        self._conductor = Conductor(self.members)
+        self._progress = Progress()
         self._engine = LocalEngine(
-            plan, folder, self._log, lambda lines: self._read_in_thread(-1, lines), listen, start_hub
+            plan, folder, self._log, lambda lines: self._intake.listen(HUB, lines), listen, start_hub
         )
         self._seen = _Observed()
-        self._stopping = ""  # why all members are to end; empty: they are not
+        self._stopping = Stopping(self.members, self._conductor, self._progress)
         self._address = ""
-        self._killer: threading.Timer | None = None
         self._logs: list[BinaryIO] = []
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -119,15 +99,17 @@ class LocalRun:
         Raises:
             BadInput: the hub's port is taken.
         """
-        self._seen.started = time.monotonic()
         for event in self.folder.events():  # of an earlier attempt, where the run is resumed
-            self._note_evaluation(event)
+            self._seen.tally.note(event)
+            self._intake.note_earlier(event)
+            if isinstance(event, SnapshotEvent):
+                self._progress(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
             for member in self.plan.members:
                 worker = self._start_worker(member.rank, self._log(member.name))
                 self.members.workers[member.rank] = Watched(worker)
-                self._read_in_thread(member.rank, worker.lines())
+                self._intake.listen(member.rank, worker.lines())
             self._address = self._engine.start()
         except BaseException:
             self.kill()
@@ -152,56 +134,66 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def _read_in_thread(self, source: int, lines: Iterator[bytes]) -> None:
-        threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
-
-    def _read(self, source: int, lines: Iterator[bytes]) -> None:
-        try:
-            with contextlib.suppress(ValueError, OSError):  # the stream was closed under us: the process is gone
-                for line in lines:
-                    self._inbox.put((source, line))
-        finally:  # whatever went wrong: who waits for this process must not wait for ever
-            self._inbox.put((source, None))
-
     def _record(self, event: Event) -> None:
         written = self.folder.append(event)
+        self._seen.tally.note(written)
         self._on_event(written)
 
     def wait(self) -> LocalOutcome:
         """Merge events until all workers have ended; write the end into the run folder."""
         try:
             while self.members.goes_on():
-                source, line = self._inbox.get()
+                source, line = self._intake.take()
                 if line is not None:
                     self._take(source, line)
                 elif source >= 0:
                     self._ended(source)
             return self._outcome()
         finally:
+            self._intake.close()
             self.kill()
 
     def _take(self, source: int, line: bytes) -> None:
-        try:
-            event = from_line(line)
-        except ValueError:
-            event = WarningEvent(member=source, message=f"not an event: {line!r:.200}")
-        if isinstance(event, RunEvent) and not self._note_status(event):
+        event = None if source in self.members.lost else self._intake.event(source, line)
+        if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
         if isinstance(event, RequestEvent):
             self.members.known_to.get(event.machine, set()).add(source)
             return
-        if isinstance(event, ErrorEvent) and source in self.members.apart and self._others_go_on(source):
-            return self._note_loss(source, event.message)
-        if isinstance(event, MemberEvent) and event.status == "lost" and self._stopping:
-            return  # :meth:`_ended` tells it
-        if isinstance(event, MemberEvent) and not self.members.note(source, event):
+        if isinstance(event, AnswerEvent):
+            return self._conductor.heard(source, event)
+        if isinstance(event, ErrorEvent) and not self._stopping.reason and self._others_go_on(source):
+            self._seen.after_work = event if source in self.members.done else self._seen.after_work
+            return self._do_without(source, event.message, FAILED_GRACE)
+        if isinstance(event, MemberEvent) and not self._note_member(source, event):
             return
-        self._record(event)
-        if isinstance(event, StepEvent):
+        if self._intake.keeps(source, event, len(line)):
+            self._record(event)
+        else:
+            self._seen.tally.note(event)
+        self._progress(event)
+        if isinstance(event, RunEvent) and "step" in event.details and self._seen.tally.given_up:
+            self._tell_what_is_repeated(event.details["step"])
+        elif isinstance(event, StepEvent):
             self._note_step(source, event)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
-        self._note_evaluation(event)
+
+    def _expel(self, rank: int, cause: str) -> None:
+        """End a member that writes what no member writes, where the others can go on."""
+        if not self._stopping.reason and self._others_go_on(rank):
+            self._do_without(rank, cause, 0.0)
+
+    def _do_without(self, rank: int, cause: str, grace: float) -> None:
+        """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
+        self.members.left.discard(rank)  # it may have said good-bye to the hub before it said why
+        self._note_loss(rank, cause)
+        self.members.apart.add(rank)
+        self._engine.ban(rank)
+        self._conductor.look()
+        end = threading.Timer(grace, self.members.workers[rank].kill)
+        end.daemon = True
+        end.start()
 
     def _note_status(self, event: RunEvent) -> bool:
         """The members report the run's status each; return whether this is the first to say it."""
@@ -209,35 +201,42 @@ class LocalRun:
             return False
         self._seen.status = event.status
         self._seen.begun = True
-        self.folder.update_metadata(status=event.status)
+        self.folder.begin(event.status)
         return True
 
-    def _note_evaluation(self, event: Event) -> None:
-        if isinstance(event, EvaluationEvent):
-            known = self._seen.after if event.step else self._seen.before
-            known[event.split] = dict(event.metrics)
+    def _tell_what_is_repeated(self, step: int) -> None:
+        given_up = self._seen.tally.given_up
+        message = f"the newest snapshot that all can go on from is of step {step}: {given_up} steps are made again"
+        self._record(WarningEvent(message=message))
+
+    def _note_member(self, source: int, event: MemberEvent) -> bool:
+        """Return whether the run's events do not tell it yet; after a stop :meth:`_ended` tells of who is lost."""
+        if event.status == "lost" and event.member is not None and self._stopping.reason:
+            self.members.apart.add(event.member)
+            news = False
+        else:
+            news = self.members.note(source, event)
+        self._conductor.look()
+        return news
 
     def _note_step(self, rank: int, event: StepEvent) -> None:
         self.members.workers[rank].step = event.step
-        self._seen.samples += event.samples
-        self._seen.step_seconds = event.compute + event.wait
 
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
         self.members.workers[rank].error = event
-        if self._seen.first_error is None and not self._stopping:
+        if self._seen.first_error is None and not self._stopping.reason:
             self._seen.first_error = event
-            self._end_all("another member failed", snapshot=False)
+            self._stopping.fail()
 
     def _ended(self, rank: int) -> None:
         watched = self.members.workers[rank]
         code = watched.exit_code = watched.process.exit_code()
-        if self.members.only_guests():
-            self._kill_workers()
+        self._stopping.note_end()
         if code in (ExitCode.DONE, ExitCode.STOPPED) or watched.error is not None or rank in self.members.lost:
             return
         cause = watched.process.end_reason or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
-        if self._stopping:
-            return self._note_gone(rank, "left", f"{self._stopping} ({cause})")
+        if self._stopping.reason:
+            return self._note_gone(rank, "left", f"{self._stopping.reason} ({cause})")
         if self._others_go_on(rank):
             return self._note_loss(rank, cause)
         name = self.members.name(rank)
@@ -263,29 +262,17 @@ class LocalRun:
     # --------------------------------------------------------------------------------------------------------- stop
 
     def request_stop(self, message: str) -> None:
-        """Stop all members after the same step, with snapshots; whoever is not there in time is killed."""
-        ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
-        step = max((w.step for w in self.members.workers.values()), default=0) + ahead
-        self._end_all(message, step)
+        """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
+        self._stopping.stop(message, self._seen.begun)
 
-    def _end_all(self, message: str, at_step: int = 0, snapshot: bool = True) -> None:
-        if self._stopping:
-            return
-        self._stopping = message
-        for watched in self.members.workers.values():
-            watched.process.send({"command": "stop", "at_step": at_step, "reason": message, "snapshot": snapshot})
-            if not self._seen.begun:
-                watched.process.signal(signal.SIGKILL)  # nothing to keep before the first step
-        self._killer = threading.Timer(STOP_GRACE, self._kill_workers)
-        self._killer.daemon = True
-        self._killer.start()
+    def command(self, action: OrderAction, then: Callable[[int], None] | None = None) -> None:
+        """Pause, resume, or write a snapshot after the same step on all members.
 
-    def command(self, name: str) -> None:
-        """Pass ``pause``, ``resume`` or ``snapshot`` on, to act after the same step on all members."""
-        ahead = max(2, math.ceil(_STOP_MARGIN / max(self._seen.step_seconds, 1e-3)))
-        at_step = 0 if name == "resume" else max(w.step for w in self.members.workers.values()) + ahead
-        for watched in self.members.workers.values():
-            watched.process.send({"command": name, "at_step": at_step})
+        Args:
+            then: called with the step when all have done it.
+        """
+        self._intake.may_pause |= action == "pause"
+        self._conductor.give(action, then)
 
     # ------------------------------------------------------------------------------------------------- who takes part
 
@@ -313,8 +300,7 @@ class LocalRun:
         """
         self.check_changeable()
         self.members.announce(member)
-        for watched in self.members.workers.values():
-            watched.process.send({"command": "expect", "member": member.model_dump(mode="json")})
+        self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
 
     def give_up(self, rank: int) -> None:
         """End a worker that the hub has lost and that may still be waited for; :meth:`admit` may follow its end."""
@@ -335,25 +321,20 @@ class LocalRun:
         except BadInput:
             worker.signal(signal.SIGKILL)
             raise
-        self._read_in_thread(rank, worker.lines())
+        self._engine.admit(rank)
+        self._intake.listen(rank, worker.lines())
         worker.send({"address": self._address})
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` where nobody can leave or be let in."""
         self.members.refuse_change()
-        if not self._seen.begun or self._stopping:
-            raise BadInput("the run is about to end" if self._stopping else "the run has not begun to train yet")
-
-    def _kill_workers(self) -> None:
-        for watched in self.members.workers.values():
-            if watched.exit_code is None:
-                watched.process.signal(signal.SIGKILL)
+        if not self._seen.begun or self._stopping.reason:
+            raise BadInput("the run is about to end" if self._stopping.reason else "the run has not begun to train yet")
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""
-        if self._killer is not None:
-            self._killer.cancel()
-        self._kill_workers()
+        self._stopping.over()
+        self.members.kill()
         self._engine.stop()
         for stream in self._logs:
             stream.close()
@@ -362,21 +343,16 @@ class LocalRun:
     # ---------------------------------------------------------------------------------------------------------- end
 
     def _outcome(self) -> LocalOutcome:
-        error = self._seen.first_error
-        status: Literal["completed", "failed", "cancelled"]
+        error = self._seen.first_error or (None if self.folder.model.is_dir() else self._seen.after_work)
+        status: FinalStatus
         if error is not None:
             status, code, message, hint = "failed", self._error_code(error), error.message, error.hint
-        elif self._stopping:
-            status, code, message, hint = "cancelled", ExitCode.STOPPED, "stopped", ""
+        elif self._stopping.reason and not self.members.all_done():
+            status, code, hint = "cancelled", ExitCode.STOPPED, ""
+            message = "; ".join([self._progress.last_words, *self.members.complaints])
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
-        metrics = self._metrics()
-        if code == ExitCode.BAD_INPUT:
-            self.folder.close()
-            shutil.rmtree(self.folder.path, ignore_errors=True)
-            return LocalOutcome(status, self.folder.path, metrics, code, message, hint)
-        self._record(RunEvent(status=status, message=message))
-        self.folder.finish(status, metrics, message)
+        metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
         return LocalOutcome(status, self.folder.path, metrics, code, message, hint)
 
     def _error_code(self, error: ErrorEvent) -> ExitCode:
@@ -386,14 +362,5 @@ class LocalRun:
         return ExitCode.RUN_FAILED
 
     def _metrics(self) -> dict[str, Any]:
-        seconds = time.monotonic() - self._seen.started
-        return {
-            "before": self._seen.before,
-            "after": self._seen.after,
-            "steps": max((w.step for w in self.members.workers.values()), default=0),
-            "samples": self._seen.samples,
-            "seconds": seconds,
-            "samples_per_second": self._seen.samples / seconds if seconds else 0.0,
-            "lost_members": self.members.lost,
-            **self._more_metrics(),
-        }
+        kept = self._progress.metrics if self._stopping.reason else {}
+        return {**self._seen.tally.figures(), "lost_members": self.members.lost, **kept, **self._more_metrics()}

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from training.events import MachineEvent
+from training.other_load import OtherLoad
 from training.sensors import Claim, Gpu, Meter, Packages, battery, nvidia_library, processor_celsius
 
 INTERVAL = 5.0
@@ -22,17 +23,22 @@ _PATIENCE = 2.0
 
 @contextmanager
 def machine_events(
-    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, interval: float = INTERVAL
+    emit: Callable[[MachineEvent], None],
+    device: torch.device,
+    private: Path,
+    interval: float = INTERVAL,
+    run_id: str = "",
 ) -> Iterator[None]:
     """Report the load of this machine every few seconds, and once at the end.
 
     Args:
         device: what this worker computes on.
         private: the run's private folder on this machine, where its members agree on who counts a meter.
+        run_id: of the run; without it nobody tells what other programs use.
     """
     stop = threading.Event()
     thread = threading.Thread(
-        target=_report, args=(emit, device, private, stop, interval), name="machine-load", daemon=True
+        target=_report, args=(emit, device, private, stop, interval, run_id), name="machine-load", daemon=True
     )
     thread.start()
     try:
@@ -43,10 +49,15 @@ def machine_events(
 
 
 def _report(
-    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, stop: threading.Event, interval: float
+    emit: Callable[[MachineEvent], None],
+    device: torch.device,
+    private: Path,
+    stop: threading.Event,
+    interval: float,
+    run_id: str,
 ) -> None:
     try:
-        load = MachineLoad(device, private)
+        load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None)
         try:
             load.event(time.monotonic())  # meters and the processor's load are counted from here
             while not stop.wait(interval):
@@ -65,9 +76,13 @@ class MachineLoad:
         device: what this worker computes on; its GPU is looked at as soon as training has begun to use it.
         private: see :func:`machine_events`.
         packages: the processor's energy counters; default: this machine's.
+        others: tells what programs use that do not belong to the run.
     """
 
-    def __init__(self, device: torch.device, private: Path, packages: Packages | None = None) -> None:
+    def __init__(
+        self, device: torch.device, private: Path, packages: Packages | None = None, others: OtherLoad | None = None
+    ) -> None:
+        self._others = others
         self._device = device
         self._private = private
         self._process = psutil.Process()
@@ -81,11 +96,13 @@ class MachineLoad:
     def event(self, at: float) -> MachineEvent:
         """Read everything at a time in seconds of the monotonic clock."""
         gpu, power = self._found_gpu(), battery()
+        share = self._others.share() if self._others is not None else None
         watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
         known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
         drawn = [value for meter in known if (value := watts[meter]) is not None]
         return MachineEvent(
             cpu_percent=psutil.cpu_percent(),
+            others_percent=None if share is None else 100 * share,
             memory_used=self._process.memory_info().rss,
             memory_total=psutil.virtual_memory().total,
             device_memory_used=self._device_memory(),

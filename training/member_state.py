@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.buffers import persistent_buffers
 from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors, restore_rng, rng_state
 from training.exchange.base import Anchor, Exchange
-from training.exchange.codecs import codec_by_name
+from training.named_tensors import part, prefixed
+from training.strategies.agreement import taken_from, usual
 from training.strategies.flat import flatten, unflatten_into, weight_hash
 
 
@@ -47,7 +49,7 @@ class MemberState:
         trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
         return (
             prefixed("model", trained)
-            | prefixed("buffers", _persistent_buffers(self._model))
+            | prefixed("buffers", persistent_buffers(self._model))
             | prefixed("optimizer", optimizer_tensors(self._optimizer))
         )
 
@@ -56,41 +58,24 @@ class MemberState:
         parameters = dict(self._model.named_parameters())
         for name, value in part("model", tensors).items():
             parameters[name].copy_(value)
-        buffers = _persistent_buffers(self._model)
+        buffers = persistent_buffers(self._model)
         for name, value in part("buffers", tensors).items():
             buffers[name].copy_(value)
         load_optimizer(self._optimizer, part("optimizer", tensors), {})
         self._scaler.load_state_dict(dict(state["scaler"]))
 
 
-def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Put every name under ``prefix/``."""
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors under ``prefix/`` without the prefix."""
-    return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
-
-
-def _persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    saved = model.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+def longest_vector(model: nn.Module) -> int:
+    """Return a bound for the elements of anything that members of a run exchange at once; equal on all of them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    values = [*trained, *persistent_buffers(model).values()]
+    return sum(value.numel() for value in values) + len(values) + 1024
 
 
 def equalise_weights(parameters: list[nn.Parameter], exchange: Exchange, name: str) -> None:
-    """Make all members start from the lowest rank's weights, sent only where the hashes differ."""
+    """Make all members start from the weights that most have, or the lowest rank's; sent only where hashes differ."""
     flat = flatten(parameters)
     hashes = exchange.gather(f"weights/{name}", weight_hash(flat).encode())
     if len(set(hashes.values())) > 1:
-        weight = float(exchange.rank == min(hashes))
-        result = exchange.mean(f"weights/{name}/mend", flat, weight, codec_by_name("fp32"))
-        unflatten_into(parameters, result.mean)
-
-
-def synchronise_buffers(model: nn.Module, exchange: Exchange, name: str) -> None:
-    """Average floating-point buffers (running statistics of batch norm) over the members."""
-    buffers = [b for b in _persistent_buffers(model).values() if b.is_floating_point()]
-    if exchange.engine != "solo" and buffers:
-        result = exchange.mean(f"buffers/{name}", flatten(buffers), 1.0, codec_by_name("fp32"))
-        unflatten_into(buffers, result.mean)
+        same, _ = taken_from(usual(hashes), flat, exchange, f"weights/{name}/mend")
+        unflatten_into(parameters, same)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from profiles.errors import BadInput, ExitCode
 from training.events import ErrorEvent, MemberEvent
@@ -23,6 +25,11 @@ class Watched:
     step: int = 0
     exit_code: int | None = None
     error: ErrorEvent | None = None
+
+    def kill(self) -> None:
+        """End it at once, unless its end is known."""
+        if self.exit_code is None:
+            self.process.signal(signal.SIGKILL)
 
 
 class Membership:
@@ -47,6 +54,8 @@ class Membership:
         """Members that count on one that is to come, by its name."""
         self.left: set[int] = set()
         """Members that said good-bye."""
+        self.done: set[int] = set()
+        """Members that have said that they trained to the end."""
         self._told: set[int] = set()
         """Members of whose end without a good-bye the run's events tell."""
 
@@ -83,11 +92,30 @@ class Membership:
         """Ranks of those who train."""
         return [r for r, watched in self.workers.items() if watched.exit_code is None and r not in self.apart]
 
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell every worker, those on their way in included."""
+        for watched in self.workers.values():
+            watched.process.send(message)
+
+    def kill(self) -> None:
+        """End every worker at once."""
+        for watched in self.workers.values():
+            watched.kill()
+
     def goes_on(self) -> bool:
         """Whether somebody has still to end; after the first no, nobody is let in."""
         with self._gate:
             self._over = all(watched.exit_code is not None for watched in self.workers.values())
             return not self._over
+
+    @property
+    def complaints(self) -> list[str]:
+        """What members said that could not go on."""
+        return [watched.error.message for watched in self.workers.values() if watched.error is not None]
+
+    def all_done(self) -> bool:
+        """Whether all who count have trained to the end."""
+        return {w.exit_code for rank, w in self.workers.items() if rank not in self.apart} == {ExitCode.DONE}
 
     def can_do_without(self, rank: int) -> bool:
         """Whether another one trains or has come to the end."""
@@ -106,6 +134,8 @@ class Membership:
         rank = event.member
         if rank is None:
             return True
+        if event.status == "done":
+            self.done.add(rank)
         if event.status == "left":
             news = source == rank or rank not in self.left  # the member itself says why
             self.left.add(rank)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from profiles.errors import BadInput
 from profiles.schema import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters; biases, norms and other vectors are not decayed."""
+    """Return AdamW over the trainable parameters; biases, norms and other vectors are not decayed.
+
+    Raises:
+        BadInput: there are none.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise BadInput("the model has no weights to train: all are frozen (requires_grad = False)", "leave some free")
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},

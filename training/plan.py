@@ -30,6 +30,9 @@ class MemberPlan(BaseModel):
     threads: int = 0
     interface: str = ""
     """Network interface of the torch engine; empty: loopback."""
+    local: bool = False
+    """On the machine of the hub, or of the torch engine's store. Whether it lives is seen by its process and its
+    connections: where others take the processors, signs of life may be late."""
 
 
 class RunPlan(BaseModel):
@@ -64,8 +67,11 @@ class RunPlan(BaseModel):
         return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
-        """Hash of what decides the result: not the run's id, address or resume flag, nor names and folders."""
-        document = self.model_dump(exclude={"run_id", "hub_address", "resume", "added", "profile"}, mode="json")
+        """Hash of what decides the result: not the run's id, address or resume flag, nor names, folders and places."""
+        document = self.model_dump(
+            exclude={"run_id", "hub_address", "resume", "added", "profile", "members"}, mode="json"
+        )
+        document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
         document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 

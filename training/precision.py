@@ -45,14 +45,26 @@ class Precision:
         self.dtype = dtype
         self._device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        # It makes its scale with the first loss, and a member may have none before its first gradients come.
+        self.scaler.scale(torch.zeros((), device=device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self.dtype)
 
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by; ``None`` without loss scaling."""
+        return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
+
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], max_norm: float) -> float | None:
-        """Unscale, clip, step; return the gradient norm before clipping (``None`` if clipping is off)."""
+        """Unscale, clip, step; return the gradient norm before clipping (``None`` if clipping is off).
+
+        Without any gradient, as where a member has no sample in a step, nothing is done.
+        """
+        if all(parameter.grad is None for parameter in parameters):
+            return 0.0 if max_norm > 0 else None
         self.scaler.unscale_(optimizer)
         norm: float | None = None
         if max_norm > 0:

@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, Protocol
+
+from training.bounded import LONGEST_LINE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -41,11 +43,41 @@ class Worker(Protocol):
         ...
 
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+"""Variables of OpenMP, where a person has set none: threads that wait sleep. By default they spin, and where others use
+the machine too they spin away the time of the thread that they wait for: a step takes 3 to 30 times as long."""
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """Return the variables that bound the threads of a process; 0: not bounded."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+
+
 def environment(threads: int) -> dict[str, str]:
-    """Environment of a local process of a run: the packages findable, threads bounded, no warnings of forks."""
+    """Environment of a local process of a run: the packages findable, threads bounded, no warnings of forks.
+
+    ``PYTHONSAFEPATH`` (Python 3.11): no module of the folder that one happens to be in hides another.
+    """
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
-    return {**os.environ, **bounded, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    own = {**WAITING, **os.environ, **thread_limits(threads)}
+    return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@contextlib.contextmanager
+def _inheriting(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Let a process that is started meanwhile have variables that this one has not: ``spawn`` takes no others."""
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a stream; one that is longer than any event comes in pieces."""
+    return iter(lambda: stream.readline(LONGEST_LINE), b"")
 
 
 class SubprocessWorker:
@@ -72,7 +104,7 @@ class SubprocessWorker:
 
     def lines(self) -> Iterator[bytes]:
         assert self._process.stdout is not None
-        yield from self._process.stdout
+        yield from bounded_lines(self._process.stdout)
 
     def exit_code(self) -> int:
         code = self._process.wait()
@@ -97,7 +129,8 @@ class SpawnedWorker:
         self._connection: Connection[Any, Any]
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *arguments))
-        self._process.start()
+        with _inheriting(WAITING):
+            self._process.start()
         theirs.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -139,7 +172,14 @@ class HubProcess:
         """Lines of standard output: first ``{"port": N}``, then events."""
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            yield from stream
+            yield from bounded_lines(stream)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message; see :mod:`training.exchange.hub_main`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close its input and wait; kill it if it does not end."""

@@ -6,25 +6,25 @@ would, from one of them. Where no step is complete, because a disk is gone, the 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+from pydantic import BaseModel, ValidationError
 
-from profiles.errors import RunFailed
+from profiles.errors import BadInput
+from training.bounded import Rank, Step, Text
 from training.checkpoint import SnapshotStore
 from training.exchange.anchors import anchor_from_bytes, anchor_to_bytes
 from training.exchange.base import Anchor, Exchange
-from training.exchange.codecs import codec_by_name
+from training.kept import NOT_THIS_RUN
 
-_PIECE = 1 << 24
-"""Numbers in one exchange."""
-_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_FLAT = "flat"
+
+class Held(BaseModel):
+    """What a member says of its snapshots."""
+
+    live: dict[Step, list[Rank]] = {}
+    """Who trained when each sound one was written, by step."""
+    damaged: list[Text] = []
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,21 @@ class Agreed:
         return self.holders == self.members
 
 
-def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[str], None]) -> Agreed | None:
-    """Return the step to go on at; ``None`` to start afresh."""
+def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[str], None]) -> Agreed:
+    """Return the step to go on at.
+
+    Raises:
+        BadInput: no member has a sound snapshot.
+    """
     steps, problems = store.verified_steps()
     for problem in problems:
-        warn(problem)
-    said = json.dumps({step: store.live(step) for step in steps}).encode()
-    gathered = {rank: json.loads(payload) for rank, payload in sorted(exchange.gather("resume/steps", said).items())}
-    held = {rank: {int(step): set(live) for step, live in theirs.items()} for rank, theirs in gathered.items()}
+        warn(f"{problem}; passed over")
+    said = Held(live={step: store.live(step) for step in steps}, damaged=problems).model_dump_json().encode()
+    gathered = {rank: _read(payload) for rank, payload in sorted(exchange.gather("resume/steps", said).items())}
+    held = {rank: {step: set(live) for step, live in one.live.items()} for rank, one in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
     if not holders:
-        return None
+        raise _nothing_to_resume([problem for one in gathered.values() for problem in one.damaged])
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(complete or holders)
     found = Agreed(step, tuple(sorted(holders[step])), tuple(held))
@@ -61,70 +65,33 @@ def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[
     return found
 
 
-def hand_over(agreed: Agreed, exchange: Exchange, make_anchor: Callable[[], Anchor]) -> None:
-    """As a member that has the snapshot, and has taken it back: let those have it who have not, if there are any.
+def _read(payload: bytes) -> Held:
+    """Read what a member has; one that says something else has nothing."""
+    try:
+        return Held.model_validate_json(payload)
+    except ValidationError:
+        return Held()
 
-    Raises:
-        RunFailed: see :func:`take_over`.
-    """
+
+def _nothing_to_resume(damaged: list[str]) -> BadInput:
+    if not damaged:
+        return BadInput("no member has a snapshot: there is nothing to resume", NOT_THIS_RUN)
+    number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"
+    return BadInput(f"{number} damaged: {damaged[0]}", f"{NOT_THIS_RUN}; the damaged files are left as they are")
+
+
+def hand_over(agreed: Agreed, exchange: Exchange, make_anchor: Callable[[], Anchor]) -> None:
+    """As a member that has the snapshot, and has taken it back: let those have it who have not, if there are any."""
     if not agreed.all_have_it:
         _share(agreed, exchange, make_anchor() if exchange.rank == agreed.holders[0] else None)
 
 
 def take_over(agreed: Agreed, exchange: Exchange) -> Anchor:
-    """As a member that has not the snapshot: return the state of the lowest one that has.
-
-    Raises:
-        RunFailed: that snapshot was written while an exchange was under way, which nobody else can finish.
-    """
+    """As a member that has not the snapshot: return the state of the lowest one that has."""
     return _share(agreed, exchange, None)
 
 
 def _share(agreed: Agreed, exchange: Exchange, mine: Anchor | None) -> Anchor:
     """All members do this together, whatever they have."""
-    holder = agreed.holders[0]
-    said = exchange.gather("resume/state", _description(mine) if mine is not None else b"")[holder]
-    described = anchor_from_bytes(said)
-    document: dict[str, Any] = dict(described.state)
-    shapes: Mapping[str, Any] = document[_FLAT]
-    if any(name.startswith("strategy/sent") for name in shapes):
-        message = f"the snapshot of step {agreed.step} was written during an exchange, and not all members have it"
-        raise RunFailed(message, "start the run again without --resume")
-    tensors = dict(described.tensors)
-    source = mine.tensors if mine is not None else {}
-    for name, (kind, shape) in sorted(shapes.items()):
-        flat = source[name].detach().to("cpu", torch.float32).reshape(-1) if source else None
-        tensors[name] = _spread(f"resume/{name}", math.prod(shape), flat, exchange).to(_FLOATS[kind]).reshape(shape)
-    return Anchor(tensors, document["state"])
-
-
-def _description(anchor: Anchor) -> bytes:
-    """What is small, and the shapes of what follows as numbers."""
-    shapes = {n: [_kind(t), list(t.shape)] for n, t in anchor.tensors.items() if _kind(t) in _FLOATS}
-    small = {name: tensor for name, tensor in anchor.tensors.items() if name not in shapes}
-    return anchor_to_bytes(Anchor(small, {"state": anchor.state, _FLAT: shapes}))
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _spread(name: str, size: int, flat: torch.Tensor | None, exchange: Exchange) -> torch.Tensor:
-    """Return the numbers of the one that has them: a mean in which only it has weight."""
-    codec = codec_by_name("fp32")
-    parts = [
-        exchange.mean(f"{_name(name)}/{start}", flat[start:end] if flat is not None else torch.zeros(end - start),
-                      float(flat is not None), codec).mean
-        for start, end in _pieces(size)
-    ]  # fmt: skip
-    return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, size, _PIECE):
-        yield start, min(start + _PIECE, size)
-
-
-def _name(text: str) -> str:
-    """Names of exchanges have a length; parameters may have longer ones."""
-    return f"resume/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    data = anchor_to_bytes(mine) if mine is not None else b""
+    return anchor_from_bytes(exchange.broadcast("resume/state", data, agreed.holders[0]))

@@ -37,6 +37,27 @@ def explain(error: OSError, path: Path) -> tuple[str, str]:
     return f"{path}: {error.strerror or error}", elsewhere
 
 
+def private_folder(path: Path) -> Path:
+    """Make a folder, or take the one that is there, for this user only whatever the umask; its parent is there.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def private_file(path: str, flags: int) -> int:
+    """Open a file, made for this user only: ``open(..., opener=private_file)``."""
+    return os.open(path, flags, 0o600)
+
+
 def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 

@@ -23,8 +23,19 @@ from profiles.errors import BadInput, RunFailed
 from training.event_log import EventLog, read_events
 from training.events import Event
 from training.plan import RunPlan, read_plan
-from training.run_files import FolderLock, explain, is_live, whole_folder, write_whole
-from training.run_metadata import RunMetadata, RunType, Status, document, finite, metadata_of, read_metadata, utc_now
+from training.run_files import FolderLock, explain, is_live, private_folder, whole_folder, write_whole
+from training.run_metadata import (
+    Earlier,
+    RunMetadata,
+    RunType,
+    Status,
+    document,
+    finite,
+    metadata_of,
+    read_metadata,
+    utc_now,
+)
+from training.run_removal import remove_unused
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,8 +82,10 @@ class RunFolder:
             update={"run_type": run_type, "strategy_reason": strategy_reason}
         )
         with whole_folder(output_dir, folder_name(plan)) as temporary:
-            for name, mode in (("logs", 0o755), ("checkpoints", 0o755), ("secrets", 0o700)):
-                (temporary / name).mkdir(mode=mode)
+            for name in ("logs", "checkpoints"):
+                (temporary / name).mkdir(mode=0o755)
+            for name in ("requests", "secrets"):
+                private_folder(temporary / name)
             _write_plan(temporary, plan)
             write_whole(temporary / "metadata.json", document(metadata.model_dump()))
             write_whole(temporary / "events.jsonl", b"")
@@ -80,7 +93,7 @@ class RunFolder:
         try:
             folder._hold()
         except BadInput:
-            shutil.rmtree(folder.path, ignore_errors=True)
+            remove_unused(folder.path)
             raise
         return folder
 
@@ -103,10 +116,18 @@ class RunFolder:
         folder = cls.open(path)
         folder._hold()
         try:
-            attempt = read_metadata(path).attempt + 1
+            now = read_metadata(path)  # the run is held only since a moment ago
+            earlier = now.earlier or Earlier.model_validate(now.model_dump())
             (path / "completed").unlink(missing_ok=True)
             _write_plan(path, plan)
-            folder.update_metadata(status="starting", end_time=None, error_message="", command=command, attempt=attempt)
+            folder.update_metadata(
+                status="starting",
+                end_time=None,
+                error_message="",
+                command=command,
+                attempt=earlier.attempt + 1,
+                earlier=earlier,
+            )
         except OSError as error:
             folder.close()
             raise BadInput(*explain(error, path)) from error
@@ -151,9 +172,7 @@ class RunFolder:
     @property
     def secrets(self) -> Path:
         """Folder (0700) for the run's keys; removed by :meth:`close`."""
-        folder = self.path / "secrets"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        return private_folder(self.path / "secrets")
 
     def plan(self) -> RunPlan:
         """Read ``plan.json``. Raises BadInput if it is missing or damaged."""
@@ -199,6 +218,23 @@ class RunFolder:
             self._write("metadata.json", document(changed.model_dump()))
             self._metadata = changed
 
+    def begin(self, status: Status) -> None:
+        """Write that the run trains: from here on its end is that of this attempt.
+
+        Raises:
+            RunFailed: see :meth:`update_metadata`.
+        """
+        self.update_metadata(status=status, earlier=None)
+
+    def put_back(self) -> None:
+        """Let the metadata say again what they said before an attempt that never began to train.
+
+        Raises:
+            RunFailed: see :meth:`update_metadata`.
+        """
+        if self._metadata.earlier is not None:
+            self.update_metadata(**self._metadata.earlier.model_dump(), earlier=None)
+
     def finish(self, status: Status, metrics: Mapping[str, Any], error_message: str = "") -> None:
         """Write how the run ended: ``metrics.json``, metadata and, if it completed, the marker.
 
@@ -207,7 +243,8 @@ class RunFolder:
         """
         figures = finite(dict(metrics))
         self._write("metrics.json", document(figures))
-        self.update_metadata(status=status, end_time=utc_now(), metrics=figures, error_message=error_message)
+        ending = {"status": status, "end_time": utc_now(), "error_message": error_message}
+        self.update_metadata(metrics=figures, earlier=None, **ending)
         if status == "completed":
             self._write("completed", b"")
 

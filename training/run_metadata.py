@@ -16,9 +16,22 @@ from profiles.errors import BadInput
 from training.plan import RunPlan
 
 Status = Literal["starting", "running", "paused", "completed", "failed", "cancelled"]
-FINAL: tuple[Status, ...] = ("completed", "failed", "cancelled")
+FinalStatus = Literal["completed", "failed", "cancelled"]
+FINAL: tuple[FinalStatus, ...] = ("completed", "failed", "cancelled")
 RunType = Literal["local", "distributed"]
 _PACKAGES = ("muster-train", "torch", "transformers", "peft", "grpcio", "pydantic")
+
+
+class Earlier(BaseModel):
+    """What the metadata of a run said before the attempt that is about to begin."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    status: Status
+    end_time: str | None
+    error_message: str
+    command: list[str]
+    attempt: int
 
 
 class RunMetadata(BaseModel):
@@ -47,6 +60,8 @@ class RunMetadata(BaseModel):
     command: list[str] = Field(default_factory=list)
     attempt: int = 1
     """1, and one more with every resume."""
+    earlier: Earlier | None = None
+    """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
 
 
 def metadata_of(plan: RunPlan, command: list[str]) -> RunMetadata:

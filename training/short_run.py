@@ -3,9 +3,11 @@
 Alone and without any exchange: the trainer of a real run takes a few steps at two batch sizes. Nothing is evaluated and
 nothing is kept. Standard output: one JSON object a line, in this order unless something goes wrong::
 
+    {"kind": "progress", "phase": ..., "done": ..., "total": ...}        every now and then
     {"kind": "facts", "system": ..., "device": ..., "cores": ..., "memory_total": ..., "memory_free": ..., ...}
     {"kind": "workload", "trainable": ..., "total": ..., "layers": ..., "samples": ...}
-    {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "peak": ...}   once a batch size
+    {"kind": "measurement", "batch": ..., "seconds": ..., "spread": ..., "error": ..., "peak": ..., "others": ...}
+                                              once a batch size; a very slow machine has one
     {"kind": "failure", "message": ..., "hint": ...}                     as the last line
 
 The exit code is 0 in either case: whoever asked has the line, and the machine keeps no folder of it.
@@ -17,11 +19,11 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,22 +32,23 @@ import torch
 from torch import nn
 
 from profiles.errors import MusterError
+from profiles.schema import Profile
 from training.control import Control
+from training.cores import free_cores, granted_cores, quota, threads
 from training.events import StepEvent, _Event
 from training.exchange.solo import SoloExchange
+from training.other_load import OtherLoad
+from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
 from training.precision import select_device
 from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
-from training.trainer import Trainer
+from training.trainer import Ending, Trainer
 
-WARM_UP, STEPS, MOST_STEPS = 2, 6, 60
-"""Steps at one batch size: not counted, counted at least, counted at most."""
-LEAST_SECONDS, MOST_SECONDS = 3.0, 20.0
-"""Of the counted steps at one batch size: a processor that others use is not equally fast in every second. A slow
-machine takes fewer steps, but one after its warm-up."""
-_STALL = 3.0
-"""A step so much longer than the usual one was held up by something that a run is not."""
+MOST_STEPS = 100_000
+"""Of one batch size; :mod:`training.pace` ends it sooner."""
+SAMPLES = 128
+"""That are made ready, twice the larger batch at least: to make all of a large data set ready takes hours."""
 _DEFAULT_LAYERS = 12
 
 Tell = Callable[[dict[str, Any]], None]
@@ -54,8 +57,9 @@ Tell = Callable[[dict[str, Any]], None]
 class ShortRun(Trainer):
     """A run that ends without an evaluation and without a model."""
 
-    def _finish(self) -> None:
+    def _finish(self) -> Ending:
         """Nothing is kept."""
+        return Ending.FINISHED
 
 
 class _EnoughTime(Exception):
@@ -63,25 +67,17 @@ class _EnoughTime(Exception):
 
 
 class _Steps:
-    """Takes the events of a short run, and ends it when its time is over."""
+    """Takes the events of a short run, and ends it when they tell enough."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        limit = quota()
+        self.taker = PaceTaker(limit.period if limit is not None and limit.cores < granted_cores() else 0.0)
 
     def __call__(self, event: _Event) -> None:
         if isinstance(event, StepEvent):
-            self.seconds.append(event.compute)
-            counted = self.seconds[WARM_UP:]
-            enough = len(counted) >= STEPS and sum(counted) > LEAST_SECONDS
-            if enough or (len(self.seconds) > 1 and sum(self.seconds) > MOST_SECONDS):
+            self.taker.add(event.compute)
+            if self.taker.enough:
                 raise _EnoughTime
-
-    @property
-    def warm(self) -> list[float]:
-        """Seconds of the steps that count."""
-        counted = self.seconds[WARM_UP:] or self.seconds[1:] or self.seconds
-        usual = statistics.median(counted) if counted else 0.0
-        return [seconds for seconds in counted if seconds <= _STALL * usual]
 
 
 def batch_sizes(batch: int) -> tuple[int, int]:
@@ -93,7 +89,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
     """Return the plan of a short run alone: one micro-batch a step, no evaluation, no snapshot."""
     profile = plan.profile
     changes = {
-        "training": {"max_steps": WARM_UP + MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch},
+        "training": {"max_steps": MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
         "strategy": {"strategy": "allreduce"},
@@ -103,9 +99,10 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections), "members": (member,)})
 
 
-def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> nn.Module:
-    """Take the steps at one batch size, tell what they cost, and return the model."""
-    steps = _Steps()
+def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[nn.Module, float]:
+    """Take the steps at one batch size, tell what they cost, and return the model and the seconds of all steps."""
+    tell({"kind": "progress", "phase": f"steps of {batch} samples", "done": 0, "total": None})
+    steps, others = _Steps(), OtherLoad(plan.run_id)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory(prefix="muster-short-run-") as folder:
@@ -114,10 +111,10 @@ def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: T
             trainer.run()
         except _EnoughTime:
             pass
-    if steps.warm:
-        figures = {"seconds": statistics.fmean(steps.warm), "spread": statistics.pstdev(steps.warm)}
-        tell({"kind": "measurement", "batch": batch, **figures, "peak": peak_memory(device)})
-    return trainer.model
+    if (pace := steps.taker.pace()) is not None:
+        load = {"peak": peak_memory(device), "others": others.share() or 0.0}
+        tell({"kind": "measurement", "batch": batch, **asdict(pace), **load})
+    return trainer.model, steps.taker.seconds
 
 
 def peak_memory(device: torch.device) -> int:
@@ -151,32 +148,6 @@ def facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def free_cores() -> float:
-    """Return the cores this process may use: what the system grants, and the quota of its control group."""
-    granted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        groups = Path("/proc/self/cgroup").read_text()
-    except OSError:
-        return float(granted)
-    return min([float(granted), *(quota for line in groups.splitlines() if (quota := _quota(line)) > 0)])
-
-
-def _quota(line: str) -> float:
-    """Return the cores that a line of ``/proc/self/cgroup`` allows; 0 for no limit."""
-    _, controllers, place = [*line.split(":", 2), "", ""][:3]
-    try:
-        if not controllers:
-            limit, _, period = Path(f"/sys/fs/cgroup{place}/cpu.max").read_text().partition(" ")
-            return float(limit) / float(period) if limit != "max" else 0.0
-        if "cpu" in controllers.split(","):
-            folder = Path(f"/sys/fs/cgroup/cpu{place}")
-            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            return max(0.0, float(limit) / float(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return 0.0
-    return 0.0
-
-
 def workload(model: nn.Module, samples: int) -> dict[str, Any]:
     """Return what only the loaded model and data can tell."""
     parameters = list(model.parameters())
@@ -195,6 +166,11 @@ def blocks(model: nn.Module) -> int:
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
 
+def _lenient(profile: Profile) -> Profile:
+    """Return a profile that bears any number of broken samples: in a few of them their share is a matter of luck."""
+    return profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
+
+
 def carry_out(plan: RunPlan, tell: Tell) -> None:
     """Measure the plan's task on this machine.
 
@@ -202,18 +178,24 @@ def carry_out(plan: RunPlan, tell: Tell) -> None:
         MusterError: the task cannot be trained here.
     """
     member = plan.members[0]
-    if member.threads:
-        torch.set_num_threads(member.threads)
+    torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
     device = select_device(member.device, member.device_index)
     told = facts(device)
-    task = task_from_profile(plan.profile)
-    task.prepare(lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}))
+    tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
+    sizes = batch_sizes(member.batch_size)
+    task = task_from_profile(_lenient(plan.profile))
+    samples = task.prepare_some(
+        lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),
+        max(SAMPLES, 2 * sizes[-1]),
+    )
     tell(told)
-    for number, batch in enumerate(batch_sizes(member.batch_size)):
-        model = measure(plan, task, batch, device, tell)
+    for number, batch in enumerate(sizes):
+        model, seconds = measure(plan, task, batch, device, tell)
         if not number:
-            tell(workload(model, len(task.train)))
+            tell(workload(model, samples))
         del model
+        if seconds > MOST_SECONDS:  # twice the samples would take twice as long: nobody waits for that to plan
+            break
 
 
 def main() -> NoReturn:

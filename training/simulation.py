@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,15 +19,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
-from profiles.errors import BadInput, ExitCode, MachinesNotReady, RunFailed, StoppedByUser
+from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
 from profiles.schema import Profile
-from training.control import Control
 from training.events import Event, EventSink
+from training.kept import NOT_THIS_RUN
 from training.local_plan import plan_local_run
-from training.local_run import LocalOutcome, LocalRun
+from training.local_run import LocalRun
+from training.outcome import LocalOutcome, noted_failure
 from training.plan import RunPlan, read_plan
 from training.processes import SpawnedWorker, Worker
 from training.run_folder import RunFolder
+from training.run_removal import has_snapshots
+from training.runs import find_run, plan_to_resume
+from training.stop_signals import stopped_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalOutcome", "LocalRun", "LocalTrainer", "ObjectTrainer", "plan_local_run"]
 
-_ERRORS = {
+_ERRORS: dict[ExitCode, type[MusterError]] = {
     ExitCode.BAD_INPUT: BadInput,
     ExitCode.NOT_READY: MachinesNotReady,
     ExitCode.STOPPED: StoppedByUser,
@@ -77,11 +82,17 @@ class ObjectTrainer(ABC):
         self._output_dir = Path(output_dir)
         self._on_event = on_event or (lambda event: None)
 
-    def fit(self, strategy: str = "auto", **options: Any) -> nn.Module:
+    def fit(self, strategy: str = "auto", *, resume: Path | str = "", **options: Any) -> nn.Module:
         """Train and return the model with its new weights; ``options`` are those of a profile.
 
+        Args:
+            strategy: ``auto`` is ``allreduce`` among workers of this machine, where links cost nothing, and what was
+                measured to be fastest on several machines.
+            resume: folder, id or beginning of the id of a run of such a trainer that did not come to its end. It goes
+                on from its newest snapshot exactly as it was planned: with its strategy, options and members.
+
         Raises:
-            BadInput: an unknown option or strategy, or objects that cannot be used.
+            BadInput: an unknown option or strategy, objects that cannot be used, or a run that cannot be resumed.
             MachinesNotReady: a machine cannot take part.
             RunFailed: the run failed; the message names the first cause.
             StoppedByUser: somebody stopped it.
@@ -90,20 +101,43 @@ class ObjectTrainer(ABC):
         from training.tasks.object_files import JobParts, load_result, make_model
 
         chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": strategy, **options}
-        profile = profile_from_options(self.profile_name, chosen)
+        earlier = self._earlier(resume, strategy, options) if resume else None
+        profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
         parts = JobParts(self.model, *self._given)
+        parts.check_data()
         self._check(parts)
         model = make_model(self.model, profile.training.seed)
-        self.outcome = self._run(profile, parts)
+        self.outcome = self._resume(*earlier, parts) if earlier else self._run(profile, parts)
         if self.outcome.status != "completed":
-            raise _ERRORS.get(self.outcome.exit_code, RunFailed)(self.outcome.message, self.outcome.hint)
+            raise _failure(self.outcome)
         load_result(model, self.outcome.run_dir / "model")
         self.model = model
         return model
 
+    def _earlier(self, reference: Path | str, strategy: str, options: dict[str, Any]) -> tuple[Path, RunPlan]:
+        """Return folder and plan of the run to resume.
+
+        Raises:
+            BadInput: no such run, one of another trainer, a completed one, one without a snapshot, or other options.
+        """
+        changes = [*(["strategy"] if strategy != "auto" else []), *(name for name in options if name != "output_dir")]
+        if changes:
+            message = f"a resumed run goes on as planned and takes no other {', '.join(changes)}"
+            raise BadInput(message, "leave it out, or start a new run")
+        path = find_run(Path(options.get("output_dir", self._output_dir)), str(reference))
+        plan = plan_to_resume(path)
+        if plan.profile.name != self.profile_name:
+            message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
+            raise BadInput(message, f"resume it with: distributed-train --resume {plan.run_id}")
+        return path, plan
+
     @abstractmethod
     def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
-        """Carry the run out and say how it ended."""
+        """Carry a new run out and say how it ended."""
+
+    @abstractmethod
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+        """Let the run in ``path`` go on and say how it ended."""
 
     def _check(self, parts: JobParts) -> None:
         """Raise BadInput for what can never work, before anything is made."""
@@ -117,7 +151,7 @@ class LocalTrainer(ObjectTrainer):
 
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
-        workers: how many processes train together.
+        workers: how many processes train together; a resumed run has as many as it began with.
     """
 
     profile_name = "local"
@@ -130,10 +164,29 @@ class LocalTrainer(ObjectTrainer):
 
     def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
         plan = plan_local_run(profile, self.workers)
-        with RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]) as folder:
-            run = LocalRun(plan, folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
+        return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), parts)
+
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+        return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), parts)
+
+    def _carry_out(self, folder: RunFolder, parts: JobParts) -> LocalOutcome:
+        with folder, noted_failure(folder), stopped_by((signal.SIGINT,), _say) as stop:
+            run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
             run.start()
+            stop.watch(run)
             return run.wait()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _failure(outcome: LocalOutcome) -> MusterError:
+    """Return what :meth:`ObjectTrainer.fit` raises; it says how to go on where there is something to go on from."""
+    hints = [outcome.hint] if outcome.hint else []
+    if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:
+        hints.append(f'go on with: fit(resume="{outcome.run_dir}")')
+    return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 
 def _start(parts: JobParts, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
@@ -159,14 +212,16 @@ def _object_worker(
     """Body of a spawned worker: the same as ``python -m training.worker`` with objects instead of a task by name."""
     import json
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; whoever started them acts on it
+
     from training.tasks.custom import CustomTask
-    from training.worker import run_worker
+    from training.worker import commands_to, run_worker
 
     sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     plan: RunPlan = read_plan(run_dir / "plan.json")
     parts: JobParts = pickle.loads(payload)  # our own parent wrote it; never from the network
     emit = EventSink(_PipeStream(connection), rank)
-    control = Control()
+    control = commands_to(emit)
 
     def lines() -> Any:
         while True:

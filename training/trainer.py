@@ -12,18 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from profiles.errors import RunFailed
-from training.batches import BatchSource, StepBatches, move
+from training.backward import Backward, total_loss
+from training.batches import BatchSource, StepBatches
+from training.buffers import synchronise_buffers
 from training.checkpoint import Snapshot, SnapshotStore
 from training.control import Command, Control
 from training.data import SampleSchedule
-from training.evaluation import EarlyStopping, Evaluator
+from training.early_stopping import EarlyStopping
+from training.evaluation import Evaluator
 from training.events import (
-    EvaluationEvent,
     MemberEvent,
     RunEvent,
     SnapshotEvent,
@@ -33,21 +34,20 @@ from training.events import (
     _Event,
 )
 from training.exchange.base import Anchor, Exchange, Traffic
-from training.member_state import (
-    MemberState,
-    equalise_weights,
-    part,
-    prefixed,
-    synchronise_buffers,
-)
+from training.member_state import MemberState, equalise_weights, longest_vector
+from training.modes import start_training
+from training.named_tensors import part, prefixed
 from training.optimizer import build_optimizer, set_learning_rate
 from training.plan import RunPlan
-from training.position import Position
+from training.position import MOST_CUT_SHORT, Position
 from training.precision import Precision, select_device, select_precision
+from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
+from training.same_data import check_same, check_unchanged, describe
+from training.samples import Samples
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.strategies.base import Strategy, StrategyContext, SyncReport
-from training.strategies.flat import flatten, trainable, unflatten_into
+from training.strategies.flat import trainable
 from training.strategies.registry import strategy_class
 from training.tasks.base import Task
 
@@ -113,19 +113,20 @@ class Trainer:
             if self.position.step == 0 and self.profile.evaluation.eval_before:
                 self._evaluate(list(self.task.evaluation))
             ending = self._train()
-            if ending is Ending.FINISHED:
-                self._finish()
-            return ending
+            return self._finish() if ending is Ending.FINISHED else ending
         finally:
             self.source.close()
 
     def _set_up(self) -> None:
-        torch.manual_seed(self.settings.seed)
+        seed_everything(self.settings.seed)
         self.model: nn.Module = self.task.build_model().to(self.device)
-        self.model.train()
+        start_training(self.model)
         self.parameters = trainable(self.model)
+        self.exchange.expect_model(longest_vector(self.model))
         self.optimizer = build_optimizer(self.model, self.settings)
-        self.schedule = SampleSchedule(len(self.task.train), self.settings.seed, self.settings.gradient_accumulation)
+        self.schedule = SampleSchedule(
+            len(self.task.train), self.settings.seed, self.settings.gradient_accumulation, self.settings.drop_last
+        )
         self.total_steps = self.settings.max_steps or self.schedule.total_steps(
             self.position.batch_sizes, self.settings.epochs
         )
@@ -137,27 +138,35 @@ class Trainer:
         )
         strategy = self.profile.strategy
         self.strategy: Strategy = strategy_class(strategy.strategy)(
-            StrategyContext(strategy, self.total_steps, self.settings.seed)
+            StrategyContext(strategy, self.total_steps, self.settings.seed, self._warn)
         )
-        self.source = BatchSource(self.task, self.schedule, self.rank, self.settings.seed)
+        allowed = self.profile.data.max_broken_share
+        self.samples = Samples(self.task, self.settings.seed, self.device, allowed, self.member.name)
+        self.source = BatchSource(self.task, self.schedule, self.rank, self.samples)
+        self.backward = Backward(self.task, self.model, self.precision, self.device)
         self.evaluator = Evaluator(
             self.task,
+            self.samples,
             self.model,
             self.exchange,
             self.profile.evaluation,
             self.member.batch_size,
             self.precision,
             self.device,
+            self.control.stop_is_near,
+            self._warn,
         )
         self.state = MemberState(self.model, self.optimizer, self.precision.scaler, self.device)
         # Dropout must differ between members; weights were made before this line.
-        torch.manual_seed(self.settings.seed * 1000 + self.rank)
+        seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
+        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn)
         if self.exchange.is_newcomer:
             return self._join(self.exchange.fetch_anchor())
+        check_same(self.data, self.exchange, lambda rank: self.plan.seats[rank].name)
         found = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
-        if found is None:
+        if found is None:  # a new run
             equalise_weights(self.parameters, self.exchange, "start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
@@ -167,13 +176,20 @@ class Trainer:
             hand_over(found, self.exchange, self._anchor)
         else:
             self._join(take_over(found, self.exchange))
+        self.control.arrive(self.position.step)
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step}))
+        if self.position.step and self.strategy.synchronised:
+            self._evaluate_if_due()  # a stop may have cut it short
 
     def _train(self) -> Ending:
         at_sync = True
-        while self.position.step < self.total_steps and not self.stopping.should_stop:
-            if self._obey(at_sync) is Ending.STOPPED:
+        while True:
+            done = self.position.step >= self.total_steps or self.stopping.should_stop
+            # Who is let go after the last step stays for the end: the others may count on it to save the model.
+            if self._obey(at_sync and not done) is Ending.STOPPED:
                 return Ending.STOPPED
+            if done:
+                return Ending.FINISHED
             report = self._step()
             if report is not None:
                 self._after_synchronisation(report)
@@ -183,68 +199,54 @@ class Trainer:
             interval = self.profile.snapshot.snapshot_interval
             if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
                 self._snapshot()
-        return Ending.FINISHED
 
-    def _finish(self) -> None:
+    def _finish(self) -> Ending:
         report = self.strategy.finish()
         if report is not None:
             self._after_synchronisation(report)
         synchronise_buffers(self.model, self.exchange, "finish")
-        if self.stopping.should_stop and self.position.best is not None:
-            unflatten_into(self.parameters, self.position.best.to(self.device))
-        self._evaluate(list(self.task.evaluation))
+        if self.stopping.should_stop:
+            self.stopping.restore(self.model)
+        again = 0
+        while not self._evaluate(list(self.task.evaluation), again):
+            if self._obey(at_sync=False, finishing=True) is Ending.STOPPED:
+                return Ending.STOPPED
+            again += 1  # it was another one that stopped
         if self.rank == min(self.strategy.members):
             directory = self.run_dir / "model"
             directory.mkdir(parents=True, exist_ok=True)
             self.task.save(self.model, directory)
+        return Ending.FINISHED
 
     # --------------------------------------------------------------------------------------------------- one step
 
     def _step(self) -> SyncReport | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
-        more = self.position.step + 1 < self.total_steps
-        batches = self.source.take(self.position.cursor, self.position.batch_sizes, more)
+        batches = self._batches(self.backward.most)
         rate = self.peak_rate * learning_rate_at(
             self.position.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
         )
         set_learning_rate(self.optimizer, rate)
-        self.strategy.begin_step(self.position.step, batches.weight)
-        loss = self._backward(batches)
-        self.strategy.gradients()
-        norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
-        self.optimizer.zero_grad(set_to_none=True)
-        report = self.strategy.end_step()
+        self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
+        batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
+        with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
+            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self._kept)
+            self.strategy.gradients()
+            norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
+            self.optimizer.zero_grad(set_to_none=True)
+            report = self.strategy.end_step()
         self.position.step += 1
         self.position.cursor = batches.cursor
         self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
 
-    def _backward(self, batches: StepBatches) -> float:
-        """Accumulate gradients of the mean loss over this member's samples; return that loss."""
-        losses: list[torch.Tensor] = []
-        for index, (batch, weight) in enumerate(zip(batches.micro_batches, batches.weights, strict=True)):
-            if index == len(batches.micro_batches) - 1:
-                self.strategy.last_backward()
-            with self.precision.autocast():
-                loss = self.task.loss(self.model, move(batch, self.device))
-            share = weight / batches.weight if batches.weight else 0.0
-            self.precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach() * share)
-        if not losses:
-            return 0.0
-        total = float(torch.stack(losses).sum())
-        if not np.isfinite(total):
-            raise self._not_finite(losses, batches)
-        return total
-
-    def _not_finite(self, losses: list[torch.Tensor], batches: StepBatches) -> RunFailed:
-        bad = next(i for i, loss in enumerate(losses) if not torch.isfinite(loss))
-        indices = ", ".join(map(str, batches.indices[bad][:8]))
-        return RunFailed(
-            f"the loss of {self.member.name} is {float(losses[bad])} in step {self.position.step + 1}, micro-batch "
-            f"{bad + 1} (training samples {indices}); {self._kept()}",
-            "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
-        )
+    def _batches(self, most: int) -> StepBatches:
+        """Return this member's batches of the step, at most so many samples in each; 0: as its batch size says."""
+        more = self.position.step + 1 < self.total_steps
+        batches = self.source.take(self.position.cursor, self.position.batch_sizes, more, most)
+        for message in self.samples.news():
+            self._warn(message)
+        return batches
 
     def _kept(self) -> str:
         steps = self.store.steps()
@@ -273,8 +275,6 @@ class Trainer:
     # ------------------------------------------------------------------------------------- what happens between steps
 
     def _after_synchronisation(self, report: SyncReport) -> None:
-        for message in report.warnings:
-            self._warn(message)
         self.emit(
             SyncEvent(
                 step=self.position.step,
@@ -293,60 +293,57 @@ class Trainer:
         """All members hold the same weights here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.grown(self.plan)
         live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
-        if live and live != self.position.batch_sizes:
-            self._membership_changed(live)
-        interval = self.profile.evaluation.eval_interval
-        last = self.position.step >= self.total_steps
-        if interval and self.position.step >= self.position.next_evaluation and not last:
-            self.position.next_evaluation = (self.position.step // interval + 1) * interval
-            with self.strategy.consensus():
-                synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
-                self._evaluate([split for split in self.task.evaluation if split == "validation"])
+        if live:  # who is gone is told by who knows why, and who has come by itself
+            self.position.batch_sizes = live
+        self._evaluate_if_due()
         if self.exchange.anchor_wanted:
             with self.strategy.consensus():
                 self.exchange.publish_anchor(self._anchor())
 
-    def _membership_changed(self, live: dict[int, int]) -> None:
-        for rank in sorted(set(live) - set(self.position.batch_sizes)):  # who is gone is told by who knows why
-            if self.rank == min(live):
-                name, message = self.plan.seats[rank].name, f"at step {self.position.step}"
-                self.emit(MemberEvent(member=rank, status="joined", name=name, message=message))
-        self.position.batch_sizes = live
+    def _evaluate_if_due(self) -> None:
+        interval = self.profile.evaluation.eval_interval
+        last = self.position.step >= self.total_steps
+        if interval and self.position.step >= self.position.next_evaluation and not last:
+            with self.strategy.consensus():
+                synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
+                if self._evaluate([split for split in self.task.evaluation if split == "validation"]):
+                    self.position.next_evaluation = (self.position.step // interval + 1) * interval
+                    self.position.cut_short = 0
+                else:
+                    self.position.cut_short += 1
 
-    def _evaluate(self, splits: list[str]) -> None:
+    def _evaluate(self, splits: list[str], again: int = 0) -> bool:
+        """Return whether it came to its end; no member stops meanwhile then."""
         for split in splits:
-            event = self.evaluator.evaluate(split, self.position.step, self.strategy.members)
+            heeds = self.position.cut_short < MOST_CUT_SHORT
+            members = {rank: self.position.batch_sizes.get(rank, 1) for rank in self.strategy.members}
+            event = self.evaluator.evaluate(split, self.position.step, members, again, heeds)
+            if event is None:
+                return False
             if self.rank == min(self.strategy.members):
                 self.emit(event)
-            if split == "validation" and self.position.step:
-                self._note_result(event)
+            if split == "validation" and 0 < self.position.step < self.total_steps and not self.stopping.should_stop:
+                self.stopping.note(event.metrics.get(self.task.monitor), event.step, self.model)
+                if self.stopping.should_stop and self.rank == min(self.strategy.members):
+                    self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.verdict}")
+        return True
 
-    def _note_result(self, event: EvaluationEvent) -> None:
-        value = event.metrics.get(self.task.monitor)
-        if value is not None and self.stopping.update(value, event.step) and self.stopping.patience:
-            self.position.best = flatten(self.parameters, torch.device("cpu"))
-        if self.stopping.should_stop and self.rank == min(self.strategy.members):
-            self._warn(
-                f"early stop at step {event.step}: {self.task.monitor} was best at step {self.stopping.best_step} "
-                f"({self.stopping.best:.4g})"
-            )
-
-    def _obey(self, at_sync: bool) -> Ending | None:
-        """Carry out the commands whose step has come."""
-        for command in self.control.due(self.position.step, at_sync):
-            if command.command == "pause":
-                self.emit(RunEvent(status="paused", message=command.reason))
-                command = self.control.wait_for(lambda c: c.command in ("resume", "stop"))
-                if command.command == "resume":
+    def _obey(self, at_sync: bool, finishing: bool = False) -> Ending | None:
+        """Carry out the commands whose step has come; what comes after the last step counts as one more."""
+        while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
+            match command.command:
+                case "pause":
+                    self.emit(RunEvent(status="paused", message=command.reason))
+                case "resume":
                     self.emit(RunEvent(status="running", total_steps=self.total_steps))
-            if command.command == "snapshot":
-                self._snapshot()
-            if command.command == "stop":
-                return self._stop(command)
+                case "snapshot":
+                    self._snapshot()
+                case "stop":
+                    return self._stop(command)
         return None
 
     def _stop(self, command: Command) -> Ending:
-        if command.snapshot:
+        if command.snapshot and self.position.step:
             self._snapshot()
         self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
         return Ending.STOPPED
@@ -367,23 +364,30 @@ class Trainer:
             )
         start = time.monotonic()
         tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
-        state = {**self.position.state(), "strategy": self.strategy.state()}
+        state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
+        state["most"] = self.backward.most
         snapshot = self.state.snapshot(self.position.step, tensors, state)
         path, size = self.store.save(snapshot, self.plan.hash())
         relative = str(path.relative_to(self.run_dir))
-        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=time.monotonic() - start))
+        live, seconds = tuple(self.position.batch_sizes), time.monotonic() - start
+        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds, live=live))
 
     def _restore(self, snapshot: Snapshot) -> None:
+        check_unchanged(snapshot.state.get("data"), self.data, "the run began with")
         self.state.restore(snapshot)
+        self.backward.most = int(snapshot.state.get("most", 0))
         self.position.load(snapshot.state, snapshot.tensors)
+        self.position.cut_short = 0  # by the stop before this start
         self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
 
     def _anchor(self) -> Anchor:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
-        return self.state.anchor(tensors, {**self.position.state(), "strategy": self.strategy.newcomer_state()})
+        state = {**self.position.state(), "strategy": self.strategy.newcomer_state(), "data": self.data.model_dump()}
+        return self.state.anchor(tensors, state)
 
     def _join(self, anchor: Anchor) -> None:
         state: dict[str, Any] = dict(anchor.state)
+        check_unchanged(state.get("data"), self.data, "the others have")
         self.state.adopt(anchor)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, anchor.tensors)

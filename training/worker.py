@@ -51,15 +51,19 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
 
         return SoloExchange()
     if plan.engine == "torch":
+        from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup
 
-        interface = plan.seats[rank].interface
-        return TorchGroup.connect(address, rank, plan.world_size, device, interface, START_DEADLINE, plan.run_id)
+        token, interface = read_token(secrets / f"member-{rank}"), plan.seats[rank].interface
+        beside = [one.rank for one in plan.members if one.local] if plan.seats[rank].local else []
+        return TorchGroup.connect(
+            address, token, rank, plan.world_size, device, interface, START_DEADLINE, plan.run_id, beside
+        )
     from training.exchange.member import HubMember
 
-    name = plan.seats[rank].name
+    seat, certificates = plan.seats[rank], secrets / f"member-{rank}"
     return HubMember.connect(
-        address, secrets / f"member-{rank}", plan.run_id, rank, plan.world_size, name, START_DEADLINE
+        address, certificates, plan.run_id, rank, plan.world_size, seat.name, START_DEADLINE, seat.local
     )
 
 
@@ -108,28 +112,33 @@ def _train(
 ) -> ExitCode:
     import torch
 
+    from training.cores import threads
     from training.exchange.base import ExchangeError
     from training.machine_load import machine_events
     from training.precision import select_device
     from training.trainer import Ending, Trainer
 
     member = plan.seats[rank]
-    if member.threads:
-        torch.set_num_threads(member.threads)
+    torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
     device = select_device(member.device, member.device_index)
-    with machine_events(emit, device, secrets):
+    with machine_events(emit, device, secrets, run_id=plan.run_id):
         task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
         exchange = connect(plan, rank, address(), secrets, device)
         try:
             ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
         except ExchangeError as error:
-            raise RunFailed(f"{member.name}: {error}", f"resume with --resume {plan.run_id}") from error
+            raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
         finally:
             exchange.close()
     if ending is Ending.STOPPED:
         return ExitCode.STOPPED
     emit(MemberEvent(status="done", name=member.name))
     return ExitCode.DONE
+
+
+def commands_to(emit: Emit) -> Control:
+    """Return what takes the commands to a worker, and gives its answers to ``emit``."""
+    return Control(lambda member: emit(_known(member)), emit)
 
 
 def _take_over_stdout() -> TextIO:
@@ -150,7 +159,7 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(_take_over_stdout(), arguments.rank)
-    laps, control = Laps(emit), Control(lambda member: emit(_known(member)))
+    laps, control = Laps(emit), commands_to(emit)
     gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
     try:

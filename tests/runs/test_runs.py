@@ -3,23 +3,25 @@ from __future__ import annotations
 import os
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_run_folder import make_plan
 
-from distributed.runs import (
+from profiles.errors import BadInput
+from training.run_folder import RunFolder
+from training.run_metadata import Status
+from training.runs import (
     RunSummary,
     compare,
     find_model,
     find_run,
     list_runs,
+    narrowed,
     remove_run,
     summarise,
     to_clean,
 )
-from profiles.errors import BadInput
-from training.run_folder import RunFolder
-from training.run_metadata import Status
 
 OLD, MIDDLE, NEW = "20260101-000000-aaaa", "20260201-000000-bbbb", "20260202-000000-bbcc"
 
@@ -47,6 +49,38 @@ def test_runs_are_listed_newest_first(output: Path) -> None:
     (output / "notes").mkdir()
     (output / "20260101-notes.txt").touch()
     assert ids(list_runs(output)) == [NEW, MIDDLE, OLD]
+
+
+@pytest.mark.parametrize(
+    ("wish", "found"),
+    [
+        ({"statuses": ["failed", "cancelled"]}, [MIDDLE]),
+        ({"profile": "demo"}, [MIDDLE, OLD]),
+        ({"profile": "demo", "statuses": ["completed"]}, [OLD]),
+        ({"since": "2026-02-01T12:00:00+00:00"}, [NEW]),
+        ({"since": "2d"}, []),
+        ({}, [NEW, MIDDLE, OLD]),
+    ],
+)
+def test_a_list_can_be_narrowed(output: Path, wish: dict[str, Any], found: list[str]) -> None:
+    days = {OLD: "2026-01-01", MIDDLE: "2026-02-01", NEW: "2026-02-02"}
+    for run in list_runs(output):
+        with RunFolder.take_over(run.path) as folder:
+            folder.update_metadata(start_time=f"{days[run.run_id]}T00:00:00+00:00")
+    assert ids(narrowed(list_runs(output), **wish)) == found
+
+
+@pytest.mark.parametrize(
+    "wish", [{"statuses": ["done"]}, {"since": "yesterday"}, {"since": "-3d"}, {"since": "infd"}, {"since": "999999d"}]
+)
+def test_a_list_is_not_narrowed_by_what_nobody_knows(output: Path, wish: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        narrowed(list_runs(output), **wish)
+
+
+def test_a_mistyped_status_removes_nothing_silently(output: Path) -> None:
+    with pytest.raises(BadInput, match="no status 'complete'"):
+        to_clean(list_runs(output), statuses=["complete"])
 
 
 def test_no_folder_means_no_runs(tmp_path: Path) -> None:

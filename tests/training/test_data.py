@@ -155,7 +155,24 @@ def test_impossible_shares_are_refused(shares: list[float]) -> None:
         shares_to_batch_sizes(shares, 4)
 
 
-@given(st.integers(0, 50), st.sets(st.integers(0, 9), min_size=1))
-def test_evaluation_slices_cover_the_set_once(n: int, members: set[int]) -> None:
-    covered = [i for rank in sorted(members) for i in evaluation_slice(n, list(members), rank)]
-    assert covered == list(range(n))
+@given(st.integers(0, 50), st.dictionaries(st.integers(0, 9), st.integers(1, 99), min_size=1))
+def test_evaluation_slices_cover_the_set_once_by_batch_size(n: int, members: dict[int, int]) -> None:
+    parts = {rank: evaluation_slice(n, members, rank) for rank in sorted(members)}
+    assert [i for part in parts.values() for i in part] == list(range(n))
+    assert all(abs(len(part) - n * members[rank] / sum(members.values())) < 1 for rank, part in parts.items())
+
+
+@given(samples, accumulations, groups)
+def test_with_drop_last_all_steps_are_full(n: int, accumulation: int, group: dict[int, int]) -> None:
+    schedule = SampleSchedule(n, seed=7, accumulation=accumulation, drop_last=True)
+    size = accumulation * sum(group.values())
+    if n < size:
+        with pytest.raises(BadInput, match=f"takes {size} samples, but there are {n}"):
+            schedule.step(Cursor(), group, min(group))
+        return
+    cursor, epochs = Cursor(), list[int]()
+    for _ in range(schedule.total_steps(group, 2)):
+        epochs.append(schedule.start(cursor, group).epoch)
+        batches, cursor = group_step(schedule, cursor, group)
+        assert sum(len(flat(batches[rank])) for rank in group) == size
+    assert epochs == [0] * (n // size) + [1] * (n // size)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from training.evaluation import EarlyStopping, add_sums
+from training.early_stopping import EarlyStopping
+from training.evaluation import add_sums
 
 
 def test_stops_after_patience_results_without_progress() -> None:
@@ -30,10 +31,10 @@ def test_patience_zero_never_stops() -> None:
 def test_state_survives_a_snapshot_even_without_a_result() -> None:
     stopping = EarlyStopping(patience=3, min_delta=0.0)
     copy = EarlyStopping(patience=3, min_delta=0.0)
-    copy.load(stopping.to_state())
+    copy.load(stopping.to_state(), {})
     assert copy == stopping
     stopping.update(0.5, 7)
-    copy.load(stopping.to_state())
+    copy.load(stopping.to_state(), {})
     assert copy == stopping
 
 

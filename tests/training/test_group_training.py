@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from group import Member, run_group, run_member
 from toy_task import ToyTask, toy_plan
 
 from training.control import Command, Control
-from training.events import StepEvent, SyncEvent, WarningEvent
+from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.hub import Hub, HubConfig
 from training.exchange.member import HubMember
@@ -245,6 +246,30 @@ def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Ser
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
 
 
+@pytest.mark.parametrize(("batch", "evaluated"), [(1, [5, 8, 12]), (11, [4, 8, 12])], ids=["between", "at the end"])
+def test_who_stops_during_an_evaluation_leaves_no_half_of_it(
+    tmp_path: Path, serve: Serve, batch: int, evaluated: list[int]
+) -> None:
+    plan = toy_plan(2, evaluation={"eval_interval": 4, "eval_batch_size": 1})
+    controls = {0: Control(), 1: Control()}
+
+    class Stopping(ToyTask):
+        count = itertools.count(1)
+
+        def evaluate(self, model: torch.nn.Module, samples: Any, generate: bool) -> dict[str, float]:
+            if next(self.count) == batch:
+                controls[1].post(Command(command="stop"))
+            return super().evaluate(model, samples, generate)
+
+    members = run_group(
+        plan, serve(plan), lambda rank: Stopping() if rank else ToyTask(), tmp_path, controls.__getitem__
+    )
+    check_no_errors(members)
+    assert {rank: member.ending for rank, member in members.items()} == {0: Ending.FINISHED, 1: Ending.STOPPED}
+    told = [e for e in members[0].events if isinstance(e, EvaluationEvent)]
+    assert [e.step for e in told] == evaluated and {e.samples for e in told} == {10}
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
 def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Path, serve: Serve, strategy: str) -> None:
     plan = toy_plan(2, training={"max_steps": 300}, strategy={"strategy": strategy, "sync_interval": 5})
@@ -292,3 +317,29 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
     assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 300
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
     assert torch.equal(weights(members[0]), weights(back[1]))
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+def test_a_member_without_a_sample_takes_part_under_loss_scaling(tmp_path: Path, serve: Serve, strategy: str) -> None:
+    plan = toy_plan(
+        2,
+        training={"max_steps": 0, "epochs": 1, "mixed_precision": "fp16"},
+        run={"shares": "3,1"},
+        strategy={"strategy": strategy, "sync_interval": 2},
+    )
+    members = run_group(plan, serve(plan), lambda _: ToyTask(samples=10), tmp_path)
+    check_no_errors(members)
+    assert min(e.samples for e in members[1].events if isinstance(e, StepEvent)) == 0
+    assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+def test_early_stopping_ends_a_group(tmp_path: Path, serve: Serve) -> None:
+    plan = toy_plan(
+        2,
+        training={"max_steps": 200, "learning_rate": 1.0, "max_grad_norm": 0, "lr_schedule": "constant"},
+        evaluation={"eval_interval": 2, "early_stopping_patience": 2},
+    )
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    assert members[0].trainer.position.step == members[1].trainer.position.step < 200
+    assert torch.equal(weights(members[0]), weights(members[1]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_task import ToyTask, toy_plan
 
-from profiles.errors import RunFailed
+from profiles.errors import BadInput, RunFailed
 from training.control import Command, Control
 from training.events import EvaluationEvent, SnapshotEvent, StepEvent, WarningEvent, _Event
 from training.exchange.solo import SoloExchange
@@ -173,15 +173,33 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) ->
     assert trainer.store.verified_steps().steps == [8, 4]  # and written anew when its step came again
 
 
-def test_pausing_waits_for_resume(tmp_path: Path) -> None:
-    control = Control()
-    control.post(Command(command="pause", at_step=3))
-    control.post(Command(command="resume", at_step=10_000))
-    _, events = train(toy_plan(), tmp_path, control=control)
-    kinds = [(e.kind, getattr(e, "status", "")) for e in events]
-    paused = kinds.index(("run", "paused"))
-    assert kinds[paused + 1] == ("run", "running")
-    assert len(steps(events)) == 12
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [(True, "all 2 snapshots .* are damaged: .*state.safetensors"), (False, "no member has a snapshot")],
+)
+def test_a_resume_without_a_sound_snapshot_is_refused(tmp_path: Path, damaged: bool, message: str) -> None:
+    train(toy_plan(snapshot={"snapshot_interval": 4 if damaged else 0}), tmp_path)
+    for file in tmp_path.glob("checkpoints/*/*/state.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BadInput, match=message) as caught:
+        train(toy_plan(resume=True), tmp_path)
+    assert "start a new run" in caught.value.hint
+    assert len(list(tmp_path.glob("checkpoints/*/step-*"))) == (2 if damaged else 0)  # nothing was overwritten
+
+
+def test_a_model_that_cannot_learn_is_refused_in_words(tmp_path: Path) -> None:
+    class Frozen(ToyTask):
+        def build_model(self) -> torch.nn.Module:
+            return super().build_model().requires_grad_(False)
+
+    class Detached(ToyTask):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            return super().loss(model, batch).detach()
+
+    with pytest.raises(BadInput, match="no weights to train"):
+        train(toy_plan(), tmp_path, Frozen())
+    with pytest.raises(RunFailed, match="depends on no weight that is trained"):
+        train(toy_plan(), tmp_path, Detached())
 
 
 def test_compute_and_wait_add_up_to_the_step(tmp_path: Path) -> None:

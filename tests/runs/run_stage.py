@@ -1,0 +1,80 @@
+"""A run at the seam of its workers: scripted ones, in this process."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from profiles.resolve import profile_from_options
+from training.events import Event, MemberEvent, to_line
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
+from training.run_folder import RunFolder
+
+
+class Script:
+    """A worker or a hub that says what it is told to say."""
+
+    pid = 0
+    end_reason = ""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._code = 0
+        self.sent: list[dict[str, Any]] = []
+        self.signals: list[int] = []
+
+    def say(self, event: Event) -> None:
+        self._lines.put(to_line(event).encode())
+
+    def end(self, code: int, reason: str = "") -> None:
+        self._code, self.end_reason = code, reason
+        self._lines.put(None)
+
+    def lines(self) -> Iterator[bytes]:
+        return iter(self._lines.get, None)
+
+    def exit_code(self) -> int:
+        return self._code
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+        self.end(-number)
+
+    def stop(self) -> None:
+        self._lines.put(None)
+
+
+class Stage:
+    """A run of scripted workers; what they say is merged by :meth:`take`."""
+
+    def __init__(self, folder: Path, workers: int = 3) -> None:
+        options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce", "engine": "hub"}
+        plan = plan_local_run(profile_from_options("scripted", options), workers)
+        self.workers = [Script() for _ in range(workers)]
+        self.hub = Script()
+        self.hub._lines.put(json.dumps({"port": 1}).encode())
+        self.events: list[Event] = []
+        self.folder = RunFolder.create(folder, plan, ["test"])
+        self.run = LocalRun(plan, self.folder, self.events.append, self._worker, start_hub=lambda config, log: self.hub)
+        self.run.start()
+
+    def _worker(self, rank: int, log: BinaryIO) -> Script:
+        return self.workers[rank]
+
+    def take(self, source: int, event: Event) -> None:
+        """Merge one event of a worker, or of the hub: -1."""
+        self.run._take(source, to_line(event).encode())
+
+    def ends(self, rank: int, code: int, reason: str = "") -> None:
+        self.workers[rank].end(code, reason)
+        self.run._ended(rank)
+
+    def told(self, rank: int) -> list[tuple[str, str]]:
+        return [(e.status, e.message) for e in self.events if isinstance(e, MemberEvent) and e.member == rank]

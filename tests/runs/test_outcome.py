@@ -1,0 +1,252 @@
+"""How an attempt ends: what is written into the run folder, and that nobody removes a folder that holds snapshots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.report import Ended, completed_lines, failure_hint
+from app.run_state import RunState, reduce_events
+from distributed.supervisor import supervise_folder
+from profiles.errors import BadInput, ExitCode
+from profiles.resolve import profile_from_options
+from tests.runs.run_stage import Script
+from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.kept import NOT_THIS_RUN
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
+from training.outcome import LocalOutcome, Tally, write_end
+from training.run_folder import RunFolder
+from training.run_removal import remove_run_folder, remove_unused
+from training.runs import summarise
+from training.simulation import _failure
+
+
+def new_folder(output: Path) -> RunFolder:
+    options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce"}
+    plan = plan_local_run(profile_from_options("scripted", options), 1)
+    return RunFolder.create(output, plan, ["test"])
+
+
+def attempt(folder: RunFolder, said: list[Event], code: int) -> LocalOutcome:
+    """Carry out one attempt of a worker that says and does what it is told."""
+    worker = Script()
+    for event in said:
+        worker.say(event)
+    worker.end(code)
+    with folder:
+        run = LocalRun(folder.plan(), folder, lambda event: None, lambda rank, log: worker)
+        run.start()
+        return run.wait()
+
+
+def step(number: int, time: float) -> StepEvent:
+    return StepEvent(
+        time=time, member=0, step=number, epoch=0.1, loss=1.0, learning_rate=0.1, samples=10, weight=10.0,
+        compute=1.0, wait=0.0, transfer=0.0,
+    )  # fmt: skip
+
+
+def snapshot_in(folder: RunFolder, number: int) -> Path:
+    place = folder.checkpoints / "member-0" / f"step-{number:08d}"
+    place.mkdir(parents=True)
+    (place / "state.safetensors").write_bytes(b"weights")
+    return place
+
+
+def interrupted(output: Path, status: str) -> tuple[Path, Path]:
+    """A run with a snapshot that ended with ``status`` or was killed (``running``); its folder and the snapshot."""
+    folder = new_folder(output)
+    kept = snapshot_in(folder, 20)
+    said = [RunEvent(status="running"), step(20, 1.0)]
+    if status == "failed":
+        attempt(folder, [*said, ErrorEvent(message="broken")], 1)
+    else:
+        with folder:
+            folder.update_metadata(status=status)
+    return folder.path, kept
+
+
+@pytest.mark.parametrize("code", [ExitCode.BAD_INPUT, ExitCode.NOT_READY, ExitCode.RUN_FAILED])
+@pytest.mark.parametrize("status", ["failed", "running", "paused"])
+def test_a_resume_that_does_not_begin_leaves_the_run_as_it_was(tmp_path: Path, status: str, code: ExitCode) -> None:
+    path, kept = interrupted(tmp_path, status)
+    before = RunFolder.open(path).metadata
+    again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])
+    outcome = attempt(again, [ErrorEvent(member=0, message="no data", exit_code=int(code))], int(code))
+    assert (outcome.status, outcome.message) == ("failed", "no data")
+    assert [event.status for event in again.events() if isinstance(event, RunEvent)][-2:] == ["starting", "failed"]
+    assert kept.is_dir()
+    assert RunFolder.open(path).metadata == before
+    RunFolder.resume(path, again.plan(), []).close()
+
+
+def test_a_run_that_begins_again_ends_as_the_newest_attempt_did(tmp_path: Path) -> None:
+    path, _ = interrupted(tmp_path, "failed")
+    again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])
+    attempt(again, [RunEvent(status="running"), step(21, 5.0)], 0)
+    metadata = RunFolder.open(path).metadata
+    assert (metadata.status, metadata.attempt, metadata.error_message) == ("completed", 2, "")
+
+
+def test_a_start_that_is_killed_keeps_what_the_run_was_for_the_next_one(tmp_path: Path) -> None:
+    path, _ = interrupted(tmp_path, "failed")
+    before = RunFolder.open(path).metadata
+    for _ in range(2):  # the first process dies before it can write anything down
+        again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])
+        assert summarise(path).status == "starting"
+        again.close()
+        assert summarise(path).status == "failed"
+    with RunFolder.take_over(path) as held:
+        write_end(held, held.append, "failed", ExitCode.BAD_INPUT, "no data")
+    assert RunFolder.open(path).metadata == before
+
+
+def test_bad_input_removes_the_folder_of_a_new_run(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    attempt(folder, [ErrorEvent(message="no data", exit_code=2)], 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_after_the_first_steps_removes_nothing(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.update_metadata(status="running")
+        write_end(folder, folder.append, "failed", ExitCode.BAD_INPUT, "no data")
+    assert RunFolder.open(folder.path).metadata.status == "failed"
+
+
+@pytest.mark.parametrize("where", ["here", "on another machine"])
+def test_a_folder_with_snapshots_is_removed_only_when_that_is_asked_for(tmp_path: Path, where: str) -> None:
+    with new_folder(tmp_path) as folder:
+        if where == "here":
+            snapshot_in(folder, 3)
+        else:
+            folder.append(SnapshotEvent(step=3, path="checkpoints/member-1/step-00000003", bytes=9, seconds=0.1))
+    assert not remove_unused(folder.path)
+    assert folder.path.is_dir()
+    remove_run_folder(folder.path)
+    assert not folder.path.exists()
+
+
+def test_figures_are_of_all_attempts(tmp_path: Path) -> None:
+    tally = Tally()
+    for event in [
+        RunEvent(time=100.0, status="starting"),
+        RunEvent(time=103.0, status="running"),
+        *(step(number, 103.0 + number) for number in range(1, 8)),
+        RunEvent(time=110.0, status="cancelled"),
+        RunEvent(time=5000.0, status="starting"),  # it does not begin: neither its time nor its end counts
+        RunEvent(time=5060.0, status="cancelled"),
+        RunEvent(time=9000.0, status="starting"),
+        RunEvent(time=9002.0, status="running", details={"step": 5}),
+        *(step(number, 9002.0 + number) for number in range(6, 11)),
+        RunEvent(time=9030.0, status="completed"),
+    ]:
+        tally.note(event)
+    figures = tally.figures()
+    assert (figures["steps"], figures["samples"], figures["attempts"]) == (10, 120, 2)
+    assert figures["seconds"] == pytest.approx(40.0)
+    assert figures["samples_per_second"] == pytest.approx(3.0)
+
+
+ATTEMPTS = st.lists(
+    st.tuples(st.integers(0, 6), st.booleans(), st.floats(0, 1e6), st.floats(-1e5, 1e5)), min_size=1, max_size=6
+)
+
+
+@given(ATTEMPTS)
+def test_the_figures_are_the_sums_over_the_attempts_whatever_ends_them(
+    attempts: list[tuple[int, bool, float, float]],
+) -> None:
+    """Each attempt: steps of a second, whether its end was written down, the pause before it, the members' clock."""
+    tally, now, seconds, steps = Tally(), 0.0, 0.0, 0
+    for made, ended, pause, skew in attempts:
+        now += pause
+        tally.note(RunEvent(time=now, status="starting"))
+        for number in range(1, made + 1):
+            tally.note(step(steps + number, now + skew + number))
+        now += made
+        steps += made
+        seconds += made  # ended or killed: its steps took so long
+        if ended:
+            tally.note(RunEvent(time=now, status="cancelled"))
+    figures = tally.figures()
+    assert (figures["steps"], figures["samples"]) == (steps, 10 * steps)
+    assert figures["seconds"] == pytest.approx(seconds, abs=1e-3)
+    assert figures["attempts"] == sum(made > 0 for made, *_ in attempts)
+    assert tally.figures() == figures
+
+
+def test_the_time_of_a_killed_attempt_is_that_of_its_steps(tmp_path: Path) -> None:
+    tally = Tally()
+    said = [RunEvent(time=100.0, status="starting"), *(step(n, 7000.0 + n) for n in (1, 2, 3))]  # another clock
+    for event in [
+        *said,
+        RunEvent(time=200.0, status="starting"),
+        step(4, 7200.0),
+        RunEvent(time=207.0, status="failed"),
+    ]:
+        tally.note(event)
+    assert tally.figures()["seconds"] == pytest.approx(3.0 + 7.0)
+
+
+def test_metrics_of_a_resumed_run_count_both_attempts(tmp_path: Path) -> None:
+    path, _ = interrupted(tmp_path, "failed")
+    again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])
+    outcome = attempt(again, [RunEvent(status="running", details={"step": 20}), step(21, 5.0)], 0)
+    written = json.loads((path / "metrics.json").read_text())
+    assert outcome.metrics["samples"] == written["samples"] == 20
+    assert written["attempts"] == 2
+
+
+@pytest.mark.parametrize(("kept", "told"), [(5, ["15 steps are made again"]), (20, [])])
+def test_a_resume_tells_how_many_steps_it_makes_again(tmp_path: Path, kept: int, told: list[str]) -> None:
+    path, _ = interrupted(tmp_path, "failed")
+    again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])
+    attempt(again, [RunEvent(status="running", details={"step": kept}), step(kept + 1, 5.0)], 0)
+    said = [event.message.rpartition(": ")[2] for event in again.events() if isinstance(event, WarningEvent)]
+    assert said == told
+
+
+def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.update_metadata(start_time="2026-11-20T10:00:00+00:00")
+        folder.finish("completed", {"steps": 40, "seconds": 40.0, "attempts": 2, "samples_per_second": 3.0})
+    summary, metadata = summarise(folder.path), RunFolder.open(folder.path).metadata
+    assert summary.seconds == 40.0
+    ended = Ended(folder.plan(), folder.path, "completed", ExitCode.DONE, "", "", metadata.metrics, RunState())
+    assert completed_lines(ended)[1] == "Done: 40 steps in 0:40 over 2 attempts, 3.0 samples/s over the whole run"
+
+
+@pytest.mark.parametrize(("hint", "goes_on"), [("look there", True), (f"{NOT_THIS_RUN}; it is damaged", False)])
+def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, goes_on: bool) -> None:
+    with new_folder(tmp_path) as folder:
+        state = reduce_events([SnapshotEvent(member=0, step=80, path="x", seconds=0.1, bytes=1, live=(0,))])
+        assert state.resume_step == 80
+        ended = Ended(folder.plan(), folder.path, "failed", ExitCode.BAD_INPUT, "m", hint, {}, state)
+        assert ("--resume" in failure_hint(ended)) is goes_on
+        (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
+        outcome = LocalOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)
+        assert ("fit(resume=" in _failure(outcome).hint) is goes_on
+
+
+def test_an_end_without_an_outcome_keeps_the_figures(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.append(RunEvent(status="starting"))
+        folder.update_metadata(status="running")
+        folder.append(step(7, 5.0))
+        write_end(folder, folder.append, "failed", BadInput.exit_code, "the disk is full")
+    assert RunFolder.open(folder.path).metadata.metrics["steps"] == 7
+
+
+def test_a_supervisor_that_cannot_begin_leaves_a_resumed_run_as_it_was(tmp_path: Path) -> None:
+    path, kept = interrupted(tmp_path, "failed")
+    before = RunFolder.open(path).metadata
+    RunFolder.resume(path, RunFolder.open(path).plan(), ["again"]).close()
+    assert supervise_folder(path) == ExitCode.BAD_INPUT  # its hosts file is gone
+    assert RunFolder.open(path).metadata == before
+    assert kept.is_dir()

@@ -1,0 +1,141 @@
+"""The end of a run before its work is done: asked for, agreed upon, waited for, and told."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import ExitCode
+from tests.runs.run_stage import Stage
+from training import stopping
+from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
+from training.stopping import Progress
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    with stage.folder:
+        yield stage
+        stage.run.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def step(number: int, seconds: float = 0.001) -> StepEvent:
+    return StepEvent(step=number, epoch=0, loss=1, learning_rate=1, samples=1, weight=1, compute=seconds, wait=0,
+                     transfer=0)  # fmt: skip
+
+
+def train(stage: Stage, *steps: int) -> None:
+    """Let each member take so many steps."""
+    stage.take(0, RunEvent(status="running"))
+    for rank, count in enumerate(steps):
+        for number in range(1, count + 1):
+            stage.take(rank, step(number))
+
+
+def words(stage: Stage, rank: int) -> list[tuple[str, int]]:
+    return [(said["command"], said.get("at_step", 0)) for said in stage.workers[rank].sent if "command" in said]
+
+
+def stop(stage: Stage) -> int:
+    """Ask for a stop; return the number of the order when all have been asked where they are."""
+    stage.run.request_stop("stopped by the user")
+    until(lambda: words(stage, 2) == [("meet", 0)])
+    return int(stage.workers[2].sent[-1]["order"])
+
+
+def test_all_stop_after_the_first_step_that_all_can_reach_and_it_is_said_what_is_kept(stage: Stage) -> None:
+    train(stage, 5, 6, 5)
+    order = stop(stage)
+    for rank, ahead in enumerate([6, 7, 6]):
+        assert words(stage, 0) == [("meet", 0)]
+        stage.take(rank, AnswerEvent(order=order, step=ahead))
+    assert [words(stage, rank)[1:] for rank in range(3)] == [[("stop", 7)]] * 3
+    for rank, last in enumerate([5, 6, 5]):
+        for number in range(last + 1, 8):
+            stage.take(rank, step(number))
+        stage.take(rank, SnapshotEvent(step=7, path="a", bytes=1, seconds=0.1, live=(0, 1, 2)))
+        stage.workers[rank].end(ExitCode.STOPPED)
+    outcome = stage.run.wait()
+    assert (outcome.exit_code, outcome.message) == (130, "the snapshot of step 7 is kept, 0 steps lost")
+    assert (outcome.metrics["kept_step"], outcome.metrics["lost_steps"]) == (7, 0)
+    assert stage.folder.metadata.error_message == outcome.message
+    assert not any(worker.signals for worker in stage.workers)
+
+
+def test_a_lost_member_is_not_waited_for(stage: Stage) -> None:
+    train(stage, 1, 1, 1)
+    order = stop(stage)
+    stage.take(0, AnswerEvent(order=order, step=2))
+    stage.take(2, AnswerEvent(order=order, step=2))
+    stage.take(-1, MemberEvent(member=1, status="lost", message="silent for 5 s"))
+    assert words(stage, 0)[1:] == [("stop", 2)]
+    stage.ends(0, ExitCode.STOPPED)
+    assert not stage.workers[1].signals
+    stage.ends(2, ExitCode.STOPPED)
+    assert stage.workers[1].signals == [signal.SIGKILL]  # nobody is left whom it could hold up
+
+
+def test_one_that_makes_no_progress_is_killed_and_the_loss_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "LEAST_PATIENCE", 0.05)
+    train(stage, 3, 3, 3)
+    stop(stage)
+    outcome = stage.run.wait()
+    assert all(worker.signals for worker in stage.workers)
+    assert outcome.message == "no snapshot is kept, 3 steps lost"
+
+
+def test_one_that_cannot_write_its_snapshot_says_why(stage: Stage) -> None:
+    train(stage, 1, 1, 1)
+    stop(stage)
+    stage.take(0, ErrorEvent(message="no space left on the disk"))
+    for worker in stage.workers:
+        worker.end(ExitCode.STOPPED)
+    outcome = stage.run.wait()
+    assert outcome.status == "cancelled"
+    assert outcome.message == "no snapshot is kept, 1 step lost; no space left on the disk"
+
+
+def test_before_the_first_step_nothing_is_waited_for(stage: Stage) -> None:
+    stage.run.request_stop("stopped by the user")
+    outcome = stage.run.wait()
+    assert (outcome.status, outcome.message) == ("cancelled", "no step was done, so there is nothing to keep")
+
+
+def test_a_run_that_comes_to_its_end_meanwhile_is_complete(stage: Stage) -> None:
+    train(stage, 1, 1, 1)
+    stop(stage)
+    for worker in stage.workers:
+        worker.end(ExitCode.DONE)
+    assert stage.run.wait().status == "completed"
+
+
+def test_only_steps_towards_the_end_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
+    progress = Progress()
+    progress.last_step = 5
+    now += 10
+    progress(step(5))
+    assert progress.silence == 0
+    now += 10
+    progress(step(6))
+    progress(SnapshotEvent(step=5, path="a", bytes=1, seconds=1))
+    assert progress.silence == 0
+    now += 10
+    progress(SnapshotEvent(step=5, path="a", bytes=1, seconds=1))
+    progress(step(7))
+    assert progress.silence == 10

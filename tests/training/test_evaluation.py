@@ -1,0 +1,91 @@
+"""What one member says of its share of an evaluation cannot break or stop the others'."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from profiles.schema import EvaluationSettings
+from tests.training.memory_exchange import RoomExchange, together
+from tests.training.toy_task import ToyTask
+from training.evaluation import Evaluator
+from training.events import EvaluationEvent
+from training.precision import Precision
+from training.samples import Samples
+
+CPU = torch.device("cpu")
+LIAR = 1
+
+
+def evaluator(member: RoomExchange, warnings: list[str]) -> Evaluator:
+    task = ToyTask()
+    task.prepare(lambda *_: None)
+    samples, settings = Samples(task, 0, CPU, 0.0, "here"), EvaluationSettings()
+    model, precision = task.build_model(), Precision(None, CPU)
+    return Evaluator(task, samples, model, member, settings, 4, precision, CPU, warn=warnings.append)
+
+
+def evaluated(lie: bytes, again: int = 0, heeds: bool = True) -> tuple[list[EvaluationEvent | None], list[str]]:
+    """Return what three members, of whom one says ``lie`` each time, have measured, and who was warned of what."""
+    warnings: list[str] = []
+
+    def body(member: RoomExchange) -> Any:
+        if member.rank == LIAR:
+            return [member.gather("a lie", lie) for _ in range(again + 1)]
+        own = evaluator(member, warnings)
+        tries = range(again + 1)
+        return [own.evaluate("validation", 7, {0: 4, 1: 4, 2: 4}, number, heeds) for number in tries][-1]
+
+    found = together(3, Whatever(body))[0]
+    return [found[0], found[2]], warnings
+
+
+class Whatever:
+    """Lets all operations of one number meet, whatever the liar calls them."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def __call__(self, member: RoomExchange) -> Any:
+        member._numbered = lambda name: f"x:{self._count(member)}"  # type: ignore[method-assign]
+        return self._body(member)
+
+    def _count(self, member: RoomExchange) -> int:
+        member.operations += 1
+        return member.operations
+
+
+def said(**sums: float) -> bytes:
+    return json.dumps({"loss_sum": 1.0, "weight": 3.0, "samples": 3.0} | sums).encode()
+
+
+LIES = {
+    "so that all weights make nothing": said(weight=-7.0),
+    "more samples than there are": said(samples=4.0),
+    "fewer than none": said(samples=-1.0),
+    "beyond all numbers": said(weight=1e299),
+    "no number": said(weight=float("nan")),
+    "no document": b"\xff",
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_impossible_figures_are_left_out_and_told(lie: bytes) -> None:
+    found, warnings = evaluated(lie)
+    for event in found:
+        assert event is not None and event.samples == 7 and event.loss is not None and event.loss > 0
+    assert warnings == ["member 1 told no possible figures of its part; the evaluation is without it"]
+
+
+def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
+    found, warnings = evaluated(said(loss_sum=float("nan")))
+    assert [event is not None and event.loss for event in found] == [None, None] and warnings == []
+
+
+def test_who_says_again_and_again_that_it_stops_is_not_heeded() -> None:
+    assert evaluated(b"null")[0] == [None, None]
+    for found, _ in (evaluated(b"null", again=1), evaluated(b"null", heeds=False)):
+        assert all(event is not None and event.samples >= 6 for event in found)

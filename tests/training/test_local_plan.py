@@ -1,0 +1,53 @@
+"""Workers of one machine: each gets a GPU of its own as far as there are enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiles.resolve import profile_from_options
+from training import local_plan
+from training.gpus import count_gpus
+from training.local_plan import plan_local_run
+
+SHARED = "3 workers share 2 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "indices"),
+    [
+        (0, "auto", [0, 0, 0]),
+        (3, "auto", [0, 1, 2]),
+        (8, "cuda", [0, 1, 2]),
+        (2, "cuda", [0, 1, 0]),
+        (2, "cpu", [0, 0, 0]),
+    ],
+)
+def test_workers_take_turns_over_the_gpus(
+    gpus: int, device: str, indices: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_plan, "count_gpus", lambda: gpus)
+    profile = profile_from_options("p", {"device": device})
+    plan = plan_local_run(profile, 3)
+    assert [member.device_index for member in plan.members] == indices
+    assert (SHARED in caplog.text) == (indices == [0, 1, 0])
+    assert [member.device_index for member in plan_local_run(profile, 3, here=False).members] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("GPU-a, GPU-b,GPU-c", 3), ("0,-1,1", 1)]
+)
+def test_only_visible_gpus_count(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == count
+
+
+def test_gpus_are_counted_by_the_drivers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert count_gpus() == 0
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: a)'\necho 'GPU 1: NVIDIA H200 (UUID: b)'\n")
+    program.chmod(0o755)
+    assert count_gpus() == 2

@@ -1,0 +1,59 @@
+"""What others use of a machine is told apart from what the run itself uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from training.other_load import OtherLoad, slows
+
+
+class Times(SimpleNamespace):
+    """Seconds of all processors, as the system counts them."""
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(vars(self).values())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Times:
+    times = Times(user=100.0, system=0.0, idle=900.0, iowait=0.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: Times(**vars(times)))
+    return times
+
+
+def test_what_the_run_uses_is_not_the_load_of_others(clock: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {1: 5.0}
+    monkeypatch.setattr(OtherLoad, "_own_seconds", lambda self: dict(own))
+    load = OtherLoad("run-1")
+    clock.user, clock.idle = 100.0 + 16.0, 900.0 + 4.0
+    own |= {1: 9.0, 2: 4.0}  # a second process of the run came meanwhile
+    assert load.share() == pytest.approx((16.0 - 8.0) / 20.0)
+    assert load.share() is None  # no time has passed
+
+
+def test_processes_of_the_run_are_known_by_its_id_or_its_parent() -> None:
+    sleep = "import time; print(flush=True); time.sleep(60)"
+    named = [sys.executable, "-c", sleep, "--plan", "output/20261121-013005-ab12-demo/plan.json"]
+    with subprocess.Popen(named, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            assert child.pid in OtherLoad("20261121-013005-ab12")._own_seconds()
+            assert child.pid not in OtherLoad("20261121-013005-ffff")._own_seconds()
+            assert os.getpid() in OtherLoad("20261121-013005-ffff")._own_seconds()
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("others", "busy", "told"), [(50, 100, True), (50, 60, False), (10, 100, False), (None, 100, False)]
+)
+def test_others_slow_a_run_where_no_processor_is_left(others: float | None, busy: float, told: bool) -> None:
+    assert slows(others, busy) is told

@@ -1,0 +1,40 @@
+"""Loss scaling where a member has no sample in a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from training.precision import Precision
+
+CPU = torch.device("cpu")
+
+
+def parts() -> tuple[Precision, nn.Parameter, torch.optim.Optimizer]:
+    weight = nn.Parameter(torch.ones(2))
+    return Precision(torch.float16, CPU), weight, torch.optim.SGD([weight], lr=1.0)
+
+
+@pytest.mark.parametrize(("max_norm", "norm"), [(1.0, 0.0), (0.0, None)])
+def test_a_step_without_any_gradient_changes_nothing(max_norm: float, norm: float | None) -> None:
+    precision, weight, optimizer = parts()
+    for has_sample in (False, True, False):
+        if has_sample:
+            precision.scaler.scale(weight.sum()).backward()  # type: ignore[no-untyped-call]
+        found = precision.step(optimizer, [weight], max_norm)
+        assert has_sample or found == norm
+        optimizer.zero_grad()
+    assert float(weight.detach()[0]) == pytest.approx(1.0 - (0.5**0.5 if max_norm else 1.0), abs=1e-5)
+
+
+def test_gradients_of_the_others_do_for_a_member_that_never_had_a_loss() -> None:
+    precision, weight, optimizer = parts()
+    weight.grad = torch.full((2,), 0.25 * (precision.loss_scale or 1.0))
+    precision.step(optimizer, [weight], 0.0)
+    assert weight.tolist() == [0.75, 0.75]
+
+
+def test_there_is_a_loss_scale_only_with_fp16() -> None:
+    assert [Precision(kind, CPU).loss_scale for kind in (None, torch.bfloat16)] == [None, None]
+    assert Precision(torch.float16, CPU).loss_scale == 65536.0

@@ -1,0 +1,152 @@
+"""Members that hold other data are told before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from memory_exchange import together
+from test_random_data import RandomTask
+from test_trainer import train
+from toy_task import ToyTask, toy_plan
+
+from profiles.errors import BadInput
+from training.control import Command, Control
+from training.events import WarningEvent
+from training.same_data import check_same, check_unchanged, describe, difference
+from training.samples import Samples
+from training.trainer import Trainer
+
+
+def described(data: Any, warnings: list[str] | None = None) -> Any:
+    task = ToyTask()
+    task.prepare(lambda *_: None)
+    task.train = data
+    return describe(task, task.build_model(), Samples(task, 5), 5, (warnings if warnings is not None else []).append)
+
+
+def say(tasks: list[ToyTask], folder: Path) -> dict[int, Any]:
+    """What comes of members that start with these tasks."""
+    plan = toy_plan(len(tasks))
+
+    def start(exchange: Any) -> Any:
+        task = tasks[exchange.rank]
+        return Trainer(plan, exchange.rank, task, exchange, lambda event: None, Control(), folder).run()
+
+    for task in tasks:
+        task.prepare(lambda *_: None)
+    return together(len(tasks), start)[0]
+
+
+def test_another_length_is_named_with_the_machine_on_all_members(tmp_path: Path) -> None:
+    found = say([ToyTask(64), ToyTask(64), ToyTask(48)], tmp_path)
+    assert {type(error) for error in found.values()} == {BadInput}
+    assert {error.message for error in found.values()} == {
+        "worker-2 has not what worker-0 has: train has 48 samples instead of 64"
+    }
+
+
+def test_another_order_is_found(tmp_path: Path) -> None:
+    class Reversed(ToyTask):
+        def prepare(self, progress: Any) -> None:
+            super().prepare(progress)
+            self.train.reverse()
+
+    found = say([Reversed(), ToyTask()], tmp_path)
+    assert all("sample" in str(error) and "of train is another one" in str(error) for error in found.values())
+
+
+def test_random_augmentation_makes_no_difference(tmp_path: Path) -> None:
+    task = RandomTask()
+    task.prepare(lambda *_: None)
+    torch.manual_seed(1)
+    first = describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)
+    torch.manual_seed(2)
+    assert difference(first, describe(task, task.build_model(), Samples(task, 5), 5, lambda _: None)) == ""
+
+
+def test_data_that_cannot_be_seeded_are_told_and_not_refused() -> None:
+    class Own(list[Any]):
+        rng = np.random.default_rng()
+
+        def __getitem__(self, index: Any, /) -> Any:
+            return torch.full((3,), self.rng.random())
+
+    warnings: list[str] = []
+    one = described(Own(range(20)), warnings)
+    assert difference(one, described(Own(range(20)), warnings)) == ""
+    assert "cannot be repeated exactly" in warnings[0]
+
+
+SAMPLES = [
+    {
+        "sound": torch.sin(torch.arange(4000.0) * (i + 1)),
+        "image": torch.arange(300).add(i).to(torch.uint8),
+        "text": f"{i}",
+    }
+    for i in range(12)
+]
+
+
+@pytest.mark.parametrize("kind", ["sound", "image"])
+def test_rounding_of_another_system_is_forgiven(kind: str) -> None:
+    noise = {"sound": 1e-4 * torch.randn(4000), "image": torch.zeros(300, dtype=torch.uint8)}[kind]
+    noise[:10] += 1
+    noise[:10] *= noise.dtype != torch.float32
+    other = [{**sample, kind: sample[kind] + noise} for sample in SAMPLES]
+    assert difference(described(SAMPLES), described(other)) == ""
+
+
+@pytest.mark.parametrize("change", [{"text": "another"}, {"image": torch.zeros(300, dtype=torch.uint8)}, {"label": 3}])
+def test_other_content_is_found(change: dict[str, Any]) -> None:
+    other = [{**sample, **change} for sample in SAMPLES]
+    assert "of train is another one" in difference(described(SAMPLES), described(other))
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    control = Control()
+    control.post(Command(command="stop", at_step=4))
+    train(toy_plan(), tmp_path, ToyTask(48), control)
+    with pytest.raises(BadInput, match="has not what the run began with: train has 40 samples instead of 48"):
+        train(toy_plan(resume=True), tmp_path, ToyTask(40))
+
+
+def test_a_newcomer_with_other_data_is_refused() -> None:
+    with pytest.raises(BadInput, match="has not what the others have: train has 11 samples instead of 12"):
+        check_unchanged(described(SAMPLES).model_dump(), described(SAMPLES[:11]), "the others have")
+
+
+class Frozen(ToyTask):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self._value = value
+
+    def build_model(self) -> torch.nn.Module:
+        model: Any = super().build_model()
+        torch.nn.init.constant_(model[0].weight, self._value).requires_grad_(False)
+        return model  # type: ignore[no-any-return]  # a Sequential
+
+
+def test_other_frozen_weights_are_found(tmp_path: Path) -> None:
+    found = say([Frozen(1.0), Frozen(1.001)], tmp_path)
+    assert all("the model has other frozen weights" in str(error) for error in found.values())
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"splits": {"train": 3}}', b"\xff", b"[" * 100_000])
+def test_what_nobody_understands_is_named_and_breaks_nobody(said: bytes) -> None:
+    def start(exchange: Any) -> None:
+        if exchange.rank == 1:
+            exchange.gather("start/data", said)
+        else:
+            check_same(described(SAMPLES), exchange, lambda rank: f"machine-{rank}")
+
+    found = together(3, start)[0]
+    assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == ["machine-1 has not what machine-0 has"] * 2
+
+
+def test_ordinary_data_are_told_nothing_about(tmp_path: Path) -> None:
+    _, events = train(toy_plan(), tmp_path)
+    assert not [event for event in events if isinstance(event, WarningEvent)]

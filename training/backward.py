@@ -1,0 +1,106 @@
+"""The gradients of one step: micro-batch after micro-batch, as large as the memory allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from profiles.errors import RunFailed
+from training.batches import StepBatches, move
+from training.memory import does_not_fit, give_back, is_out_of_memory
+from training.precision import Precision
+from training.strategies.base import Strategy
+from training.tasks.base import Task
+
+Again = Callable[[int], StepBatches]
+"""``again(most)``: the step's batches with at most so many samples in each."""
+
+
+class Backward:
+    """Accumulates the gradients of the mean loss over one member's samples of a step.
+
+    Where memory runs out, the step begins anew with half the samples in a pass, and so do all further ones. The sum of
+    weighted losses is the same, so the gradients are, but for rounding and for layers that look at a whole batch.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, precision: Precision, device: torch.device) -> None:
+        self.most = 0
+        """Samples in one pass at most; 0: as many as the member's batch size says."""
+        self._task = task
+        self._model = model
+        self._precision = precision
+        self._device = device
+
+    def run(
+        self, batches: StepBatches, strategy: Strategy, again: Again, warn: Callable[[str], None]
+    ) -> tuple[StepBatches, list[torch.Tensor]]:
+        """Return the batches as they were passed, and their parts of the loss.
+
+        Raises:
+            RunFailed: a single sample does not fit into memory.
+        """
+        while (losses := self._passes(batches, strategy, warn)) is None:
+            give_back(self._device)
+            strategy.backward_again()
+            batches = again(self.most)
+        return batches, losses
+
+    def _passes(
+        self, batches: StepBatches, strategy: Strategy, warn: Callable[[str], None]
+    ) -> list[torch.Tensor] | None:
+        """Return the parts of the loss; ``None`` if they do not fit into memory so many at once."""
+        losses: list[torch.Tensor] = []
+        try:
+            for index in range(len(batches.micro_batches)):
+                if index == len(batches.micro_batches) - 1:
+                    strategy.last_backward()
+                losses.append(self._pass(batches, index))
+            return losses
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._halve(len(batches.indices[len(losses)]), error, warn)
+        self._model.zero_grad(set_to_none=True)  # and the traceback, which held the activations, is gone
+        return None
+
+    def _pass(self, batches: StepBatches, index: int) -> torch.Tensor:
+        with self._precision.autocast():
+            loss = self._task.loss(self._model, move(batches.micro_batches[index], self._device))
+        if not loss.requires_grad:
+            raise RunFailed(
+                "the loss depends on no weight that is trained, so nothing can be learned from it",
+                "compute it from the model's output, without detach(), item(), numpy() or no_grad()",
+            )
+        share = batches.weights[index] / batches.weight if batches.weight else 0.0
+        self._precision.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+        return loss.detach() * share
+
+    def _halve(self, size: int, error: Exception, warn: Callable[[str], None]) -> None:
+        if size == 1:
+            raise does_not_fit(error, self._device, self._task.name) from error
+        self.most = -(-size // 2)
+        warn(
+            f"{size} samples in one pass do not fit into memory: {self.most} at once from here on, in more passes; "
+            "the batch of a step stays as it is"
+        )
+
+
+def total_loss(losses: list[torch.Tensor], batches: StepBatches, who: str, step: int, kept: Callable[[], str]) -> float:
+    """Return the mean loss over this member's samples; ``kept`` says what is left where it is not finite.
+
+    Raises:
+        RunFailed: it is not finite.
+    """
+    total = float(torch.stack(losses).sum()) if losses else 0.0
+    if math.isfinite(total):
+        return total
+    bad = next((i for i, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
+    indices = ", ".join(map(str, batches.indices[bad][:8]))
+    raise RunFailed(
+        f"the loss of {who} is {float(losses[bad])} in step {step}, micro-batch {bad + 1} (training samples "
+        f"{indices}); {kept()}",
+        "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
+    )

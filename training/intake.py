@@ -1,0 +1,276 @@
+"""What hub and members say, on its way into a run: read with bounds, checked, and given the name of who said it.
+
+Members are known by their connection, and still not believed: a line that no member writes counts against whoever
+wrote it, and nobody speaks for another but the hub.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from training.bounded import harmless
+from training.events import (
+    AnswerEvent,
+    ErrorEvent,
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    TimingEvent,
+    UnknownEvent,
+    WarningEvent,
+    from_line,
+)
+from training.membership import Membership
+
+HUB = -1
+ROOM = 1 << 20
+"""Bytes of one source that may wait; beyond them its pipe, and so whoever writes into it, waits."""
+BUDGET = 512 << 20
+"""Bytes of one member's events that are kept, some 1.5 million steps; beyond them one line a second."""
+STRIKES = 10
+"""Lines that no member writes, within :data:`MEMORY` seconds, after which a member is not to be borne any more."""
+MEMORY = 600.0
+_QUIET = 60.0
+"""Seconds from one warning about a member to the next."""
+_AHEAD = 100_000
+"""Steps by which a member's first may be ahead of all that is known: others' lines may be on their way for a while."""
+_CLOCK = 86_400.0
+"""Seconds that a machine's clock may be wrong; beyond them the time of arrival says more."""
+_MOST_NAMES = 256
+"""Splits, metrics and parts of a start that one member may name: whoever shows the run keeps each of them."""
+_OF_ITSELF = ("started", "ready", "joined", "left", "done")
+
+
+class Inbox:
+    """Lines from several sources for one reader. Each source has room of its own and its turn: none delays another."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self._room = room
+        self._waiting: dict[int, deque[bytes | None]] = {}
+        self._sizes: dict[int, int] = {}
+        self._turns: deque[int] = deque()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, source: int, line: bytes | None) -> None:
+        """Add a line, or ``None``: the source has ended. Waits while a source's room is full."""
+        with self._changed:
+            self._changed.wait_for(lambda: line is None or self._closed or self._sizes.get(source, 0) < self._room)
+            if self._closed and line is not None:
+                return
+            waiting = self._waiting.setdefault(source, deque())
+            if not waiting:
+                self._turns.append(source)
+            waiting.append(line)
+            self._sizes[source] = self._sizes.get(source, 0) + len(line or b"")
+            self._changed.notify_all()
+
+    def take(self) -> tuple[int, bytes | None]:
+        """Wait for a line and return it; the sources take turns."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turns)
+            source = self._turns.popleft()
+            line = self._waiting[source].popleft()
+            self._sizes[source] -= len(line or b"")
+            if self._waiting[source]:
+                self._turns.append(source)
+            self._changed.notify_all()
+            return source, line
+
+    def close(self) -> None:
+        """Take in no more: who waits for room goes on, and what comes is let pass, up to the end of its source."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class _Speaker:
+    """What the intake knows of one source."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.names: set[str] = set()
+        self.kept = 0
+        self.last_kept: float | None = None
+        self.strikes: deque[float] = deque(maxlen=STRIKES)
+        self.warned = -_QUIET
+
+
+class Intake:
+    """The way of all lines into one run.
+
+    Args:
+        members: of the run; they say who has which name.
+        tell: takes a warning.
+        give_up: told of a member that is not to be borne any more, and why.
+    """
+
+    def __init__(
+        self, members: Membership, tell: Callable[[WarningEvent], None], give_up: Callable[[int, str], None]
+    ) -> None:
+        self._members = members
+        self._tell = tell
+        self._give_up = give_up
+        self._inbox = Inbox()
+        self._speakers: dict[int, _Speaker] = {}
+        self._step = 0
+        self.may_pause = False
+        """Whether the run was ever asked to pause."""
+
+    def note_earlier(self, event: Event) -> None:
+        """Take note of an event of an earlier attempt of the run."""
+        if isinstance(event, (StepEvent, SnapshotEvent)):
+            self._step = max(self._step, event.step)
+
+    def listen(self, source: int, lines: Iterable[bytes]) -> None:
+        """Read the lines of a member that starts, or of the hub, in a thread of their own until they end."""
+        self._speakers[source] = _Speaker()
+        threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
+
+    def _read(self, source: int, lines: Iterable[bytes]) -> None:
+        try:
+            for line in lines:
+                self._inbox.put(source, line)
+        except (ValueError, OSError):  # the stream was closed under us: the process is gone
+            pass
+        finally:  # whatever went wrong: who waits for this process must not wait for ever
+            self._inbox.put(source, None)
+
+    def take(self) -> tuple[int, bytes | None]:
+        """Wait for the next line, or the end, of some source."""
+        return self._inbox.take()
+
+    def close(self) -> None:
+        """Keep nothing more of what comes."""
+        self._inbox.close()
+
+    # ------------------------------------------------------------------------------------------------------ checks
+
+    def event(self, source: int, line: bytes) -> Event | None:
+        """Return what a line says, in the name of its source; nothing where no member, or no hub, says this."""
+        try:
+            return self._checked(source, line)
+        except ValueError as error:
+            self._blame(source, line, str(error))
+            return None
+
+    def _checked(self, source: int, line: bytes) -> Event:
+        event = from_line(line)
+        if abs(event.time - time.time()) > _CLOCK:
+            event = event.model_copy(update={"time": time.time()})
+        return self._of_hub(event) if source == HUB else self._of_member(source, event)
+
+    def _of_hub(self, event: Event) -> Event:
+        if isinstance(event, MemberEvent):
+            _check(event.member in range(len(self._members.plan.seats)), "a member that nobody knows")
+            assert event.member is not None
+            return event.model_copy(update={"name": self._members.name(event.member)})
+        _check(isinstance(event, (WarningEvent, ErrorEvent)), f"'{event.kind}' is not the hub's to say")
+        message = event.message if isinstance(event, (WarningEvent, ErrorEvent)) else ""
+        return WarningEvent(time=event.time, message=message)
+
+    def _of_member(self, rank: int, event: Event) -> Event:
+        speaker = self._speakers.setdefault(rank, _Speaker())
+        own: dict[str, object] = {"member": rank, "seq": None}
+        match event:
+            case RunEvent():
+                usual = event.status == "running" or (event.status == "paused" and self.may_pause)
+                _check(usual, f"'{event.status}' is not a member's to say")
+            case MemberEvent():
+                _check(event.member in (None, rank), "it speaks for another member")
+                _check(event.status in _OF_ITSELF, f"'{event.status}' is not a member's to say")
+                own["name"] = self._members.name(rank)
+            case StepEvent():
+                self._check_step(speaker, event.step)
+            case SyncEvent() | EvaluationEvent() | SnapshotEvent():
+                reached = self._newest() + _AHEAD if speaker.step is None else speaker.step
+                _check(event.step <= reached, f"step {event.step} has not been taken yet")
+            case AnswerEvent():
+                reached = self._newest() if speaker.step is None else speaker.step
+                _check(event.step <= reached + 1, f"step {event.step} is not the next")
+            case RequestEvent():
+                _check((event.action, event.outcome) == ("expect", "done"), "an answer that is not a member's to give")
+            case UnknownEvent():
+                raise ValueError(f"'{event.kind}' is no kind of event")
+            case _:
+                pass
+        names = speaker.names.union(_names(event))
+        _check(len(names) <= _MOST_NAMES, f"more than {_MOST_NAMES} different names")
+        speaker.names = names
+        return event.model_copy(update=own)
+
+    def _check_step(self, speaker: _Speaker, step: int) -> None:
+        """Steps follow one another; the first of a member may be anywhere near the others'."""
+        if speaker.step is None:
+            _check(step <= self._newest() + _AHEAD, f"step {step} is far beyond the others'")
+        else:
+            _check(step == speaker.step + 1, f"step {step} after step {speaker.step}")
+        most = self._members.plan.profile.training.max_steps
+        _check(not most or step <= most, f"step {step} of {most}")
+        speaker.step = step
+
+    def _newest(self) -> int:
+        speakers = tuple(self._speakers.values())  # another thread may let a newcomer in
+        return max(self._step, *(speaker.step or 0 for speaker in speakers))
+
+    # ------------------------------------------------------------------------------------------------------- blame
+
+    def _blame(self, source: int, line: bytes, reason: str) -> None:
+        speaker, now = self._speakers[source], time.monotonic()
+        speaker.strikes.append(now)
+        name = "the hub" if source == HUB else self._members.name(source)
+        if now - speaker.warned >= _QUIET:
+            speaker.warned = now
+            said = harmless(f"{name} has written what is not an event ({reason}): {line[:200]!r}", 500)
+            self._tell(WarningEvent(member=None if source == HUB else source, message=said))
+        if source != HUB and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
+            speaker.strikes.clear()
+            self._give_up(source, harmless(f"it has written {STRIKES} lines that are not events: {reason}", 300))
+
+    # ------------------------------------------------------------------------------------------------------ budget
+
+    def keeps(self, source: int, event: Event, size: int) -> bool:
+        """Whether an event of ``size`` bytes belongs into the run's log.
+
+        Beyond the budget only what decides something does, and of the rest one line a second.
+        """
+        speaker, now = self._speakers[source], time.monotonic()
+        within = speaker.kept + size <= BUDGET or source == HUB
+        if within or _decides(event):
+            speaker.kept += size
+            if speaker.kept > 2 * BUDGET and source != HUB:
+                self._give_up(source, f"it has written {speaker.kept >> 20} MiB of events")
+            return True
+        if speaker.last_kept is None:
+            said = f"{self._members.name(source)} has written {BUDGET >> 20} MiB of events"
+            self._tell(WarningEvent(member=source, message=f"{said}; one a second is kept from now on"))
+        elif now - speaker.last_kept < 1.0:
+            return False
+        speaker.last_kept = now
+        return True
+
+
+def _decides(event: Event) -> bool:
+    """Whether the rest of the run depends on an event, and not only a curve."""
+    return isinstance(event, (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent))
+
+
+def _names(event: Event) -> Iterator[str]:
+    """Yield the names in an event that a reader keeps something under."""
+    if isinstance(event, EvaluationEvent):
+        yield from (f"{event.split}/{metric}" for metric in ("", *event.metrics))
+    elif isinstance(event, TimingEvent):
+        yield event.part
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

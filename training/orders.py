@@ -1,0 +1,207 @@
+"""How all members of a run come to act after the same step. Pure: messages in, messages out; no clock, no thread.
+
+A member trains on while an order is under way to it, so that a step which is named from afar may be past when the order
+arrives. Therefore the members are asked first, and none goes beyond its answer until it knows the step::
+
+    run -> all       {"command": "meet", "order": 7}
+    member -> run    {"kind": "answer", "order": 7, "step": 41}      the first step after which it can act
+    run -> all       {"command": "stop", "order": 7, "at_step": 42}  the largest answer: nobody has passed it
+    member -> run    {"kind": "answer", "order": 7, "step": 42, "done": true}
+
+One member stops after its current step; several stop after the first one that all can reach. Orders are carried out
+one after the other; a stop does not wait for its turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from training.events import AnswerEvent
+from training.plan import MemberPlan
+
+OrderAction = Literal["stop", "snapshot", "pause", "resume"]
+
+
+class Command(BaseModel):
+    """One command to a worker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect"]
+    order: int = 0
+    """The order that it belongs to; 0: none, it concerns this member only."""
+    at_step: int = 0
+    """Act when this many steps are done, or at once if that is past."""
+    reason: str = ""
+    member: MemberPlan | None = None
+    """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
+    at_sync: bool = False
+    """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
+    snapshot: bool = True
+    """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
+
+
+class MemberOrders:
+    """A member's side: what it was told and has not done yet."""
+
+    def __init__(self) -> None:
+        self._ahead: int | None = None  # nobody has told this member yet where it starts
+        self._meeting = 0
+        self._paused = False
+        self._waiting: list[Command] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether the member may not begin a step now."""
+        return self._paused or self._meeting != 0
+
+    @property
+    def stop_is_near(self) -> bool:
+        """Whether the member stops before its next step, so that what it does until then is in vain."""
+        stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
+        return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
+
+    def hear(self, command: Command) -> AnswerEvent | None:
+        """Take a command; return what is to be answered."""
+        if command.command == "meet":
+            self._meeting = command.order
+            return None if self._ahead is None else AnswerEvent(order=command.order, step=self._ahead)
+        if command.order == self._meeting:
+            self._meeting = 0
+        if command.command == "resume" or (command.command == "stop" and not command.at_sync):
+            for other in [c for c in self._waiting if c.command == "pause"]:
+                self._waiting.remove(other)
+        if command.command == "stop" and not command.at_sync:
+            self._paused = False
+        self._waiting.append(command)
+        return None
+
+    def arrive(self, step: int) -> AnswerEvent | None:
+        """The member has done so many steps and may act here; return the answer that was asked for before it knew."""
+        first, self._ahead = self._ahead is None, step
+        return AnswerEvent(order=self._meeting, step=step) if first and self._meeting else None
+
+    def due(self, step: int, at_sync: bool) -> Command | None:
+        """Between two steps: take what is to be done there, a stop first. ``None``, and nothing holds: begin the next.
+
+        Args:
+            step: steps done, as :meth:`arrive` was told.
+            at_sync: whether all members hold the same weights.
+        """
+        ready = [c for c in self._waiting if c.at_step <= step and (at_sync or not c.at_sync)]
+        command = min(ready, key=lambda one: one.command != "stop", default=None)
+        if command is None:
+            self._ahead = step + (not self.holds)
+            return None
+        with contextlib.suppress(ValueError):  # a signal's handler has taken it out meanwhile
+            self._waiting.remove(command)
+        if command.command in ("pause", "resume"):
+            self._paused = command.command == "pause"
+        return command
+
+
+@dataclass
+class _Order:
+    number: int
+    action: OrderAction
+    words: dict[str, Any]
+    waits_for: set[int] = field(default_factory=set)
+    answers: dict[int, int] = field(default_factory=dict)
+    step: int | None = None
+    done: set[int] = field(default_factory=set)
+
+
+class GroupOrders:
+    """The run's side.
+
+    Args:
+        present: ranks of those who train at the moment; nobody else is waited for.
+        send: takes a message to every worker, those on their way in included: they act like all others then.
+        ended: takes the number of an order that all have carried out, and the step.
+        spread: steps that members may be apart at most. Whoever claims to be further ahead than that of the middle one
+            is not waited for: one member cannot put a stop off for ever.
+    """
+
+    def __init__(
+        self,
+        present: Callable[[], Collection[int]],
+        send: Callable[[dict[str, Any]], None],
+        ended: Callable[[int, int], None],
+        spread: float = math.inf,
+    ) -> None:
+        self._spread = spread
+        self._present, self._send, self._ended = present, send, ended
+        self._count = 0
+        self._queue: deque[_Order] = deque()
+        self._current: _Order | None = None
+
+    def give(self, action: OrderAction, **words: Any) -> int:
+        """Give an order and return its number; a stop takes the place of everything that was ordered before."""
+        self._count += 1
+        if action == "stop":
+            self._queue.clear()
+            self._current = None
+        self._queue.append(_Order(self._count, action, words))
+        self.look()
+        return self._count
+
+    def heard(self, rank: int, answer: AnswerEvent) -> None:
+        """Take a member's answer."""
+        order = self._current
+        if order is None or answer.order != order.number:
+            return
+        if answer.done:
+            order.done.add(rank)
+        else:
+            order.answers[rank] = answer.step
+        self.look()
+
+    def overdue(self, number: int) -> None:
+        """Wait no longer for answers; whoever is silent may be one step further than the others, which wait for it."""
+        order = self._current
+        if order is not None and order.number == number and order.step is None:
+            self._name_step(order, self._farthest(order) + 1)
+            self.look()
+
+    def look(self) -> None:
+        """Go on where nobody is waited for any more: call it when somebody has gone."""
+        while self._current is not None or self._queue:
+            order = self._current or self._begin(self._queue.popleft())
+            missing = order.waits_for & set(self._present())
+            if order.step is None:
+                if missing - order.answers.keys():
+                    return
+                self._name_step(order, self._farthest(order))
+            elif missing - order.done:
+                return
+            else:
+                self._current = None
+                if order.done:
+                    self._ended(order.number, order.step)
+
+    def _begin(self, order: _Order) -> _Order:
+        self._current = order
+        order.waits_for = set(self._present())
+        if order.action == "resume":  # all of them have paused after the same step
+            self._name_step(order, 0)
+        else:
+            self._send({"command": "meet", "order": order.number})
+        return order
+
+    def _farthest(self, order: _Order) -> int:
+        if not order.answers:
+            return 0
+        bound = statistics.median_low(order.answers.values()) + self._spread
+        return max(step for step in order.answers.values() if step <= bound)
+
+    def _name_step(self, order: _Order, step: int) -> None:
+        order.step = step
+        self._send({"command": order.action, "order": order.number, "at_step": step, **order.words})

@@ -1,0 +1,192 @@
+"""How an attempt of a run ends: its figures, and what is left in the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import ExitCode, MusterError, RunFailed
+from training.events import ErrorEvent, EvaluationEvent, Event, RunEvent, StepEvent
+from training.run_folder import RunFolder
+from training.run_metadata import FINAL, FinalStatus, RunMetadata
+from training.run_removal import remove_unused
+
+
+@dataclass(frozen=True)
+class LocalOutcome:
+    """How a local run ended."""
+
+    status: str
+    """``completed``, ``failed`` or ``cancelled``."""
+    run_dir: Path
+    metrics: dict[str, Any]
+    exit_code: ExitCode
+    message: str = ""
+    hint: str = ""
+
+
+@dataclass
+class _Attempt:
+    """What the events tell of one attempt."""
+
+    begun: float = 0.0
+    ended: float | None = None
+    samples: int = 0
+    first_steps: dict[int | None, float] = field(default_factory=dict)
+    """When each member began with its first step, by its own clock."""
+    longest: float = 0.0
+    """Seconds of the member that has trained for the longest."""
+
+    @property
+    def seconds(self) -> float:
+        """Of an attempt that was killed, the time of its steps: nobody wrote down when it ended."""
+        return max(0.0, self.ended - self.begun) if self.ended is not None else self.longest
+
+    def note(self, event: StepEvent) -> None:
+        first = self.first_steps.setdefault(event.member, event.time - event.compute - event.wait)
+        self.samples += event.samples
+        self.longest = max(self.longest, event.time - first)
+
+
+class Tally:
+    """The figures of a run over all its attempts, from its events in the order in which they were written.
+
+    An attempt that made no step counts for nothing; steps that are made again after a resume count as work.
+    """
+
+    def __init__(self) -> None:
+        self._attempts = [_Attempt()]
+        self._steps = 0
+        self.given_up = 0
+        """Steps after the snapshot that the newest attempt goes on from, which it makes again."""
+        self._before: dict[str, dict[str, float]] = {}
+        self._after: dict[str, dict[str, float]] = {}
+
+    def note(self, event: Event) -> None:
+        """Take one event in."""
+        if isinstance(event, StepEvent):
+            self._attempts[-1].note(event)
+            self._steps = max(self._steps, event.step)
+        elif isinstance(event, EvaluationEvent):
+            known = self._after if event.step else self._before
+            known[event.split] = dict(event.metrics)
+        elif isinstance(event, RunEvent) and event.status == "starting":
+            self._attempts.append(_Attempt(begun=event.time))
+        elif isinstance(event, RunEvent) and event.status in FINAL:
+            self._attempts[-1].ended = event.time
+        elif isinstance(event, RunEvent):
+            self._go_on_at(event.details.get("step"))
+
+    def _go_on_at(self, step: object) -> None:
+        """Steps after the snapshot that is resumed from are of a course that was given up."""
+        if isinstance(step, int):
+            self.given_up = max(0, self._steps - step)
+            self._steps = min(self._steps, step)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the metrics of a run that has ended; times in seconds."""
+        counted = [attempt for attempt in self._attempts if attempt.first_steps]
+        samples, seconds = sum(one.samples for one in counted), sum(one.seconds for one in counted)
+        return {
+            "before": self._before,
+            "after": self._after,
+            "steps": self._steps,
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": samples / seconds if seconds else 0.0,
+            "attempts": len(counted),
+        }
+
+
+def figures_of(folder: RunFolder) -> dict[str, Any]:
+    """Return the figures of a run from what its folder holds."""
+    tally = Tally()
+    for event in folder.events():
+        tally.note(event)
+    return tally.figures()
+
+
+def write_end(
+    folder: RunFolder,
+    record: Callable[[Event], object],
+    status: FinalStatus,
+    code: ExitCode,
+    message: str,
+    metrics: Callable[[], dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Write how an attempt ended into the folder of its run, which the caller holds; return the run's figures.
+
+    The events tell of the attempt. Where it never began to train, the metadata of a resumed run say again what they
+    said before; the folder of a new one, whose input cannot be used, is closed and removed.
+
+    Args:
+        record: writes an event of the run's end.
+        metrics: asked for the figures after that; default: from the folder's events.
+
+    Raises:
+        RunFailed: one of the files cannot be written.
+    """
+    begun = folder.metadata.status != "starting"
+    is_new = folder.metadata.earlier is None
+    if code == ExitCode.BAD_INPUT and is_new and not begun:
+        folder.close()
+        remove_unused(folder.path)
+        return {}
+    record(RunEvent(status=status, message=message))
+    if begun or is_new:
+        folder.finish(status, metrics() if metrics is not None else figures_of(folder), message)
+    else:
+        folder.put_back()
+    return folder.metadata.metrics
+
+
+@contextlib.contextmanager
+def noted_failure(folder: RunFolder) -> Iterator[None]:
+    """Leave the reason in the run folder when the run breaks in this process (a full disk, a fault of ours)."""
+    try:
+        yield
+    except Exception as error:  # whatever it is, the folder must say so; it is raised again
+        told = error if isinstance(error, MusterError) else RunFailed(str(error))
+        with contextlib.suppress(MusterError):
+            folder.append(ErrorEvent(message=told.message, hint=told.hint, exit_code=told.exit_code))
+            write_end(folder, folder.append, "failed", told.exit_code, told.message)
+        raise
+
+
+@dataclass
+class NewestAttempt:
+    """What the events tell of the newest attempt of a run; a resume that does not begin leaves the metadata alone."""
+
+    error: ErrorEvent | None = None
+    """The first one."""
+    end: RunEvent | None = None
+    began: bool = False
+
+    def note(self, event: Event) -> None:
+        """Take one event in."""
+        if isinstance(event, RunEvent):
+            if event.status == "starting":
+                self.error, self.began = None, False
+            self.began |= event.status == "running"
+            self.end = event if event.status in FINAL else None
+        elif isinstance(event, ErrorEvent) and self.error is None:
+            self.error = event
+
+    def ending(self, metadata: RunMetadata) -> tuple[str, str]:
+        """Return status and message: of the attempt's end or, where it was not written down, of the metadata."""
+        if self.end is None or (self.end.status == metadata.status and not self.end.message):
+            return metadata.status, metadata.error_message
+        return self.end.status, self.end.message
+
+    def exit_code(self, status: str) -> ExitCode:
+        """Return the exit code of an attempt that ended with ``status``."""
+        if status == "completed":
+            return ExitCode.DONE
+        if status == "cancelled":
+            return ExitCode.STOPPED
+        said = self.error.exit_code if self.error else ExitCode.RUN_FAILED
+        early = said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
+        return ExitCode(said) if early else ExitCode.RUN_FAILED

@@ -1,0 +1,213 @@
+"""Whether all members hold the same: lengths, tables and a few samples of every split, and the model's frozen weights.
+
+Members may run different systems, whose decoders and vector units round differently. So texts and whole numbers are
+compared by hash, and what is measured or decoded by mean, spread and a projection, which tell another sample apart and
+forgive the last digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
+
+from profiles.errors import BadInput
+from training.exchange.base import Exchange
+from training.samples import Samples
+from training.tasks.base import Task
+
+LOOKS = 8
+"""Samples of a split that are looked at."""
+_LEAVES = 64
+"""Values of one sample that are looked at."""
+_NUMBERS = 1 << 16
+"""Numbers of one value that are looked at."""
+_FROZEN = 1 << 10
+"""Numbers of one frozen weight that are looked at."""
+_SAME = "give every machine the same data set in the same order, and the same model"
+_CHANGES = "changes"
+"""Instead of a look: the sample is another one whenever it is read."""
+
+Leaf = str | tuple[str, float, float, float]
+"""A hash; or shape, mean, spread and projection."""
+Look = str | dict[str, Leaf]
+"""The leaves of a sample by place; or the kind of error that reading it raises."""
+
+
+class SplitDescription(BaseModel):
+    """What identifies one split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    samples: int
+    table: str
+    looks: dict[str, Look]
+
+
+class Description(BaseModel):
+    """What identifies the data of a task, and of its model what training does not make equal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    splits: dict[str, SplitDescription]
+    shapes: str
+    """Hash of the parameters' names and shapes."""
+    frozen: Leaf
+    """A look at the frozen weights."""
+
+
+def describe(task: Task, model: nn.Module, samples: Samples, seed: int, warn: Callable[[str], None]) -> Description:
+    """Look at the data of a task and at its model."""
+    found: dict[str, SplitDescription] = {}
+    for split in ["train", *sorted(task.evaluation)]:
+        size = len(task.train if split == "train" else task.evaluation[split])
+        chosen = np.random.default_rng([seed, size]).choice(size, min(size, LOOKS), replace=False).tolist()
+        looks = {str(index): _stable_look(samples, split, index) for index in sorted(chosen)}
+        if _CHANGES in looks.values():
+            warn(
+                f"samples of {split} differ whenever they are read, though torch, numpy and random are seeded; "
+                "the run cannot be repeated exactly: draw from these three, not from a generator of the data set's own"
+            )
+        found[split] = SplitDescription(samples=size, table=task.table(split), looks=looks)
+    parameters = dict(model.named_parameters())
+    shapes = [[name, *parameter.shape] for name, parameter in parameters.items()]
+    frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
+    look = _seen(torch.cat(frozen)) if frozen else ""
+    return Description(splits=found, shapes=_digest(json.dumps(shapes).encode()), frozen=look)
+
+
+def check_same(mine: Description, exchange: Exchange, names: Callable[[int], str]) -> None:
+    """Compare the data of all members.
+
+    Raises:
+        BadInput: they differ; the message names who differs from most others. The same on every member.
+    """
+    if exchange.engine == "solo":
+        return
+    said = exchange.gather("start/data", mine.model_dump_json().encode())
+    found = {rank: _read(said[rank]) for rank in sorted(said)}
+    alike = {rank: [other for other in found if not difference(found[rank], found[other])] for rank in found}
+    usual = max(found, key=lambda rank: (len(alike[rank]), -rank))
+    for rank in found:
+        if rank not in alike[usual]:
+            what = difference(found[usual], found[rank])
+            raise BadInput(f"{names(rank)} has not what {names(usual)} has: {what}", _SAME)
+
+
+def _read(payload: bytes) -> Description | None:
+    try:
+        return Description.model_validate_json(payload)
+    except ValidationError:
+        return None
+
+
+def check_unchanged(then: Any, mine: Description, whose: str) -> None:
+    """Compare with a description of earlier, or of those who train already: ``whose`` is "the others have".
+
+    Raises:
+        BadInput: they differ.
+    """
+    if then and (what := difference(Description.model_validate(then), mine)):
+        raise BadInput(f"this machine has not what {whose}: {what}", _SAME)
+
+
+def difference(one: Description | None, other: Description | None) -> str:
+    """Say how ``other`` differs from ``one``; empty if it does not. ``None`` is what cannot be understood."""
+    if one is None or other is None:
+        return "" if one is other else "what it says of its data cannot be understood"
+    if one.splits.keys() != other.splits.keys():
+        return f"splits {', '.join(other.splits)[:200]} instead of {', '.join(one.splits)[:200]}"
+    for split, a in one.splits.items():
+        b = other.splits[split]
+        if a.samples != b.samples:
+            return f"{split} has {b.samples} samples instead of {a.samples}"
+        for index in a.looks:
+            if not _alike(a.looks[index], b.looks.get(index, "")):
+                return f"sample {index} of {split} is another one"
+        if a.table != b.table:
+            return f"the table of {split} has other lines, or another order"
+    if one.shapes != other.shapes:
+        return "the model has other layers, or of another size"
+    return "" if _leaf_alike(one.frozen, other.frozen) else "the model has other frozen weights"
+
+
+def _stable_look(samples: Samples, split: str, index: int) -> Look:
+    first, second = (samples.probe(split, index, _look) for _ in range(2))
+    return first if _alike(first, second) else _CHANGES
+
+
+def _look(sample: Any) -> Look:
+    return {place: _seen(value) for place, value in itertools.islice(_leaves(sample, ""), _LEAVES)}
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a sample holds, with its place in it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{place}.{key}")
+    elif isinstance(value, (list, tuple)) and not all(type(part) in (int, float, bool) for part in value):
+        for number, part in enumerate(value):
+            yield from _leaves(part, f"{place}.{number}")
+    else:
+        yield place, value
+
+
+def _seen(value: Any) -> Leaf:
+    """A hash, or for what may be rounded its statistics."""
+    if isinstance(value, (str, bytes)):
+        return _digest(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().to("cpu")
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return type(value).__name__
+    if array.dtype.kind not in "biufc":
+        return type(value).__name__
+    shape = "x".join(map(str, array.shape))
+    flat = array.reshape(-1)[:: max(1, array.size // _NUMBERS)]
+    if array.dtype.kind in "fc" or (array.dtype.itemsize < 4 and array.dtype.kind != "b"):
+        return (shape, *_statistics(np.nan_to_num(np.abs(flat) if array.dtype.kind == "c" else flat)))
+    return f"{shape} {_digest(flat.astype(np.int64).tobytes())}"
+
+
+def _statistics(flat: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Return mean, spread, and the projection of the standardised numbers on fixed signs."""
+    if not flat.size:
+        return 0.0, 0.0, 0.0
+    numbers = np.clip(flat.astype(np.float64), -1e100, 1e100)
+    mean, spread = float(numbers.mean()), float(numbers.std())
+    signs = np.random.default_rng(0).integers(0, 2, numbers.size) * 2 - 1
+    standard = (numbers - mean) / spread if spread > 0 else np.zeros_like(numbers)
+    return mean, spread, float((standard * signs).sum() / math.sqrt(numbers.size))
+
+
+def _alike(one: Look, other: Look) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other or _CHANGES in (one, other)
+    return one.keys() == other.keys() and all(_leaf_alike(one[place], other[place]) for place in one)
+
+
+def _leaf_alike(one: Leaf, other: Leaf) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    (shape, mean, spread, sign), (other_shape, other_mean, other_spread, other_sign) = one, other
+    room = 0.02 * max(spread, other_spread) + 1e-4 * max(abs(mean), abs(other_mean)) + 1e-12
+    near = abs(mean - other_mean) <= room and abs(spread - other_spread) <= room and abs(sign - other_sign) <= 0.1
+    return near and shape == other_shape
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -1,0 +1,230 @@
+"""Orders to a run's members, the end of them all, and what is kept then. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
+from training.kept import kept_step, kept_text
+from training.membership import Membership
+from training.orders import GroupOrders, OrderAction
+
+ANSWER_WITHIN = 30.0
+"""Seconds to wait for a member's answer to an order: a connection may have to be made again."""
+LEAST_PATIENCE = 120.0
+"""Seconds without any sign of progress after which members that are to stop are called stuck, at least ..."""
+PATIENT_STEPS = 20
+"""... this many steps' time ..."""
+PATIENT_SNAPSHOTS = 10
+"""... and this many times what the longest snapshot took."""
+FIRST_STEP_PATIENCE = 900.0
+"""While no step has been measured: the first one may compile the model."""
+MOST_PATIENCE = 3600.0
+"""Whatever a member says of its pace."""
+FAILED_GRACE = 4.0
+"""Seconds that the others have to end when one has failed."""
+_LONGEST_END = 900.0
+_WINDOW = 16
+_MOST_INTERVALS = 20
+"""Synchronisations that a slow member may be behind the others."""
+_LOOK = 0.2
+
+
+class Conductor:
+    """Gives orders to all members, each after the same step. Any thread may call it, a signal's handler may not.
+
+    Args:
+        members: of the run.
+        answer_within: seconds for the members' answers.
+    """
+
+    def __init__(self, members: Membership, answer_within: float = ANSWER_WITHIN) -> None:
+        self._members = members
+        self._answer_within = answer_within
+        self.stop_step: float = math.inf
+        """The step after which all stop; infinite: nobody has named it."""
+        self._lock = threading.Lock()
+        spread = _MOST_INTERVALS * members.plan.profile.strategy.sync_interval
+        self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
+        self._ended: list[tuple[int, int]] = []
+        self._then: dict[int, Callable[[int], None]] = {}
+
+    def give(self, action: OrderAction, then: Callable[[int], None] | None = None, **words: Any) -> None:
+        """Give an order; ``then`` is called with the step when all have carried it out."""
+        with self._lock:
+            number = self._group.give(action, **words)
+            if then is not None:
+                self._then[number] = then
+        self._tell()
+
+    def heard(self, rank: int, answer: AnswerEvent) -> None:
+        """Take a member's answer."""
+        with self._lock:
+            self._group.heard(rank, answer)
+        self._tell()
+
+    def look(self) -> None:
+        """Somebody has gone, or is to be waited for no more."""
+        with self._lock:
+            self._group.look()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Call what waits for the end of an order, without the lock: it may give the next one."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+            calls = [(self._then.pop(number, None), step) for number, step in ended]
+        for then, step in calls:
+            if then is not None:
+                then(step)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._members.send(message)
+        if message["command"] == "stop":
+            self.stop_step = message["at_step"]
+        if message["command"] == "meet":
+            timer = threading.Timer(self._answer_within, self._overdue, (message["order"],))
+            timer.daemon = True
+            timer.start()
+
+    def _overdue(self, number: int) -> None:
+        with self._lock:
+            self._group.overdue(number)
+        self._tell()
+
+
+@dataclass
+class Progress:
+    """What a run's events tell of its pace and of its snapshots. Give it every event."""
+
+    newest_step: int = 0
+    last_step: float = math.inf
+    """Where all are to stop: whoever goes on beyond it makes no progress towards the end."""
+    _steps: dict[int, deque[float]] = field(default_factory=dict)
+    _snapshots: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    _longest_snapshot: float = 0.0
+    _sign: float = field(default_factory=time.monotonic)
+
+    def __call__(self, event: Event) -> None:
+        rank = -1 if event.member is None else event.member
+        match event:
+            case StepEvent():
+                self.newest_step = max(self.newest_step, event.step)
+                self._steps.setdefault(rank, deque(maxlen=_WINDOW)).append(event.compute + event.wait)
+                if event.step <= self.last_step:
+                    self.sign()
+            case SnapshotEvent():
+                if event.step > self._snapshots.get(rank, (-1,))[0]:
+                    self.sign()
+                self._snapshots[rank] = (event.step, event.live)
+                self._longest_snapshot = max(self._longest_snapshot, event.seconds)
+
+    def sign(self) -> None:
+        """Something went on."""
+        self._sign = time.monotonic()
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step: the median of each member's recent ones, of the slowest member."""
+        return max((statistics.median(tuple(steps)) for steps in tuple(self._steps.values())), default=None)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign after which a member that is to stop is stuck."""
+        if self.pace is None:
+            return FIRST_STEP_PATIENCE
+        usual = max(PATIENT_STEPS * self.pace, PATIENT_SNAPSHOTS * self._longest_snapshot)
+        return min(max(LEAST_PATIENCE, usual), MOST_PATIENCE)
+
+    @property
+    def time_to_end(self) -> float:
+        """Seconds, with some to spare, in which a member ends the step under way and writes a snapshot."""
+        return min(_LONGEST_END, 3 * ((self.pace or 0.0) + self._longest_snapshot))
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign."""
+        return time.monotonic() - self._sign
+
+    @property
+    def kept(self) -> int | None:
+        """The step from which the run can go on."""
+        return kept_step(self._snapshots)
+
+    @property
+    def metrics(self) -> dict[str, int | None]:
+        """What is kept at the end of a run that was stopped, as figures."""
+        return {"kept_step": self.kept, "lost_steps": max(0, self.newest_step - (self.kept or 0))}
+
+    @property
+    def last_words(self) -> str:
+        """What is kept at the end of a run that was stopped, as a sentence."""
+        return kept_text(self.kept, self.newest_step)
+
+
+class Stopping:
+    """The end of all members before their work is done. They have the time that they need: only who makes no progress
+    at all is killed.
+
+    Args:
+        members: of the run.
+        conductor: gives them orders.
+        progress: of the run.
+    """
+
+    def __init__(self, members: Membership, conductor: Conductor, progress: Progress) -> None:
+        self._members, self._conductor, self._progress = members, conductor, progress
+        self._over = threading.Event()
+        self.reason = ""
+        """Why all are to end; empty: they are not."""
+
+    def stop(self, reason: str, begun: bool) -> None:
+        """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it.
+
+        Args:
+            begun: whether there is something to keep.
+        """
+        if not self.reason:
+            self.reason = reason
+            _in_thread(self._stop if begun else self._members.kill)
+
+    def fail(self) -> None:
+        """End the others: one has failed. They write no snapshot, for their state may be what made it fail."""
+        if not self.reason:
+            self.reason = "another member failed"
+            self._members.send({"command": "stop", "reason": self.reason, "snapshot": False})
+            _in_thread(self._kill_soon)
+
+    def note_end(self) -> None:
+        """A member has ended."""
+        self._progress.sign()
+        self._conductor.look()
+        if self._members.only_guests() or (self.reason and not self._members.taking_part):
+            self._members.kill()
+
+    def over(self) -> None:
+        """Watch no more."""
+        self._over.set()
+
+    def _stop(self) -> None:
+        self._conductor.give("stop", reason=self.reason)
+        self._progress.sign()
+        while not self._over.wait(_LOOK):
+            self._progress.last_step = self._conductor.stop_step
+            if self._progress.silence > self._progress.patience:
+                return self._members.kill()
+
+    def _kill_soon(self) -> None:
+        if not self._over.wait(FAILED_GRACE):
+            self._members.kill()
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="stopping", daemon=True).start()
