@@ -41,6 +41,12 @@ class OptionSpec:
     """Any of ``gt``, ``ge``, ``lt``, ``le``."""
     advanced: bool
     """Not shown in forms unless asked for."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that read it; none: all of them."""
+
+    def is_read_by(self, task: str) -> bool:
+        """Whether the option has an effect on a task."""
+        return not self.tasks or task in self.tasks
 
     @property
     def limits(self) -> str:
@@ -51,9 +57,10 @@ class OptionSpec:
 
     @property
     def about(self) -> str:
-        """Help, unit and limits in one line."""
+        """Help, unit, limits and tasks in one line."""
         unit = f"in {self.unit}" if self.unit and self.unit not in self.help else ""
-        return ", ".join(part for part in (self.help, unit, self.limits) if part)
+        only = f"(task {' or '.join(self.tasks)})" if self.tasks else ""
+        return " ".join([", ".join(part for part in (self.help, unit, self.limits) if part), only]).strip()
 
 
 def as_text(value: object) -> str:
@@ -84,6 +91,12 @@ def options() -> tuple[OptionSpec, ...]:
 def options_by_name() -> dict[str, OptionSpec]:
     """Return the options by name; names are unique over all sections."""
     return {spec.name: spec for spec in options()}
+
+
+def less_memory(task: str) -> tuple[str, ...]:
+    """Return the settings by which a step of ``task`` needs less memory, beside its batch size."""
+    ways = {"gradient_checkpointing": "true", "tuning": "lora"}
+    return tuple(f"{name} = {value}" for name, value in ways.items() if options_by_name()[name].is_read_by(task))
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -152,6 +165,7 @@ def _spec(name: str, section: str, field: FieldInfo) -> OptionSpec:
         choices=tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else (),
         bounds=dict(bound for part in field.metadata if (bound := _bound(part))),
         advanced=extra["advanced"],
+        tasks=extra["tasks"],
     )
 
 

@@ -41,6 +41,9 @@ chooses its path, so `--dataset FOLDER` replaces whatever the profile has. Relat
 the folder of that file, on the command line to the current folder. A comment stands on its own line, or behind a value
 after ` #`. An unknown key or section is an error that names the nearest known one.
 
+An option that only some tasks read says so: "(task whisper)". Set for another task, on the command line or in the
+profile itself, it is refused by name; inherited from a group, a model or a default, it is not.
+
 `profiles show NAME --origin` shows every value and the line it came from, `profiles validate` finds mistakes. Profiles
 of your own can also be files: `profiles/saved/NAME.ini` with a section `[profile:NAME]`.
 """

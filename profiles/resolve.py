@@ -14,7 +14,16 @@ from profiles.errors import BadInput
 from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, merge, override_layer
 from profiles.library import Found, Library
 from profiles.locations import absolute_location, absolute_path
-from profiles.options import as_text, check_value, hint_for, options, options_by_name, sections, value_errors
+from profiles.options import (
+    OptionSpec,
+    as_text,
+    check_value,
+    hint_for,
+    options,
+    options_by_name,
+    sections,
+    value_errors,
+)
 from profiles.schema import Profile
 
 NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
@@ -128,10 +137,32 @@ def _validated(name: str, merged: Merged) -> Profile:
             option, problem = value_errors(error)[0]
             setting = merged.settings.get(option, Setting("", DEFAULT))
             raise BadInput(f"{setting.origin.describe(option, setting.value)}: {problem}") from error
+    _refuse_ignored(parts["model"].task, merged)
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
     }
     return Profile(name=name, **names, **parts)
+
+
+def _refuse_ignored(task: str, merged: Merged) -> None:
+    """Refuse what a person has set for this job and its task does not read.
+
+    What is inherited (from a group, a model, ...) may be meant for other tasks, and so is a profile's own where the
+    command line has changed the task.
+    """
+    changed = "task" in merged.settings and merged.settings["task"].origin.file is None
+    for name, setting in merged.settings.items():
+        spec, origin = options_by_name()[name], setting.origin
+        own = not changed and origin.section.startswith(("profile:", "distributed:"))
+        if spec.is_read_by(task) or not (origin.file is None or own) or not _differs(spec, setting.value):
+            continue
+        what = f"task = {task} does not read it, only {' and '.join(spec.tasks)}"
+        raise BadInput(f"{origin.describe(name, setting.value)}: {what}", "leave it out")
+
+
+def _differs(spec: OptionSpec, value: str) -> bool:
+    read = sections()[spec.section].model_validate({spec.name: value})
+    return as_text(getattr(read, spec.name)) != spec.default
 
 
 def _located(key: str, setting: Setting) -> str:

@@ -11,6 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
+PUBLISHED = (WHISPER, CAUSAL_LM)
+"""Tasks that know how their model is built."""
+
 TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
 """Names of the trackers that a run's events can be sent to."""
 
@@ -36,14 +40,16 @@ def option(
     unit: str = "",
     advanced: bool = False,
     kind: Literal["", "path", "location"] = "",
+    tasks: tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
     """Declare one option.
 
     ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
     does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
+    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it.
     """
-    extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind}
+    extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks}
     return Field(default=default, description=help, json_schema_extra=extra, **bounds)
 
 
@@ -59,18 +65,20 @@ class ModelSettings(Section):
     task: Literal["whisper", "causal_lm", "custom"] = option("whisper", "kind of job")
     model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
     from_scratch: bool = option(False, "start from random weights of the model's configuration")
-    tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters")
-    lora_rank: int = option(16, "rank of the adapters", ge=1, le=1024)
-    lora_alpha: int = option(32, "scale of the adapters (alpha / rank)", ge=1)
-    lora_dropout: float = option(0.05, "dropout before the adapters", ge=0, lt=1)
+    tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
+    lora_rank: int = option(16, "rank of the adapters", tasks=PUBLISHED, ge=1, le=1024)
+    lora_alpha: int = option(32, "scale of the adapters (alpha / rank)", tasks=PUBLISHED, ge=1)
+    lora_dropout: float = option(0.05, "dropout before the adapters", tasks=PUBLISHED, ge=0, lt=1)
     lora_target_modules: str = option(
-        "all-linear", "'all-linear', or module names by comma (q_proj, v_proj, ...)", advanced=True
+        "all-linear", "'all-linear', or module names by comma (q_proj, v_proj, ...)", advanced=True, tasks=PUBLISHED
     )
-    lora_merge: bool = option(True, "save the model with the adapters merged into the weights")
-    freeze_encoder: bool = option(False, "keep the encoder's weights as they are (whisper)", advanced=True)
-    gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory")
-    language: str = option("", "language of the recordings (whisper): a name or code; empty: the model decides")
-    speech_task: Literal["transcribe", "translate"] = option("transcribe", "what whisper writes", advanced=True)
+    lora_merge: bool = option(True, "save the model with the adapters merged into the weights", tasks=PUBLISHED)
+    freeze_encoder: bool = option(False, "keep the encoder's weights as they are", advanced=True, tasks=(WHISPER,))
+    gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory", tasks=PUBLISHED)
+    language: str = option("", "language of the recordings: a name or code; empty: the model decides", tasks=(WHISPER,))
+    speech_task: Literal["transcribe", "translate"] = option(
+        "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSettings:
@@ -78,8 +86,6 @@ class ModelSettings(Section):
             raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
         if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
             raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
-        if self.freeze_encoder and self.task != "whisper":
-            raise OptionError("freeze_encoder", f"only task = whisper has an encoder to freeze, not {self.task}")
         if self.task == "custom" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
             raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")
         return self
@@ -90,18 +96,28 @@ class DataSettings(Section):
 
     dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name", kind="location")
     text_column: str = option(
-        "", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence"
+        "",
+        "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence",
+        tasks=PUBLISHED,
     )
-    long_audio: Literal["refuse", "cut", "skip"] = option("refuse", "clips longer than the model's window")
-    max_broken_share: float = option(0.01, "stop if more of the files than this share are broken", ge=0, le=1)
+    long_audio: Literal["refuse", "cut", "skip"] = option(
+        "refuse", "clips longer than the model's window", tasks=(WHISPER,)
+    )
+    max_broken_share: float = option(
+        0.01, "share of the samples that may be broken: they are named and left out", ge=0, le=1
+    )
     max_train_samples: int = option(0, "use only the first N training samples; 0: all", unit="samples", ge=0)
     max_eval_samples: int = option(
         0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0
     )
-    augmentation: float = option(0.0, "strength of audio augmentation (noise, masks, shift); 0: off", ge=0, le=1)
-    block_size: int = option(256, "length of a training text (causal_lm)", unit="tokens", ge=2)
+    augmentation: float = option(
+        0.0, "strength of audio augmentation (noise, masks, shift); 0: off", tasks=(WHISPER,), ge=0, le=1
+    )
+    block_size: int = option(256, "length of a training text", unit="tokens", tasks=(CAUSAL_LM,), ge=2)
     cache_dir: str = option("", "where features are kept; empty: the user's cache folder", kind="path", advanced=True)
-    data_workers: int = option(0, "processes for feature extraction; 0: one for each core", ge=0, advanced=True)
+    data_workers: int = option(
+        0, "processes for feature extraction; 0: one for each core", advanced=True, tasks=(WHISPER,), ge=0
+    )
 
 
 class TrainingSettings(Section):
@@ -117,6 +133,7 @@ class TrainingSettings(Section):
     max_steps: int = option(0, "optimizer steps; above 0 it replaces 'epochs'", unit="steps", ge=0)
     batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1)
     gradient_accumulation: int = option(1, "forward passes for one optimizer step", ge=1)
+    drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
     weight_decay: float = option(0.01, "AdamW weight decay (not on biases and norms)", ge=0)
     adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
@@ -131,8 +148,15 @@ class EvaluationSettings(Section):
 
     eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
     eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0)
-    eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss")
-    eval_max_new_tokens: int = option(128, "bound of a generated text", unit="tokens", ge=1)
+    eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
+    eval_max_new_tokens: int = option(
+        0,
+        "bound of a generated text; 0: by the longest transcript",
+        unit="tokens",
+        advanced=True,
+        tasks=(WHISPER,),
+        ge=0,
+    )
     eval_before: bool = option(True, "evaluate before the first step, to compare with")
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
     early_stopping_min_delta: float = option(0.0, "what counts as better", ge=0, advanced=True)
@@ -148,8 +172,8 @@ class SnapshotSettings(Section):
 class StrategySettings(Section):
     """How the members work together."""
 
-    strategy: str = option("auto", "allreduce, diloco, ...; auto: the fastest for these machines")
-    engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members")
+    strategy: str = option("auto", "allreduce, diloco, ...; auto: on several machines the fastest, as measured")
+    engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members (torch does not encrypt)")
     codec: str = option("auto", "fp32, bf16, fp16, int8, mxfp4, topk:SHARE; auto: the strategy's own")
     sync_interval: int = option(50, "inner steps between synchronisations (diloco)", unit="steps", ge=1)
     sync_delay: int = option(
@@ -161,10 +185,17 @@ class StrategySettings(Section):
     )
     error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
     bucket_mb: float = option(4.0, "size of a gradient bucket (allreduce)", unit="MB", gt=0, advanced=True)
-    verify_interval: int = option(50, "compare weight hashes every N steps (allreduce); 0: off", ge=0, advanced=True)
+    verify_interval: int = option(
+        50, "compare weight hashes every N steps (allreduce) or every round (diloco); 0: off", ge=0, advanced=True
+    )
     round_deadline: float = option(300.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
     quorum: float = option(
         0.5, "share of the members a round needs to close at its deadline", ge=0, le=1, advanced=True
+    )
+    planned_as: Literal["auto", "scratch", "pretrained"] = option(
+        "auto",
+        "what the planner takes the model for: a trained one bears rarer exchanges; auto: a custom model is new",
+        advanced=True,
     )
     hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
 

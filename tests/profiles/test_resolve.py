@@ -91,7 +91,7 @@ def test_names_are_kept(write: Write) -> None:
         ("codec = topk:2", "topk:SHARE"),
         ("shares = 2,-1", "one for each worker"),
         ("sync_delay = 50", "must be below sync_interval (50)"),
-        ("freeze_encoder = yes\ntask = causal_lm", "only task = whisper"),
+        ("freeze_encoder = yes\ntask = causal_lm", "does not read it, only whisper"),
         ("from_scratch = yes\ntuning = lora", "use tuning = full"),
         ("task = custom\nmodel_path = model", "module:factory"),
         (
@@ -237,8 +237,8 @@ def test_an_unknown_override() -> None:
 
 
 def test_a_profile_from_options() -> None:
-    profile = profile_from_options("local", {"task": "custom", "batch_size": 4, "eval_generate": False})
-    assert (profile.training.batch_size, profile.evaluation.eval_generate) == (4, False)
+    profile = profile_from_options("local", {"task": "custom", "batch_size": 4, "eval_before": False})
+    assert (profile.training.batch_size, profile.evaluation.eval_before) == (4, False)
 
 
 def test_a_profile_from_bad_options() -> None:

@@ -97,8 +97,10 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_missing_column_lists_what_is_there(tmp_path: Path) -> None:
     table = read_table(table_of(tmp_path, "id,audiopath,text\n1,2,3\n"))
-    with pytest.raises(BadInput, match="it has: id, audiopath, text.*did you mean 'audiopath'"):
+    with pytest.raises(BadInput, match="it has: id, audiopath, text.*'audiopath'. Rename it to 'audio_path' there"):
         table.column(["audio_path"], "recordings")
+    with pytest.raises(BadInput, match="did you mean 'text'. Set text_column = text"):
+        table.column(["txt"], "transcripts", "text_column")
 
 
 @pytest.mark.parametrize("value", ["three", "-1", "nan", "inf", "1,5"])

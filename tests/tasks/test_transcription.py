@@ -59,6 +59,7 @@ def test_evaluation_of_a_saved_model(trained_whisper: Path, tmp_path: Path) -> N
     assert found["wer"] == found["cer"] == 0.0
     assert found["loss"] < 0.5
     assert found["samples"] == 4
+    assert "cut" not in found
     assert found["hours"] == pytest.approx(4 * 0.6 / 3600)
 
 

@@ -19,6 +19,18 @@ def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: obj
     return task
 
 
+def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_there_are(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = WhisperTask(make_profile(model_path=str(english_whisper), dataset_path=str(speech_folder)))
+    phases: list[tuple[str, int | None]] = []
+    samples = task.prepare_some(lambda phase, done, total: phases.append((phase, total)), 3)
+    whole = prepared(make_profile, english_whisper, speech_folder)
+    assert samples == len(whole.train) == 8
+    assert [task.train[i].text for i in range(len(task.train))] == [whole.train[i].text for i in (0, 3, 6)]
+    assert set(phases) == {("features (train)", 3)} and task.evaluation == {}
+
+
 @pytest.fixture
 def one_broken(speech_folder: Path) -> Path:
     (speech_folder / "audio/clip3.wav").write_text("no sound")

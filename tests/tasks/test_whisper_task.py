@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
-from tiny_speech import ProfileMaker, silent, write_clips, write_csv
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
 from torch import nn
 from transformers import AutoProcessor, WhisperForConditionalGeneration, pipeline
 
 from profiles.errors import BadInput
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper import WhisperTask, generation_bound
 
 
 def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
@@ -34,7 +37,7 @@ def loss_of(task: WhisperTask, model: nn.Module, batch: dict[str, object]) -> fl
 def said_by(task: WhisperTask, model: nn.Module, max_new_tokens: int) -> str:
     """Transcript of the first training clip."""
     heard = task.wrapper.hear(model, task.collate([task.train[0]], None)["input_features"])
-    return task.wrapper.generate(model, heard, ["en"], max_new_tokens)[0]
+    return task.wrapper.generate(model, heard, ["en"], max_new_tokens)[0].text
 
 
 def test_prompt_is_what_generate_forces(
@@ -129,7 +132,7 @@ def test_evaluation_sums_add_up(make_profile: ProfileMaker, english_whisper: Pat
     assert sums["words"] == 4
     assert sums["chars"] == len("one234")  # the normaliser writes all numbers but one as digits
     metrics = task.metrics(sums)
-    assert set(metrics) == {"loss", "wer", "cer"}
+    assert set(metrics) == {"loss", "wer", "cer", "cut"}  # random weights write no end
     assert metrics["loss"] == pytest.approx(sums["loss_sum"] / task.weight(batch_of(task)))
 
 
@@ -152,6 +155,57 @@ def test_generation_is_bounded_by_the_setting_and_the_positions(
     model.proj_out.weight = never_ends
     lengths = [len(said_by(task, model, bound)) for bound in (3, 1000)]
     assert lengths == [3, task.wrapper.max_positions - 2]
+
+
+class Writes(nn.Module):
+    """In place of the output layer: writes token 7 until ``lengths`` tokens of a row are out, then the end token."""
+
+    def __init__(self, task: WhisperTask, lengths: list[int]) -> None:
+        super().__init__()
+        self.size, self.end = task.wrapper.config.vocab_size, int(task.wrapper.tokenizer.eos_token_id)
+        self.lengths, self.written = lengths, 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros(*states.shape[:-1], self.size)
+        for row, length in enumerate(self.lengths):
+            scores[row, -1, self.end if self.written >= length else 7] = 1.0
+        self.written += states.shape[1] == 1 or self.written == 0
+        return scores
+
+
+def writing(task: WhisperTask, lengths: list[int]) -> nn.Module:
+    """A model whose transcripts have these lengths; the loss is left out, it is not the matter."""
+    model = task.build_model().eval()
+    model.proj_out = Writes(task, lengths)
+    task._loss = lambda *_, **__: torch.tensor(0.0)  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize(("cap", "bound"), [(0, 20), (3, 3), (200, 20)])
+def test_texts_are_bounded_by_the_longest_reference_of_their_split(
+    make_profile: ProfileMaker, tmp_path: Path, cap: int, bound: int
+) -> None:
+    rows = write_clips(tmp_path, 4)
+    write_csv(tmp_path / "train.csv", rows)
+    longest = [(name, audio, "nine words" if name == "clip3" else "a") for name, audio, _ in rows]
+    write_csv(tmp_path / "validation.csv", longest)
+    model = tiny_whisper(tmp_path / "model", positions=40)
+    task = prepared(make_profile, model, tmp_path, eval_max_new_tokens=cap)
+    data = task.evaluation["validation"]
+    batch = dict(task.collate([data[i] for i in range(3)], None))  # the longest one is in another batch
+    assert generation_bound(batch["longest"], cap, 38) == bound
+    with torch.no_grad():
+        sums = task.evaluate(writing(task, [bound - 1, bound, 99]), batch, generate=True)
+    assert (sums["texts"], sums["cut_texts"]) == (3, 2)
+    assert task.metrics(sums)["cut"] == pytest.approx(2 / 3)
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.integers(1, 500))
+def test_bound_holds_every_reference_unless_a_person_sets_it_lower(longest: int, cap: int, room: int) -> None:
+    bound = generation_bound(longest, cap, room)
+    assert 1 <= bound <= room
+    assert bound <= (cap or bound)
+    assert bound > longest or bound in (cap, room)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -228,7 +282,8 @@ def test_saved_folder_opens_in_pipeline_and_says_the_same(
     again = WhisperForConditionalGeneration.from_pretrained(tmp_path)
     assert loss_of(task, again, batch) == pytest.approx(loss_of(task, model, batch), abs=1e-5)
     listen = pipeline("automatic-speech-recognition", model=str(tmp_path))
-    said = listen(str(speech_folder / "audio/clip0.wav"), generate_kwargs={"num_beams": 1})
+    samples, rate = soundfile.read(speech_folder / "audio/clip0.wav", dtype="float32")  # a path would need ffmpeg
+    said = listen({"raw": samples, "sampling_rate": rate}, generate_kwargs={"num_beams": 1})
     assert said["text"].strip() == said_by(task, model, 1000)
     assert AutoProcessor.from_pretrained(tmp_path).feature_extractor.feature_size == 16
 

@@ -33,6 +33,13 @@ class Task(ABC):
     monitor: str = "loss"
     """The metric early stopping and "best" look at; smaller is better."""
 
+    counts: frozenset[str] = frozenset({"weight"})
+    """Those sums of :meth:`evaluate` that are never negative and always finite."""
+
+    draws_globally: bool = True
+    """Whether reading a sample or making a batch may draw from the generators that everybody in the process shares
+    (torch's, numpy's, Python's). Where it does not, batches are made while the model computes."""
+
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: dict[str, SizedDataset]
@@ -46,12 +53,24 @@ class Task(ABC):
             BadInput: the data cannot be used; the message says what, where and what to do.
         """
 
+    def prepare_some(self, progress: Progress, most: int) -> int:
+        """Like :meth:`prepare`, but where it would take long only for about ``most`` samples of :attr:`train`, spread
+        over all of them, and for none to evaluate on. Return how many samples a whole run would train on, at most: what
+        cannot be read or is too long counts as long as nobody has looked.
+        """
+        self.prepare(progress)
+        return len(self.train)
+
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Return the model on the CPU; parameters to train have ``requires_grad``.
 
         Called after seeding, so a model from scratch is the same on every member.
         """
+
+    def table(self, split: str) -> str:
+        """Hash of a split's table, where there is one: the same lines in the same order; else empty."""
+        return ""
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
@@ -76,7 +95,7 @@ class Task(ABC):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn summed :meth:`evaluate` results into metrics; ``loss`` is always there if it was measured."""
         weight = sums.get("weight", 0.0)
-        return {"loss": sums["loss_sum"] / weight} if weight else {}
+        return {"loss": sums["loss_sum"] / weight} if weight and "loss_sum" in sums else {}
 
     @abstractmethod
     def save(self, model: nn.Module, directory: Path) -> None:

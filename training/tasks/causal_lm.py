@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,15 @@ from training.tasks.recompute import recompute_activations
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, tokenise
 
 IGNORED = -100
+_HASHED = 1_000_000
+"""Tokens of a split, evenly spread, that tell whether two machines hold the same text."""
 
 
 class CausalLMTask(Task):
     """Next-token prediction with any ``AutoModelForCausalLM``; loss per token."""
 
     name = "causal_lm"
+    draws_globally = False
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -99,6 +103,12 @@ class CausalLMTask(Task):
             return model
 
         return load(path, "model", read)
+
+    def table(self, split: str) -> str:
+        blocks = self.train if split == "train" else self.evaluation[split]
+        assert isinstance(blocks, Blocks)
+        tokens = np.asarray(blocks.tokens[:: max(1, len(blocks.tokens) // _HASHED)], dtype=np.int64)
+        return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return inputs and labels [batch, block]; a shorter block is filled up, its filling does not count."""

@@ -1,14 +1,16 @@
 """A job of the user's own: any ``nn.Module``, data sets, and optionally a loss and metrics.
 
-A sample may be a tuple, a mapping or one tensor. Without a loss function the model is called with the whole batch and
-must give a loss; with one it is called with the inputs and ``loss(output, target)`` with the target: the last part of
-a tuple, or a mapping's ``target``, ``targets``, ``label`` or ``labels``.
+A sample may be a tuple, a mapping or one tensor, and a batch whatever ``collate`` makes of them. Without a loss
+function the model is called with the batch (its parts one by one, or the whole, as its forward is written) and must
+give a loss. With one it is called with the inputs, and ``loss(output, target)`` with the target: the last part of a
+tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +22,17 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, default_collate
 
-from profiles.errors import BadInput, RunFailed
+from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
-from training.tasks.custom_job import CustomJob, LossFunction, MetricsFunction, find_factory, run_factory
+from training.tasks.custom_job import (
+    CustomJob,
+    LossFunction,
+    MetricsFunction,
+    find_factory,
+    run_factory,
+    where_it_failed,
+)
 
 __all__ = ["CustomJob", "CustomTask", "ObjectTask"]
 
@@ -63,10 +72,19 @@ class ObjectTask(Task):
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return ``{"data": ..., "samples": n}`` with what the job's collate makes."""
-        collate = self.job.collate or default_collate
-        data = collate(list(samples))
+        data = self._collated(list(samples))
         weight = float(len(samples)) if self.job.weight is None else float(self.job.weight(data))
         return {"data": data, "weight": weight}
+
+    def _collated(self, samples: list[Any]) -> Any:
+        try:
+            return (self.job.collate or default_collate)(samples)
+        except MusterError:
+            raise
+        except Exception as error:  # the user's own code may raise anything
+            hint = "repair it" if self.job.collate else "give samples of one shape, or a collate function for them"
+            message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
+            raise RunFailed(message, hint) from error
 
     def weight(self, batch: Batch) -> float:
         return float(batch["weight"])
@@ -95,7 +113,7 @@ class ObjectTask(Task):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         found = super().metrics(sums)
         for name, value in sums.items():
-            if name.startswith("metric_") and sums["weight"]:
+            if name.startswith("metric_") and sums.get("weight"):
                 found[name.removeprefix("metric_")] = value / sums["weight"]
         return found
 
@@ -143,15 +161,22 @@ def split_target(data: Any) -> tuple[Any, Any]:
     """Divide a batch into the model's inputs and the target.
 
     Raises:
-        RunFailed: a mapping without a target, or a batch that is one tensor.
+        RunFailed: a batch without a target.
     """
     if isinstance(data, Mapping):
         name = next((name for name in TARGETS if name in data), None)
         if name is None:
             raise RunFailed(f"a batch has {', '.join(data)}, but no target", f"name it {' or '.join(TARGETS)}")
         return {key: value for key, value in data.items() if key != name}, data[name]
+    fields: tuple[str, ...] = getattr(data, "_fields", ())
+    if isinstance(data, tuple) and (named := next((name for name in TARGETS if name in fields), None)):
+        return tuple(part for name, part in zip(fields, data) if name != named), getattr(data, named)
     if isinstance(data, (tuple, list)) and len(data) > 1:
         return tuple(data[:-1]), data[-1]
+    if not isinstance(data, torch.Tensor):
+        name = next((name for name in (*TARGETS, "y") if hasattr(data, name)), None)
+        if name is not None:
+            return data, getattr(data, name)
     raise RunFailed("a loss function was given, but samples have no target", "return (input, target) samples")
 
 
@@ -180,11 +205,34 @@ def _scalar(value: Any, who: str) -> torch.Tensor:
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
+    """Call a model as its forward is written: with the parts of a batch one by one, or with the batch as a whole."""
     if isinstance(inputs, Mapping):
-        return model(**inputs)
+        whole = not _takes(model, **inputs) and _takes(model, inputs)
+        return model(inputs) if whole else model(**inputs)
     if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
+        apart = len(inputs) == 1 or (_takes(model, *inputs) and _first_name(model) != "batch")
+        return model(*inputs) if apart or not _takes(model, inputs) else model(inputs)
     return model(inputs)
+
+
+def _takes(model: nn.Module, /, *parts: Any, **named: Any) -> bool:
+    """Whether a model's forward can be called so; where nothing is known of it, it can."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*parts, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def _first_name(model: nn.Module) -> str:
+    try:
+        return next(iter(inspect.signature(model.forward).parameters), "")
+    except (TypeError, ValueError):
+        return ""
 
 
 def _seed(seed: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
@@ -77,7 +78,7 @@ def _import(name: str) -> ModuleType:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(
-            f"module {name} cannot be imported: {_where(error)}", "repair it, or check model_path"
+            f"module {name} cannot be imported: {where_it_failed(error)}", "repair it, or check model_path"
         ) from error
 
 
@@ -121,7 +122,7 @@ def call_factory(factory: Callable[..., Any], path: str, *arguments: Any) -> Any
     except MusterError:
         raise
     except Exception as error:  # the user's own code may raise anything
-        raise BadInput(f"{path} failed: {_where(error)}", "repair it and start again") from error
+        raise BadInput(f"{path} failed: {where_it_failed(error)}", "repair it and start again") from error
 
 
 def name_of(part: Callable[..., Any], what: str) -> str:
@@ -179,11 +180,8 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         raise BadInput(f"{path}: the model is {type(job.model).__name__}, not a torch nn.Module", "return one")
     for name in ("train", "validation"):
         data = getattr(job, name)
-        if data is None and name == "validation":
-            continue
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            message = f"{path}: {name} is {type(data).__name__}, without __len__ and __getitem__"
-            raise BadInput(message, "return a map-style data set")
+        if data is not None or name == "train":
+            check_data(data, f"{path}: {name}")
     for name in ("loss", "metrics", "collate", "weight"):
         part = getattr(job, name)
         if part is not None and not callable(part):
@@ -191,8 +189,25 @@ def _check(job: CustomJob, path: str) -> CustomJob:
     return job
 
 
-def _where(error: Exception) -> str:
-    """The error in one line, with the innermost place in the user's code."""
+def check_data(data: Any, what: str) -> None:
+    """Refuse data whose samples cannot be had by number, which is how they are dealt out to machines.
+
+    Raises:
+        BadInput: it is no map-style data set; the hint says what to give instead.
+    """
+    if isinstance(data, DataLoader):
+        hint = "give its data set (loader.dataset), and its batch size and collate function as options of the run"
+        raise BadInput(f"{what} is a DataLoader, and every machine makes batches of its own", hint)
+    if isinstance(data, IterableDataset):
+        hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
+        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be dealt out by number", hint)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        message = f"{what} is {type(data).__name__}, without __len__ and __getitem__"
+        raise BadInput(message, "give a map-style data set, or a function that returns one")
+
+
+def where_it_failed(error: Exception) -> str:
+    """Return an error of the user's code in one line, with the innermost place."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     text = " ".join(str(error).split()) or "no message"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from training.cores import whole_cores
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
 from training.tasks.cache import get_or_build
@@ -153,7 +153,7 @@ def open_features(
     Raises:
         BadInput: the cache folder cannot be used.
     """
-    threads = workers or available_cores()
+    threads = workers or whole_cores()
     settings = log_mel.fingerprint()
     stamps = _digest([settings, *(source.stamp() for source in sources)])
 
@@ -168,13 +168,6 @@ def open_features(
     key = (get_or_build(root / "stamps", stamps, find_key, waiting) / "key").read_text()
     build = partial(_write, sources, log_mel, threads, lambda done: progress(phase, done, len(sources)))
     return FeatureStore(get_or_build(root / "features", key, build, waiting), log_mel)
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.tasks.custom_job import CustomJob, call_factory, find_factory, name_of
+from training.tasks.custom_job import CustomJob, call_factory, check_data, find_factory, name_of
 from training.tasks.model_difference import difference
 from training.tasks.sample_file import SampleFile, write_samples
 
@@ -43,6 +43,16 @@ class JobParts:
     validation: Any = None
     loss: Callable[..., Any] | str | None = None
     collate: Callable[..., Any] | str | None = None
+
+    def check_data(self) -> None:
+        """Refuse data sets that can never be trained on; those that functions make are looked at where they are made.
+
+        Raises:
+            BadInput: see :func:`training.tasks.custom_job.check_data`.
+        """
+        for data, what in ((self.train, "train_dataset"), (self.validation, "val_dataset")):
+            if not _is_maker(data) and (data is not None or what == "train_dataset"):
+                check_data(data, what)
 
     def made(self, seed: int) -> CustomJob:
         """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
@@ -79,9 +89,7 @@ def make_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int) -> n
 
 def _made_data(data: Any, what: str, seed: int) -> Any:
     made = _call(data, what, seed) if _is_maker(data) else data
-    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-        message = f"{what} is {type(made).__name__}, without __len__ and __getitem__"
-        raise BadInput(message, "give a map-style data set, or a function that returns one")
+    check_data(made, what)
     return made
 
 

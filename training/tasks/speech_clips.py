@@ -7,10 +7,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.tasks.features import AudioSource
 from training.tasks.tables import Table
+
+if TYPE_CHECKING:
+    from training.tasks.features import AudioSource  # what reads a table needs no numbers
 
 logger = logging.getLogger("muster.data")
 
@@ -60,19 +63,24 @@ class Clip:
 SpeechSplits = dict[str, list[Clip]]
 
 
+def check_splits(splits: SpeechSplits) -> None:
+    """Raise ``BadInput`` where there is nothing to train on, or nothing to evaluate on."""
+    if not splits.get("train"):
+        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
+    if len(splits["train"]) < 2 and "validation" not in splits:
+        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+
+
 def hold_out(splits: SpeechSplits) -> SpeechSplits:
     """Return ``splits`` with a validation split: if there is none, 10 % of the training clips, by the hash of their id.
 
     Raises:
         BadInput: there is no training split, or it is too small to be divided.
     """
-    train = splits.get("train")
-    if not train:
-        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
+    check_splits(splits)
     if "validation" in splits:
         return splits
-    if len(train) < 2:
-        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
+    train = splits["train"]
     ranked = sorted(train, key=lambda clip: hashlib.blake2b(clip.id.encode(), digest_size=16).digest())
     held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
     logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
@@ -84,7 +92,7 @@ def find_text_column(columns: Sequence[str], text_column: str, table: Table | No
     """Return the column with the transcripts: ``text_column``, or the first known name that is there."""
     names = (text_column,) if text_column else TEXT_COLUMNS
     if table is not None:
-        return table.column(names, "transcripts")
+        return table.column(names, "transcripts", "text_column" if text_column else "")
     for name in names:
         if name in columns:
             return name

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column
+from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out
 from training.tasks.tables import Row, Table, read_table
 
 AUDIO_COLUMNS = ("audio_path", "file_name")
@@ -35,6 +35,30 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 
     return read_hub_speech(path, text_column)
+
+
+def split_to_evaluate(path: str, split: str = "") -> str:
+    """Return the split that a finished model is evaluated on: ``split``, all of a lone table, or ``test``."""
+    return split or ("train" if Path(path).expanduser().is_file() else "test")
+
+
+def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
+    """Return the clips of one split; those that training holds out of it where there is no validation split.
+
+    Raises:
+        BadInput: there is no such split, or see :func:`read_speech`.
+    """
+    splits = read_speech(path, text_column)
+    if split == "validation" and "train" in splits:
+        splits = hold_out(splits)
+    if split not in splits:
+        raise BadInput(f"data set {path} has no split {split!r}", f"it has: {', '.join(splits)}")
+    return splits[split]
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a data set is not here, and its name may be one of the hub."""
+    return bool(path) and not Path(path).expanduser().exists() and not looks_like_path(path)
 
 
 def looks_like_path(name: str) -> bool:

@@ -55,8 +55,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
 
-    def column(self, names: Sequence[str], purpose: str) -> str:
+    def column(self, names: Sequence[str], purpose: str, option: str = "") -> str:
         """Return the first of ``names`` the table has.
+
+        Args:
+            option: the option that gave the names, if one did.
 
         Raises:
             BadInput: it has none; the message lists what is there, and the nearest.
@@ -65,8 +68,11 @@ class Table:
             if name in self.columns:
                 return name
         wanted = " or ".join(repr(name) for name in names)
-        near = [match for name in names for match in difflib.get_close_matches(name, self.columns, n=1, cutoff=0.6)]
-        hint = f"did you mean {near[0]!r}?" if near else f"add {wanted} to its first line"
+        pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
+        hint = f"add {wanted} to its first line"
+        if pairs:
+            near, name = pairs[0]
+            hint = f"did you mean {near!r}? " + (f"Set {option} = {near}" if option else f"Rename it to {name!r} there")
         there = ", ".join(self.columns)
         raise BadInput(f"{self.path}: no column {wanted} for the {purpose}; it has: {there}", hint)
 

@@ -6,16 +6,18 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import BadInput
-from training.tasks.base import Progress
 from training.tasks.cache import get_or_build
 from training.tasks.speech_clips import HELD_OUT, SPLITS
-from training.tasks.speech_dataset import looks_like_path
+from training.tasks.speech_dataset import is_on_hub
+
+if TYPE_CHECKING:
+    from training.tasks.base import Progress  # loads torch, which reading a text does not need
 
 logger = logging.getLogger("muster.data")
 
@@ -55,16 +57,27 @@ def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
     Raises:
         BadInput: not there, without text, or not UTF-8.
     """
-    source = Path(path).expanduser()
+    if is_on_hub(path):
+        return _read_hub(path, text_column)
+    return {split: [_read(file) for file in files] for split, files in text_files(path).items()}
+
+
+def text_files(path: str) -> dict[str, list[Path]]:
+    """Return the files of a data set that is here, by split.
+
+    Raises:
+        BadInput: not there, or empty.
+    """
     if not path:
         raise BadInput("no data set was given", "set dataset_path to a text file, or a folder with train.txt")
-    if source.is_file():
-        return {"train": [_read(source)]}
-    if source.is_dir():
-        return _read_folder(source)
-    if looks_like_path(path):
+    source = Path(path).expanduser()
+    if not source.exists():
         raise BadInput(f"data set {path}: no such file or folder", "check dataset_path")
-    return _read_hub(path, text_column)
+    found = {"train": [source]} if source.is_file() else _files_of(source)
+    for file in (file for files in found.values() for file in files):
+        if not file.stat().st_size:
+            raise BadInput(f"{file}: the file is empty", "it needs the text to train on")
+    return found
 
 
 def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
@@ -135,12 +148,12 @@ def _read(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _read_folder(folder: Path) -> dict[str, list[str]]:
+def _files_of(folder: Path) -> dict[str, list[Path]]:
     found = {}
     for split, names in SPLITS.items():
         path = next((path for name in names if (path := folder / f"{name}.txt").is_file()), None)
         if path is not None:
-            found[split] = [_read(path)]
+            found[split] = [path]
     if "train" in found:
         return found
     others = sorted(
@@ -150,7 +163,7 @@ def _read_folder(folder: Path) -> dict[str, list[str]]:
         raise BadInput(
             f"data set {folder}: no train.txt and no other .txt file", "give a text file or a folder of them"
         )
-    return {**found, "train": [_read(path) for path in others]}
+    return {**found, "train": others}
 
 
 def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:

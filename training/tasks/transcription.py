@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from profiles.errors import BadInput
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
 from training.precision import select_device
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
-from training.tasks.speech_clips import hold_out
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
 from training.tasks.whisper import SpeechData, WhisperTask
 from training.tasks.whisper_model import WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
@@ -62,17 +60,22 @@ def transcribe(
 def evaluate_model(
     model_dir: str | Path,
     dataset: str,
-    split: str = "test",
+    split: str = "",
     device: str = "auto",
     language: str = "",
     batch_size: int = 8,
     text_column: str = "",
     max_samples: int = 0,
     cache_dir: str = "",
-    max_new_tokens: int = 440,
+    max_new_tokens: int = 0,
     progress: Progress = lambda phase, done, total: None,
 ) -> dict[str, float]:
     """Return what a model reaches on one split: ``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``.
+
+    The split is ``test`` where none is named, and all of a lone table.
+
+    Generated texts are bounded as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
+    is the share that reached the bound.
 
     The validation split of a data set that has none is the clips that training holds out of it.
 
@@ -86,12 +89,8 @@ def evaluate_model(
         evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
     )
     task = WhisperTask(profile)
-    splits = read_speech(dataset, text_column)
-    if split == "validation" and "train" in splits:
-        splits = hold_out(splits)
-    if split not in splits:
-        raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
-    clips = splits[split][:max_samples] if max_samples else splits[split]
+    split = split_to_evaluate(dataset, split)
+    clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
     data = task.prepare_split(split, clips, progress)
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
@@ -176,7 +175,7 @@ class _Listener:
         languages = [self.wrapper.default_language] * len(pieces)
         if not all(languages):
             languages = self.wrapper.detect_languages(self.model, heard)
-        return self.wrapper.generate(self.model, heard, languages, self.max_new_tokens)
+        return [said.text for said in self.wrapper.generate(self.model, heard, languages, self.max_new_tokens)]
 
 
 def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int) -> Iterator[Transcript]:

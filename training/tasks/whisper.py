@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
+from training.modes import evaluating
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.features import Features, FeatureStore, open_features
@@ -30,6 +34,18 @@ logger = logging.getLogger("muster.data")
 
 _NAMED = 10  # broken or long clips that are named one by one
 _DETECT_ON = 8  # clips the model listens to if no language was given
+_MARGIN = 8  # tokens beyond the longest transcript that a text may take, or half of it if that is more
+
+
+def generation_bound(longest: int, cap: int, room: int) -> int:
+    """Return how many tokens a text in an evaluation may take.
+
+    Args:
+        longest: tokens of the longest transcript of the whole split, so that the bound is the same for every batch.
+        cap: a person's own bound (``eval_max_new_tokens``); 0: none.
+        room: positions that the decoder has for a text.
+    """
+    return min(longest + max(_MARGIN, longest // 2), cap or room, room)
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,8 @@ class SpeechSample:
     text: str
     language: str
     """Code; empty: the task's default."""
+    longest: int
+    """Tokens of the longest transcript of its split, the end token included."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +79,13 @@ class SpeechData:
 
     def __getitem__(self, index: int, /) -> SpeechSample:
         features = self.store[self.positions[index]]
-        return SpeechSample(features, self.tokens[index], self.clips[index].text, self.languages[index])
+        text, language = self.clips[index].text, self.languages[index]
+        return SpeechSample(features, self.tokens[index], text, language, self.longest)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest transcript, the end token included."""
+        return max(map(len, self.tokens))
 
     @property
     def hours(self) -> float:
@@ -73,6 +97,8 @@ class WhisperTask(Task):
     """Speech recognition (or translation) with a Whisper; loss per token of the transcript, the prompt not counted."""
 
     name = "whisper"
+    counts = Task.counts | {"word_edits", "words", "char_edits", "chars", "texts", "cut_texts"}
+    draws_globally = False
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -84,15 +110,24 @@ class WhisperTask(Task):
         self._normalizers: dict[str, Normalizer] = {}
 
     def prepare(self, progress: Progress) -> None:
-        data = self.profile.data
-        splits = hold_out(read_speech(data.dataset_path, data.text_column))
-        ready: dict[str, SpeechData] = {}
-        for split, clips in splits.items():
-            limit = data.max_train_samples if split == "train" else data.max_eval_samples
-            ready[split] = self.prepare_split(split, clips[:limit] if limit else clips, progress)
+        ready = {split: self.prepare_split(split, clips, progress) for split, clips in self._clips().items()}
         self.evaluation = {split: found for split, found in ready.items() if split != "train"}
         self.train = ready["train"]
         self._require_language(ready["train"])
+
+    def prepare_some(self, progress: Progress, most: int) -> int:
+        clips = self._clips()["train"]
+        some = self.prepare_split("train", clips[:: -(-len(clips) // most)], progress)
+        self.train, self.evaluation = some, {}
+        self._require_language(some)
+        return len(clips)
+
+    def _clips(self) -> dict[str, list[Clip]]:
+        """Read the tables; return what the settings leave of each split."""
+        data = self.profile.data
+        splits = hold_out(read_speech(data.dataset_path, data.text_column))
+        limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
+        return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 
     def prepare_split(self, split: str, clips: list[Clip], progress: Progress) -> SpeechData:
         """Compute or load the features of one split, and leave out what the settings say.
@@ -113,9 +148,15 @@ class WhisperTask(Task):
         positions = self._fit_audio(clips, store, [i for i in positions if i not in store.errors])
         if not positions:
             raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line")
-        limit = self.wrapper.max_positions - self.wrapper.prompt_length + 1
+        limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
         return SpeechData([clips[i] for i in positions], kept, store, positions, [languages[i] for i in positions])
+
+    def table(self, split: str) -> str:
+        data = self.train if split == "train" else self.evaluation[split]
+        assert isinstance(data, SpeechData)
+        lines = [[clip.id, clip.text, language] for clip, language in zip(data.clips, data.languages, strict=True)]
+        return hashlib.blake2b(json.dumps(lines).encode(), digest_size=8).hexdigest()
 
     def _language_of(self, clip: Clip) -> str:
         if not clip.language:
@@ -151,7 +192,7 @@ class WhisperTask(Task):
         return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
 
     def _fit_tokens(self, clips: Sequence[Clip], tokens: list[list[int]], positions: list[int]) -> list[int]:
-        room = self.wrapper.max_positions - self.wrapper.prompt_length
+        room = self.wrapper.room
         long = {position for position in positions if len(tokens[position]) - 1 > room}
         self._handle_long([clips[i] for i in sorted(long)], f"with transcripts of more than {room} tokens")
         return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
@@ -162,7 +203,8 @@ class WhisperTask(Task):
         names = ", ".join(f"{clip.id} ({clip.where})" for clip in long[:3]) + (", ..." if len(long) > 3 else "")
         policy = self.profile.data.long_audio
         if policy == "refuse":
-            raise BadInput(f"{len(long)} clips {what}: {names}", "divide them, or set long_audio = cut or skip")
+            longer = ", or take a model that hears more: whisper-scratch hears 30 s" if "window" in what else ""
+            raise BadInput(f"{len(long)} clips {what}: {names}", f"divide them, set long_audio = cut or skip{longer}")
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
         logger.warning("%d clips %s are %s: %s", len(long), what, done, names)
 
@@ -182,11 +224,8 @@ class WhisperTask(Task):
         if self.default_language or all(data.languages):
             return
         clips = torch.stack([torch.from_numpy(data[i].features) for i in range(min(_DETECT_ON, len(data)))])
-        training = model.training
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
-        model.train(training)
         self.default_language = votes.most_common(1)[0][0]
         logger.warning("language is not set: the model hears %r; set language if it errs", self.default_language)
 
@@ -212,6 +251,7 @@ class WhisperTask(Task):
             "tokens": float(sum(len(sample.tokens) for sample in samples)),
             "texts": [sample.text for sample in samples],
             "languages": languages,
+            "longest": max(sample.longest for sample in samples),
         }
 
     def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
@@ -241,9 +281,10 @@ class WhisperTask(Task):
         weight = self.weight(batch)
         sums = {"loss_sum": float(self._loss(model, batch, encoder_outputs=heard)) * weight, "weight": weight}
         if generate:
-            bound = self.profile.evaluation.eval_max_new_tokens
+            bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)
             said = self.wrapper.generate(model, heard, batch["languages"], bound)
-            sums.update(self._count(batch["texts"], said, batch["languages"]))
+            sums.update(self._count(batch["texts"], [one.text for one in said], batch["languages"]))
+            sums.update(texts=float(len(said)), cut_texts=float(sum(one.cut for one in said)))
         return sums
 
     def _count(self, texts: Sequence[str], heard: Sequence[str], languages: Sequence[str]) -> dict[str, float]:
@@ -259,12 +300,17 @@ class WhisperTask(Task):
         return self._normalizers[code]
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return ``loss``, and ``wer`` and ``cer`` (shares, 0.05 is 5 %) if text was generated."""
+        """Return ``loss``, and ``wer`` and ``cer`` (shares, 0.05 is 5 %) if text was generated.
+
+        ``cut`` is the share of the texts that had not ended at their bound; it is there if there is one.
+        """
         found = super().metrics(sums)
         if sums.get("words"):
-            found["wer"] = sums["word_edits"] / sums["words"]
+            found["wer"] = sums.get("word_edits", 0.0) / sums["words"]
         if sums.get("chars"):
-            found["cer"] = sums["char_edits"] / sums["chars"]
+            found["cer"] = sums.get("char_edits", 0.0) / sums["chars"]
+        if sums.get("cut_texts") and sums.get("texts"):
+            found["cut"] = sums["cut_texts"] / sums["texts"]
         return found
 
     def save(self, model: nn.Module, directory: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft import PeftModel
@@ -34,6 +34,14 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 IGNORED = -100
 """Label of a position that does not count in the loss."""
+
+
+class Said(NamedTuple):
+    """One generated text."""
+
+    text: str
+    cut: bool
+    """It had not ended when it reached its bound."""
 
 
 class WhisperModelWrapper:
@@ -114,6 +122,11 @@ class WhisperModelWrapper:
     def max_positions(self) -> int:
         """The decoder's positions: prompt and text together."""
         return int(self.config.max_target_positions)
+
+    @property
+    def room(self) -> int:
+        """The decoder's positions that are left for a text."""
+        return self.max_positions - self.prompt_length
 
     @property
     def default_language(self) -> str:
@@ -203,18 +216,20 @@ class WhisperModelWrapper:
         """The encoder's output for ``features`` [batch, mels, frames], to be used by loss and generation alike."""
         return unwrap(model).get_encoder()(features)
 
-    def generate(self, model: nn.Module, heard: Any, languages: Sequence[str], max_new_tokens: int) -> list[str]:
+    def generate(self, model: nn.Module, heard: Any, languages: Sequence[str], max_new_tokens: int) -> list[Said]:
         """Greedy transcripts of what :meth:`hear` gave, each at most ``max_new_tokens`` long."""
+        bound = min(max_new_tokens, self.room)
         generation = copy.deepcopy(self.generation)
         # Whisper adds the prompt to max_length and keeps within the positions; max_new_tokens it would refuse
-        generation.max_length = max_new_tokens
+        generation.max_length = bound
         generation.num_beams, generation.do_sample = 1, False
         if self.is_multilingual:
             generation.language, generation.task = list(languages), self.settings.speech_task
         with _quiet():
             ids = unwrap(model).generate(encoder_outputs=heard, generation_config=generation)
         texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        ended = (ids == self.tokenizer.eos_token_id).any(dim=1).tolist() if ids.shape[1] >= bound else [True] * len(ids)
+        return [Said(text.strip(), not end) for text, end in zip(texts, ended)]
 
     def save(self, model: nn.Module, directory: Path, language: str) -> None:
         """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.

@@ -1,0 +1,95 @@
+"""Options that only some tasks read: declared truly, and refused where a person has set them for another task."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import BadInput
+from profiles.options import OptionSpec, options
+from profiles.resolve import load_profile, profile_from_options
+from profiles.schema import ModelSettings
+
+TASKS = get_args(ModelSettings.model_fields["task"].annotation)
+FOLDER = Path(__file__).parents[2] / "training" / "tasks"
+MODULES = {
+    "whisper": ("whisper", "whisper_model", "lora", "speech_clips", "speech_dataset"),
+    "causal_lm": ("causal_lm", "lora", "texts"),
+    "custom": ("custom", "custom_job", "object_files"),
+}
+LIMITED = [spec for spec in options() if spec.tasks]
+
+
+def attributes(task: str) -> set[str]:
+    """Names that the modules of a task read of anything."""
+    trees = [ast.parse((FOLDER / f"{module}.py").read_text()) for module in MODULES[task]]
+    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_reads_what_is_declared_and_nothing_else(task: str) -> None:
+    read = attributes(task)
+    assert {spec.name for spec in LIMITED if task in spec.tasks} == {spec.name for spec in LIMITED if spec.name in read}
+
+
+def another(spec: OptionSpec) -> str:
+    """A value that is not the default."""
+    if spec.choices:
+        return next(choice for choice in spec.choices if choice != spec.default)
+    if spec.type == "flag":
+        return "false" if spec.default == "true" else "true"
+    return {"number": "0.25", "integer": "3"}.get(spec.type, "q_proj")
+
+
+@given(st.sampled_from(LIMITED), st.sampled_from(TASKS))
+def test_only_what_is_set_and_not_read_is_refused(spec: OptionSpec, task: str) -> None:
+    profile_from_options("p", {"task": task, spec.name: spec.default})
+    if spec.is_read_by(task):
+        profile_from_options("p", {"task": task, spec.name: another(spec)})
+        return
+    with pytest.raises(BadInput, match=rf"{spec.name} = .*: task = {task} does not read it, only {spec.tasks[0]}"):
+        profile_from_options("p", {"task": task, spec.name: another(spec)})
+
+
+CONFIG = """
+[DEFAULT]
+long_audio = skip
+[group:g]
+gradient_checkpointing = true
+[profile:own]
+task = custom
+model_path = a.b:c
+language = en
+[profile:inherits]
+group = g
+task = custom
+model_path = a.b:c
+[profile:whisper]
+language = en
+dataset_path = nowhere
+model_path = owner/name
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config.ini").write_text(CONFIG)
+    return tmp_path / "config.ini"
+
+
+def test_what_is_inherited_may_be_meant_for_others(config: Path) -> None:
+    assert load_profile("inherits", {}, config).profile.model.gradient_checkpointing
+    with pytest.raises(BadInput, match=r"\[profile:own\] language = \"en\": task = custom does not read it"):
+        load_profile("own", {}, config)
+
+
+def test_who_changes_the_task_is_not_blamed_for_the_profile(config: Path) -> None:
+    custom = {"task": "custom", "model_path": "a.b:c"}
+    assert load_profile("whisper", custom, config).profile.model.task == "custom"
+    with pytest.raises(BadInput, match='command line tuning = "lora": task = custom does not read it'):
+        load_profile("whisper", {**custom, "tuning": "lora"}, config)
