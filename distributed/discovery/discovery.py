@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from distributed.discovery.known_machines import (
@@ -28,12 +29,23 @@ from distributed.discovery.known_machines import (
     look_up,
     own_endpoints,
     read_known_keys,
+    with_expected,
 )
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.network_interfaces import list_interfaces
 from distributed.discovery.path_watch import PathWatch
-from distributed.discovery.sightings import Observation, Origin, Sighted, Sighting, SightingKey, State, apply
+from distributed.discovery.sightings import (
+    MOST_SIGHTINGS,
+    Observation,
+    Origin,
+    Sighted,
+    Sighting,
+    SightingKey,
+    State,
+    apply,
+)
+from distributed.ssh.host_keys import KnownHosts
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
 
@@ -58,6 +70,8 @@ class Discovery:
         self._sources = sources or Sources()
         self._known: KnownKeys = read_known_keys(self._sources.known_hosts)
         self._candidates = candidates(self._sources, self._known)
+        hosts = KnownHosts.read(path.expanduser() for path in self._sources.known_hosts)
+        self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
         self._interfaces = list_interfaces()
         self._browser = Browser(self._observe) if browse else None
         self._state, self._version = State(), 0
@@ -131,6 +145,8 @@ class Discovery:
         task.add_done_callback(self._tasks.discard)
 
     def _observe(self, observation: Observation) -> None:
+        if isinstance(observation, Sighted):
+            observation = Sighted(with_expected(observation.sighting, self._expected))
         state = apply(self._state, observation)
         if state is not self._state:
             with self._changed:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import ipaddress
-import shlex
 import socket
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distributed.discovery.machine_identity import FoundMachine
@@ -16,14 +14,13 @@ from distributed.discovery.sightings import Origin, Problem, Sighting, SightingK
 from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
-from distributed.ssh.host_keys import KnownHost, KnownHosts, fingerprint, known_name, parse_line
+from distributed.ssh.config_files import USER_CONFIG, config_lines, read_lines
+from distributed.ssh.host_keys import Expected, KnownHost, KnownHosts, fingerprint, known_name, parse_line
 from distributed.ssh.wire import explain_name
 from profiles.errors import BadInput
 
-USER_CONFIG = Path("~/.ssh/config")
 USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
 _MOST_CANDIDATES = 256
-_LARGEST_FILE = 4 * 1024 * 1024
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".home.arpa", ".internal", ".fritz.box", ".localdomain")
 _CODE_HOST_USER = "git"
 
@@ -36,6 +33,8 @@ class Sources:
     """``[user@]host[:port]``."""
     hosts_files: tuple[tuple[Origin, Path], ...] = ()
     """Hosts files, each with what it is to be called: a hosts file, or that of a saved profile."""
+    configurations: bool = False
+    """Whether the SSH configuration that a hosts file names is asked, where it was accepted: that may run commands."""
     ssh_config: Path = USER_CONFIG
     known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
 
@@ -48,6 +47,8 @@ class Candidate:
     target: SshTarget
     file: str = ""
     """Where it stands; two entries of one name in two files are two claims."""
+    unread: bool = False
+    """Whether the SSH configuration of its hosts file is not to be asked."""
 
     @property
     def key(self) -> SightingKey:
@@ -76,7 +77,8 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
     found = [_typed(text) for text in sources.typed]
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
-        found += [Candidate(origin, SshTarget.of(machine, hosts), str(path)) for machine in hosts.machines]
+        unread = bool(hosts.ssh_config) and not sources.configurations
+        found += [Candidate(origin, SshTarget.of(machine, hosts), str(path), unread) for machine in hosts.machines]
     config = sources.ssh_config
     chosen = "" if config == USER_CONFIG else str(config)
     for name in config_names(config.expanduser()):
@@ -98,47 +100,14 @@ def _typed(text: str) -> Candidate:
 
 def config_names(path: Path) -> list[str]:
     """Return the host names and aliases in an OpenSSH configuration and what it includes, patterns left out."""
-    return list(dict.fromkeys(_config_names(path, set())))[:_MOST_CANDIDATES]
-
-
-def _config_names(path: Path, read: set[Path]) -> Iterator[str]:
-    """Give the names in one file and what it includes; ``read`` are the files that were read before."""
-    if path in read or len(read) >= _MOST_CANDIDATES:
-        return
-    read.add(path)
-    for line in _read_lines(path):
-        words = _words(line)
-        if not words:
-            continue
-        if words[0].lower() == "host":
-            yield from (word for word in words[1:] if not set("*?!") & set(word) and not word.startswith("-"))
-        elif words[0].lower() == "include":
-            for pattern in words[1:]:
-                base = Path("~/.ssh").expanduser()
-                for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
-                    yield from _config_names(Path(name), read)
-
-
-def _words(line: str) -> list[str]:
-    """Split ``Key value value`` or ``Key=value``; quotes hold words together."""
-    try:
-        words = shlex.split(line, comments=True, posix=True)
-    except ValueError:
-        words = line.split()
-    if words and "=" in words[0]:
-        key, _, rest = words[0].partition("=")
-        words = [key, *([rest] if rest else []), *words[1:]]
-    elif len(words) > 1 and words[1] == "=":
-        del words[1]
-    return words
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
+    names = [
+        word
+        for _, words in config_lines(path)
+        if words and words[0].lower() == "host"
+        for word in words[1:]
+        if not set("*?!") & set(word) and not word.startswith("-")
+    ]
+    return list(dict.fromkeys(names))[:_MOST_CANDIDATES]
 
 
 def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
@@ -146,7 +115,7 @@ def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
     names: dict[str, dict[str, None]] = {}
     hashed, local = 0, {}
     for path in paths:
-        for number, line in enumerate(_read_lines(path.expanduser()), start=1):
+        for number, line in enumerate(read_lines(path.expanduser()), start=1):
             entry = parse_line(line, f"{path}:{number}")
             if entry is not None and not entry.marker:
                 names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(_names_of(entry)))
@@ -181,6 +150,11 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
     key, target = candidate.key, candidate.target
     if target.host in HERE and not target.port:
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
+    if candidate.unread:
+        message = f"the SSH configuration of its hosts file is not read here: {target.config_file}"
+        return Sighting(
+            key, target.name, problem=Problem("config_not_read", message, "see it with: access --hosts FILE")
+        )
     try:
         host = resolve(target)
     except BadInput as error:
@@ -192,7 +166,25 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
         return Sighting(key, target.name, host.hostname, through=through)
     endpoints = _endpoints(host, interfaces)
     problem = None if endpoints else Problem("name_unknown", *explain_name(host))
-    return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem)
+    expected = _known(host).expected(*_known_names(host))
+    return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem, expected=expected)
+
+
+def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sighting:
+    """Add what is known of the name that a machine announces; ``expected``: of a known_hosts file."""
+    if sighting.key.origin is not Origin.BONJOUR or not sighting.host or not sighting.endpoints:
+        return sighting
+    host = sighting.host.rstrip(".")
+    return replace(sighting, expected=expected(known_name(host, sighting.endpoints[0].port), known_name(host, 22)))
+
+
+def _known(host: ResolvedHost) -> KnownHosts:
+    return KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
+
+
+def _known_names(host: ResolvedHost) -> tuple[str, str]:
+    """Names under which its key may be known; OpenSSH takes that of ``host`` for ``[host]:port`` as well."""
+    return known_name(host.hostname, host.port, host.host_key_alias), known_name(host.hostname, 22)
 
 
 def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
@@ -202,9 +194,8 @@ def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | N
         BadInput: ~/.ssh/config has an error.
     """
     host = resolve(target)
-    known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
-    names = (known_name(host.hostname, host.port, host.host_key_alias), known_name(host.hostname, 22, ""))
-    keys = {fingerprint(entry.blob) for name in names for entry in known.of(name)}
+    known = _known(host)
+    keys = {fingerprint(entry.blob) for name in _known_names(host) for entry in known.of(name)}
     return next((machine for machine in found if machine.fingerprint in keys), None)
 
 

@@ -6,11 +6,16 @@ machine, and one name with two keys is two machines.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.discovery.network_interfaces import Endpoint
-from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey, State, Status
+from distributed.discovery.sightings import Origin, PathState, Problem, Sighting, SightingKey, State, Status
+from distributed.ssh.host_keys import Expected
+
+_REFUTED = "other key:"
+"""Before the fingerprint of who answers under the name of a known machine without being it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def machines(state: State) -> tuple[FoundMachine, ...]:
     for identity, bucket in _buckets(state).items():
         machine = _machine(identity, bucket, state)
         only_remembered = machine.found_by == (Origin.KNOWN_HOSTS,)
-        if not only_remembered or machine.status is Status.ONLINE:
+        if not only_remembered or machine.status in (Status.ONLINE, Status.OTHER_KEY):
             found.append(machine)
     return tuple(sorted(found, key=lambda m: (not m.here, m.status is Status.OFFLINE, m.name.casefold(), m.id)))
 
@@ -71,13 +76,29 @@ def _buckets(state: State) -> dict[str, _Bucket]:
             own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
             claimed = own or (keys if len(keys) == 1 else set())
             for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
-                bucket = buckets.setdefault(identity, _Bucket())
-                bucket.sightings.append(sighting)
-                bucket.endpoints |= {
+                mine = {
                     e for e in sighting.endpoints
                     if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
                 }  # fmt: skip
+                refuted = any(_refuted(sighting, state.paths[e]) for e in mine)
+                bucket = buckets.setdefault(f"{_REFUTED}{identity}" if refuted else identity, _Bucket())
+                bucket.sightings.append(sighting)
+                bucket.endpoints |= mine
     return buckets
+
+
+def expected_at(state: State) -> dict[Endpoint, list[Expected]]:
+    """Return the known keys of who should answer at each endpoint, by the names that lead there."""
+    found: dict[Endpoint, list[Expected]] = {}
+    for sighting in _with_announced_addresses(state):
+        for endpoint in sighting.endpoints if sighting.expected.keys else ():
+            found.setdefault(endpoint, []).append(sighting.expected)
+    return found
+
+
+def _refuted(sighting: Sighting, path: PathState) -> bool:
+    """Whether who answers there is not the machine that is known under this name."""
+    return bool(path.fingerprint) and sighting.expected.refutes(path.keys)
 
 
 def _provisional(key: SightingKey) -> str:
@@ -126,7 +147,12 @@ def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
     details = {key: value for s in reversed(sightings) for key, value in s.details if value}
     here = sightings[0].key.origin is Origin.HERE
     status = Status.ONLINE if here else _status(sightings, paths)
+    refuted = identity.startswith(_REFUTED) and status is Status.ONLINE
+    if refuted:
+        status = Status.OTHER_KEY
+    shown = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
     known = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
+    problem = _problem(sightings, paths, state) if status is Status.OFFLINE else None
     return FoundMachine(
         id=identity,
         name=sightings[0].name,
@@ -134,10 +160,10 @@ def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
         status=status,
         found_by=tuple(dict.fromkeys(s.key.origin for s in sightings)),
         paths=paths,
-        fingerprint=next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), ""),
+        fingerprint=shown,
         known_as=tuple(known),
         details=details,
-        problem=_problem(sightings, paths, state) if status is Status.OFFLINE else None,
+        problem=_other_key(sightings, shown) if refuted else problem,
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
         here=here,
     )
@@ -151,6 +177,15 @@ def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Status:
     if not paths and any(sighting.through for sighting in sightings):
         return Status.UNCHECKED
     return Status.OFFLINE if paths or any(sighting.problem for sighting in sightings) else Status.CHECKING
+
+
+def _other_key(sightings: list[Sighting], shown: str) -> Problem:
+    name = next(sighting.expected.name for sighting in sightings if sighting.expected.name)
+    hint = (
+        f"another machine answers there, or it was set up anew; in that case compare the fingerprint on the machine, "
+        f"then: {shlex.join(['ssh-keygen', '-R', name])}"
+    )
+    return Problem("host_key_changed", f"its host key {shown} is another than the one known for {name}", hint)
 
 
 _TELLING = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")

@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from distributed.discovery.known_machines import KnownKeys
-from distributed.discovery.machine_identity import machines
+from distributed.discovery.machine_identity import expected_at, machines
 from distributed.discovery.network_interfaces import Endpoint
 from distributed.discovery.reachability import Failure, explain, explain_silence, knock, read_host_key, sign_of_life
 from distributed.discovery.sightings import Failed, Identified, Observation, Problem, State, Status
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.host_keys import Expected, HostKeyInfo, Keys
 
 _T = TypeVar("_T")
 _BEST_EVERY = 2.0
@@ -59,11 +60,16 @@ class PathWatch:
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
         self._best: set[Endpoint] = set()
+        self._expected: dict[Endpoint, list[Expected]] = {}
+        self._unproved: set[Endpoint] = set()
+        """Known under a name that was seen after their key, by keys of a type that they were not asked for."""
 
     def due(self, state: State) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what is to be run now; call it again and again with the newest state."""
         if state is not self._state:
             self._state = state
+            self._expected = expected_at(state)
+            self._unproved = {e for e, path in state.paths.items() if path.keys and self._unasked(e, path.keys)}
             self._best = {m.paths[0].endpoint for m in machines(state) if m.paths and m.status is Status.ONLINE}
             for endpoint in [e for e, rounds in self._rounds.items() if e not in state.paths and not rounds.busy]:
                 del self._rounds[endpoint]
@@ -84,7 +90,7 @@ class PathWatch:
 
     async def _look(self, endpoint: Endpoint, rounds: _Rounds) -> None:
         try:
-            if rounds.identified:
+            if rounds.identified and endpoint not in self._unproved:
                 await self._knock(endpoint, rounds)
             else:
                 await self._identify(endpoint, rounds)
@@ -96,6 +102,8 @@ class PathWatch:
     def _pause(self, endpoint: Endpoint, rounds: _Rounds) -> float:
         if rounds.failures:
             return min(_BEST_EVERY * 2.0 ** min(rounds.failures - 1, 10), _LONGEST_PAUSE)
+        if endpoint in self._unproved:
+            return 0.0
         return _BEST_EVERY if endpoint in self._best else _OTHERS_EVERY
 
     async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:
@@ -108,10 +116,18 @@ class PathWatch:
 
     async def _identify(self, endpoint: Endpoint, rounds: _Rounds) -> None:
         seen = await self._aside(lambda: read_host_key(endpoint))
+        keys = {seen.key_type: seen.fingerprint} if isinstance(seen, HostKeyInfo) else {}
+        while isinstance(seen, HostKeyInfo) and (kinds := self._unasked(endpoint, tuple(keys.items()))):
+            kind = kinds[0]
+            other = await self._aside(partial(read_host_key, endpoint, kind=kind))
+            if isinstance(other, HostKeyInfo):
+                keys[kind] = other.fingerprint if other.key_type == kind else ""
+            else:
+                seen = other
         if isinstance(seen, HostKeyInfo):
             rounds.identified, rounds.failures = True, 0
             known_as = self._known.names.get(seen.fingerprint, ())
-            self._observe(Identified(endpoint, seen.fingerprint, known_as))
+            self._observe(Identified(endpoint, seen.fingerprint, known_as, tuple(keys.items())))
         else:
             await self._failed(endpoint, rounds, seen)
 
@@ -138,3 +154,7 @@ class PathWatch:
                 for endpoint in endpoints:
                     if endpoint != failed and endpoint in self._rounds and not self._rounds[endpoint].failures:
                         self._rounds[endpoint].looked = float("-inf")
+
+    def _unasked(self, endpoint: Endpoint, shown: Keys) -> list[str]:
+        """Return the types of key to ask for there, to see whether it is who is known under its names."""
+        return sorted({kind for expected in self._expected.get(endpoint, ()) for kind in expected.unasked(shown)})

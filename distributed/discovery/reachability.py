@@ -90,11 +90,16 @@ def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Failure | Non
     return None
 
 
-def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT) -> HostKeyInfo | Problem | Failure:
+def read_host_key(
+    endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kind: str = ""
+) -> HostKeyInfo | Problem | Failure:
     """Agree on keys with the SSH server there, and leave.
 
     Servers with several host keys are asked for the same kind every time (Ed25519, ECDSA, RSA), so that a machine has
     one identity whichever way it is reached.
+
+    Args:
+        kind: ask for a key of this type first.
 
     Returns:
         Its host key; what is wrong with the server; or how the connection failed.
@@ -103,7 +108,7 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT) -> 
     place = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
     try:
         stream = _connect(endpoint, min(timeout, CONNECT_TIMEOUT))
-        open_transport(place, Wire(stream), None, deadline)
+        open_transport(place, Wire(stream), None, deadline, (kind,) if kind else ())
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:

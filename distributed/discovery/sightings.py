@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from distributed.discovery.network_interfaces import Endpoint
+from distributed.ssh.host_keys import Expected, Keys
 
 MOST_SIGHTINGS = 512
 """Of machines that announce themselves; what more announce is counted, not kept."""
@@ -43,6 +44,8 @@ class Status(str, Enum):
     CHECKING = "checking"
     ONLINE = "online"
     OFFLINE = "offline"
+    OTHER_KEY = "another key than the known one"
+    """Something answers under the name of a known machine, and is not that machine."""
     UNCHECKED = "not checked"
     """It is reached through another machine, so nobody can tell from here without logging in there."""
 
@@ -82,6 +85,8 @@ class Sighting:
     """Why it has no endpoints."""
     through: str = ""
     """The machine it is reached through, where not directly."""
+    expected: Expected = Expected()
+    """The host keys known under the name that it is reached by."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class PathState:
     status: Status = Status.CHECKING
     fingerprint: str = ""
     """Of the host key it showed last; kept while it is offline."""
+    keys: Keys = ()
+    """All that it has shown."""
     known_as: tuple[str, ...] = ()
     """Names under which known_hosts has this key."""
     problem: Problem | None = None
@@ -116,6 +123,7 @@ class Identified:
     endpoint: Endpoint
     fingerprint: str
     known_as: tuple[str, ...] = ()
+    keys: Keys = ()
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ def apply(state: State, observation: Observation) -> State:
     if isinstance(observation, Failed):
         after = replace(before, status=Status.OFFLINE, problem=observation.problem)
     else:
-        after = PathState(Status.ONLINE, observation.fingerprint, observation.known_as)
+        after = PathState(Status.ONLINE, observation.fingerprint, observation.keys, observation.known_as)
     return state if after == before else replace(state, paths={**state.paths, observation.endpoint: after})
 
 

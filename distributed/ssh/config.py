@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.ssh.config_files import check_accepted
 from distributed.ssh.host_keys import known_name
 from profiles.errors import BadInput
 
@@ -40,6 +41,8 @@ class SshTarget:
     """Private key file, tried first."""
     config_file: str = ""
     """OpenSSH client configuration instead of ~/.ssh/config."""
+    from_hosts_file: bool = False
+    """Whether a hosts file has named the configuration, so that it has to be accepted before it is read."""
     found_at: str = ""
     """Literal address to connect to; all else, and the name of its host key, stays that of ``host``."""
 
@@ -47,7 +50,8 @@ class SshTarget:
     def of(cls, machine: Machine, hosts: Hosts | None = None) -> SshTarget:
         """Return the target of a machine of the hosts file."""
         config = hosts.ssh_config if hosts else ""
-        return cls(machine.name, machine.host, machine.port, machine.user, machine.key, config, machine.found_at)
+        where = machine.name, machine.host, machine.port, machine.user, machine.key
+        return cls(*where, config, from_hosts_file=bool(config), found_at=machine.found_at)
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,13 @@ def resolve(target: SshTarget) -> ResolvedHost:
     """Ask OpenSSH what it would do for this target. Without an ``ssh`` command the usual defaults are taken.
 
     Raises:
-        BadInput: the configuration has an error, or the target is no host name.
+        BadInput: the configuration has an error or was not accepted, or the target is no host name.
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
         raise BadInput(f"{target.name}: '{target.host}' is not a host name", "see docs/hosts.md")
     program = shutil.which("ssh")
+    if target.from_hosts_file:
+        check_accepted(target.config_file, target.name)
     options = _parse(_ask(program, target)) if program else _defaults(target)
     resolved = _elsewhere(_decide(target, options), target)
     config = Path(target.config_file or "~/.ssh/config").expanduser()
@@ -184,7 +190,8 @@ def _jump(text: str, target: SshTarget) -> SshTarget:
         raise BadInput(f"{target.name}: cannot understand ProxyJump {text!r}", "expected [user@]host[:port]")
     host = match[2].strip("[]")
     port = int(match[3]) if match[3] else None
-    return SshTarget(f"{target.name} (through {host})", host, port, match[1] or "", "", target.config_file)
+    name = f"{target.name} (through {host})"
+    return SshTarget(name, host, port, match[1] or "", "", target.config_file, target.from_hosts_file)
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:

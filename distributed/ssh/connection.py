@@ -154,16 +154,16 @@ class SshConnection:
     def _see_that_commands_run(self, timeout: float) -> None:
         try:
             result = self.run(["uname", "-sm"], timeout=timeout)
-        except Dropped:
+        except (Dropped, NoShell) as error:
+            if isinstance(error, NoShell) and self._transport.is_active():
+                hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
+                raise NoShell(self.machine, error.message.partition(": ")[2], hint) from None
             problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
                 "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "
                 "Allow access for; on Linux look at the account and at the SSH server's log"
             )
             raise UserRefused(self.machine, problem, hint) from None
-        except NoShell as error:
-            hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
-            raise NoShell(self.machine, error.message.partition(": ")[2], hint) from None
         self.system = result.stdout.decode(errors="replace").strip()
 
     def run(

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+COMPARED = 8
+"""Characters at the end of a fingerprint that a person is asked to compare."""
+
 
 @dataclass(frozen=True)
 class HostKeyInfo:
@@ -75,6 +78,29 @@ class KnownHost:
         return any(_fits(pattern, name) for pattern in patterns)
 
 
+Keys = tuple[tuple[str, str], ...]
+"""Type and fingerprint of host keys; no fingerprint: asked for that type, the machine has shown another one."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The keys that known_hosts has under a name."""
+
+    name: str = ""
+    """As known_hosts writes it."""
+    keys: Keys = ()
+
+    def unasked(self, shown: Keys) -> tuple[str, ...]:
+        """Return the types of key that would tell whether a machine that shows these keys is the known one."""
+        if any(key in self.keys for key in shown):
+            return ()
+        return tuple(dict.fromkeys(kind for kind, _ in self.keys if kind not in dict(shown)))
+
+    def refutes(self, shown: Keys) -> bool:
+        """Whether a machine that shows these keys is another one: asked for each known type, it has no known key."""
+        return bool(self.keys) and not self.unasked(shown) and not any(key in self.keys for key in shown)
+
+
 class KnownHosts:
     """The known_hosts files of the system and the user, read once."""
 
@@ -93,6 +119,13 @@ class KnownHosts:
     def key_types(self, name: str) -> list[str]:
         """Return the types of the known keys, to ask the host for one of them first."""
         return list(dict.fromkeys(entry.key_type for entry in self.of(name)))
+
+    def expected(self, *names: str) -> Expected:
+        """Return the keys known under the first of these names that has any."""
+        for name in names:
+            if entries := self.of(name):
+                return Expected(name, tuple((entry.key_type, fingerprint(entry.blob)) for entry in entries))
+        return Expected()
 
     def judge(self, key: HostKeyInfo) -> Verdict:
         """Say whether a key is the known one."""

@@ -23,7 +23,7 @@ _NO_SHELL_HINT = (
     "do the user's start files there end the shell (try: ssh USER@HOST true)? "
     "Else give it a login shell: sudo chsh -s /bin/sh USER"
 )
-MAX_LINE = 16 * 1024 * 1024
+MAX_LINE = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import paramiko
@@ -19,8 +19,13 @@ Trust = Callable[[HostKeyInfo], bool]
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks land on the terminal
 
 
-def open_transport(host: ResolvedHost, wire: Wire, trust: Trust | None, deadline: Deadline) -> tuple[Any, list[str]]:
+def open_transport(
+    host: ResolvedHost, wire: Wire, trust: Trust | None, deadline: Deadline, kinds: Sequence[str] = ()
+) -> tuple[Any, list[str]]:
     """Greet the server, agree on keys, and check who it is.
+
+    Args:
+        kinds: types of host key to ask for first; those of the known keys where none are given.
 
     Returns:
         The transport, and a list that receives the server's last words if it disconnects.
@@ -34,7 +39,7 @@ def open_transport(host: ResolvedHost, wire: Wire, trust: Trust | None, deadline
         transport = paramiko.Transport(wire)
         words = _note_disconnect(transport)
         known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
-        _prefer(transport, known.key_types(_name(host)) or known.key_types(_portless(host)))
+        _prefer(transport, kinds or known.key_types(_name(host)) or known.key_types(_portless(host)))
         _agree(host, transport, deadline)
         _check_identity(host, transport, known, trust)
     except BaseException:
@@ -66,7 +71,7 @@ def _portless(host: ResolvedHost) -> str:
     return known_name(host.hostname, 22, host.host_key_alias)
 
 
-def _prefer(transport: Any, known_types: list[str]) -> None:
+def _prefer(transport: Any, known_types: Sequence[str]) -> None:
     """Ask for a key of a type we know, so that another one is not taken for a change."""
     options = transport.get_security_options()
     wanted: list[str] = []
