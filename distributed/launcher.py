@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
+from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.planning.words import why_in_words
 from distributed.preparation.code_sync import REPOSITORY
 from distributed.preparation.prepare import Manner, hosts_of, prepare
@@ -21,8 +21,9 @@ from distributed.run.prediction import keep_planning
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.events import TimingEvent
+from training.plan import RunPlan
 from training.processes import environment
-from training.run_files import is_live
+from training.run_files import is_live, private_file
 from training.run_folder import RunFolder
 from training.timing import Laps
 
@@ -119,6 +120,24 @@ class DistributedLauncher:
         return folder.path
 
 
+def resume_run(path: Path, plan: RunPlan, manner: Manner, command: Sequence[str]) -> None:
+    """Let the run in ``path`` go on, in the background, on the machines that hold its snapshots.
+
+    Raises:
+        BadInput: another process works on it.
+        NotReady: some machine cannot take part.
+        RunFailed: the supervisor did not start.
+    """
+    hosts = load_hosts(path / RUN_HOSTS)
+    links = [link for link, _ in prepare(hosts, plan.profile.model.task, manner)]
+    for link in links:
+        link.close()
+    folder = RunFolder.resume(path, plan, list(command))
+    save_hosts(hosts_of(hosts, links), path / RUN_HOSTS)
+    folder.close()
+    start_supervisor(path)
+
+
 class StandBy:
     """The process of a supervisor, started before anybody knows its run: it imports while the machines are asked.
 
@@ -161,7 +180,7 @@ class StandBy:
                     self._process.kill()  # a run of which this process says that it did not start must not start later
                     log = run_dir / "logs" / "supervisor.log"
                     self._errors.seek(0)
-                    with log.open("ab") as kept:
+                    with open(log, "ab", opener=private_file) as kept:
                         kept.write(self._errors.read())
                     raise RunFailed("the supervisor did not start", f"see {log}")
                 time.sleep(0.01)

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
+from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
 from training.event_log import follow_lines
 from training.events import ErrorEvent, Event, from_line
-from training.local_run import LocalOutcome
+from training.outcome import LocalOutcome, NewestAttempt
 from training.plan import RunPlan
 from training.run_files import explain, is_live
 from training.run_folder import RunFolder, folder_name
@@ -33,6 +33,7 @@ from training.run_metadata import FINAL
 from training.simulation import ObjectTrainer
 
 if TYPE_CHECKING:
+    from distributed.preparation.prepare import Manner
     from training.tasks.object_files import JobParts
 
 __all__ = ["NetworkTrainer"]
@@ -45,7 +46,9 @@ _OBJECTS = "objects"
 class NetworkTrainer(ObjectTrainer):
     """Train on the machines of a hosts file, as ``distributed-train`` does: same run folder, events and errors.
 
-    A function given as model or data set is called on every machine; an object is written to files and sent. Ctrl-C
+    A function given as model or data set is called on every machine; an object is written to files and sent. With
+    ``strategy="auto"`` several machines, their links and this job on them are measured, and the fastest way is taken;
+    what was measured within a week is not measured again. Ctrl-C
     stops the run on all machines, with snapshots, and is raised again; a second one ends it at once.
 
     Args:
@@ -78,55 +81,74 @@ class NetworkTrainer(ObjectTrainer):
 
     def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
         from distributed.hosts.file import load_hosts
+        from distributed.hosts.local_python import accept_pythons
         from distributed.launcher import DistributedLauncher
-        from distributed.preparation.prepare import Manner
+        from distributed.preparation.custom_code import code_of
+        from distributed.ssh.config_files import accept
 
-        manner = Manner(trust=(lambda key: True) if self._trust_new else None)
-        launcher = DistributedLauncher(load_hosts(self._hosts), _without_a_choice(profile), manner)
+        hosts = load_hosts(self._hosts)
+        accept_pythons(hosts)
+        accept(hosts.ssh_config)  # whoever wrote this script named the file
         output = Path(profile.run.output_dir)
         with _job_folder(output, parts) as job:
+            launcher = DistributedLauncher(hosts, _with_job(profile, job), self._manner())
             planned = launcher.plan()
-            plan = _with_job(planned.plan, output)
-            path = output / folder_name(plan)
+            path = output / folder_name(planned.plan)
+            plan = planned.plan.model_copy(update={"profile": _with_job(planned.plan.profile, path / JOB)})
             try:
                 started = dataclasses.replace(planned, plan=plan)
                 launcher.start(started, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
-                outcome = self._follow(path, plan)
+                if (code := code_of(plan.profile)) is not None:
+                    code.approve()  # whoever wrote this script may resume its run
             except BaseException:
                 _stop(path)
                 raise
+        return self._to_the_end(path, plan)
+
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+        """It trains what is in its folder, whatever has changed since."""
+        from distributed.hosts.file import RUN_HOSTS, load_hosts
+        from distributed.launcher import resume_run
+        from distributed.ssh.config_files import accept
+
+        if not (path / JOB).is_dir():
+            raise BadInput(f"{path / JOB}: what the run trains is not there any more", "start a new run instead")
+        known = sum(1 for _ in RunFolder.open(path).events())
+        accept(load_hosts(path / RUN_HOSTS).ssh_config)  # whoever wrote this script named the run
+        resume_run(path, plan, self._manner(), ["NetworkTrainer.fit"])
+        return self._to_the_end(path, plan, known)
+
+    def _to_the_end(self, path: Path, plan: RunPlan, known: int = 0) -> LocalOutcome:
+        """Hand the events on, but those that are known, until the run has ended."""
+        attempt = NewestAttempt()
+        try:
+            for number, event in enumerate(_events(path)):
+                attempt.note(event)
+                if number >= known:
+                    self._on_event(event)
+        except BaseException:
+            _stop(path)
+            raise
+        outcome = _outcome(path, plan, attempt)
         if outcome.status == "completed":
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
         return outcome
 
-    def _follow(self, path: Path, plan: RunPlan) -> LocalOutcome:
-        """Hand the events on until the run has ended."""
-        first_error: ErrorEvent | None = None
-        for event in _events(path):
-            if isinstance(event, ErrorEvent) and first_error is None:
-                first_error = event
-            self._on_event(event)
-        return _outcome(path, plan, first_error)
+    def _manner(self) -> Manner:
+        from distributed.preparation.prepare import Manner
+
+        return Manner(trust=(lambda key: True) if self._trust_new else None)
 
 
-def _without_a_choice(profile: Profile) -> Profile:
-    """The job exists on no machine before it starts, so nothing can be measured to choose a strategy from."""
-    if profile.strategy.strategy != "auto":
-        return profile
-    return profile.model_copy(update={"strategy": profile.strategy.model_copy(update={"strategy": "allreduce"})})
-
-
-def _with_job(plan: RunPlan, output: Path) -> RunPlan:
-    """The plan of the same run with the job of its own folder."""
+def _with_job(profile: Profile, job: Path) -> Profile:
+    """The same profile with the job in a folder: that to measure with, or the run's own."""
     from distributed.preparation.code_sync import JOB_FACTORY
 
-    profile = plan.profile
-    place = output.resolve() / folder_name(plan) / JOB / _OBJECTS
     changed = {
         "model": profile.model.model_copy(update={"model_path": JOB_FACTORY}),
-        "data": profile.data.model_copy(update={"dataset_path": str(place)}),
+        "data": profile.data.model_copy(update={"dataset_path": str(job.resolve() / _OBJECTS)}),
     }
-    return plan.model_copy(update={"profile": profile.model_copy(update=changed)})
+    return profile.model_copy(update=changed)
 
 
 @contextlib.contextmanager
@@ -201,23 +223,21 @@ def _stop(path: Path) -> None:
                 continue
 
 
-def _outcome(path: Path, plan: RunPlan, error: ErrorEvent | None) -> LocalOutcome:
+def _outcome(path: Path, plan: RunPlan, attempt: NewestAttempt) -> LocalOutcome:
     """Say how a run ended, from its folder; the folder is gone where its input could not be used."""
     try:
         metadata = RunFolder.open(path).metadata
-        status, message, metrics = metadata.status, metadata.error_message, metadata.metrics
+        status, message = attempt.ending(metadata)
+        metrics = metadata.metrics
     except MusterError:
         status, message, metrics = "failed", "", {}
     if status not in FINAL:
         status, message = "failed", "interrupted: its supervisor is gone"
-    if status == "completed":
-        return LocalOutcome(status, path, metrics, ExitCode.DONE)
-    if status == "cancelled":
-        return LocalOutcome(status, path, metrics, ExitCode.STOPPED, message)
-    if error is None:
-        return LocalOutcome(status, path, metrics, ExitCode.RUN_FAILED, message, f"see {path / 'logs'}")
-    code = ExitCode.RUN_FAILED if metrics.get("steps") else ExitCode(error.exit_code)
-    return LocalOutcome(status, path, metrics, code, _with_machine(error, plan), error.hint)
+    code, error = attempt.exit_code(status), attempt.error
+    if status == "failed":
+        message, hint = (_with_machine(error, plan), error.hint) if error else (message, f"see {path / 'logs'}")
+        return LocalOutcome(status, path, metrics, code, message, hint)
+    return LocalOutcome(status, path, metrics, code, message if status == "cancelled" else "")
 
 
 def _with_machine(error: ErrorEvent, plan: RunPlan) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -31,9 +30,11 @@ from distributed.run.start_watch import StartWatch
 from distributed.workers.remote_hub import RemoteHub
 from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import ErrorEvent, Event, ProgressEvent, RunEvent, WarningEvent
-from training.local_run import LocalOutcome, LocalRun
+from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
+from training.local_run import LocalRun
+from training.outcome import LocalOutcome, write_end
 from training.plan import RunPlan
+from training.processes import thread_limits
 from training.run_folder import RunFolder
 from training.timing import Laps
 
@@ -55,8 +56,9 @@ class Supervisor:
 
     def __init__(self, folder: RunFolder, links: Sequence[Link], ssh_config: str = "") -> None:
         self._folder = folder
-        self._plan = folder.plan()
-        self._seats = seats_of(links, self._plan.world_size)
+        planned = folder.plan()
+        self._seats = seats_of(links, planned.world_size)
+        self._plan = with_places(planned, self._seats)
         self._links = list(dict.fromkeys(self._seats))
         self._ssh_config = ssh_config
         self._listen = ""
@@ -203,14 +205,12 @@ class Supervisor:
         assert self._run is not None
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
-        threads = plan.seats[rank].threads
-        bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
         assignment = Assignment(
             run_id=self._plan.run_id,
             rank=rank,
             plan=plan.model_dump_json().encode(),
             links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
-            environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
+            environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(plan.seats[rank].threads)},
         )
         reach = way_to(link, self._plan, hub_machine(self._links))
         worker = RemoteWorker(
@@ -259,6 +259,17 @@ class Supervisor:
 def seats_of(links: Sequence[Link], members: int) -> list[Link]:
     """Return the link of every planned rank: one worker for each device of a machine."""
     return [link for link in links for _ in link.machine.devices or ("",)][:members]
+
+
+def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
+    """Return the plan that says which members are on the machine of the hub, or of the torch engine's store."""
+    hub = hub_machine(seats) if plan.engine == "hub" else None
+
+    def is_local(link: Link) -> bool:
+        return link is hub if hub is not None else link.machine.here
+
+    members = [m.model_copy(update={"local": is_local(link)}) for m, link in zip(plan.members, seats, strict=True)]
+    return plan.model_copy(update={"members": tuple(members)})
 
 
 def listening_address(links: Sequence[Link]) -> str:
@@ -324,11 +335,7 @@ def supervise_folder(path: Path) -> ExitCode:
 def _leave_failure(folder: RunFolder, error: MusterError) -> None:
     with contextlib.suppress(MusterError):
         folder.append(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
-        folder.append(RunEvent(status="failed", message=error.message))
-        folder.finish("failed", {}, error.message)
-    if isinstance(error, BadInput) and folder.metadata.attempt == 1:
-        folder.close()
-        shutil.rmtree(folder.path, ignore_errors=True)
+        write_end(folder, folder.append, "failed", error.exit_code, error.message)
 
 
 def main() -> int:

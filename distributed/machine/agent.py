@@ -35,14 +35,14 @@ from typing import Any
 
 SOCKET = "agent.sock"
 BEAT = 1.0
-LONGEST_LINE = 1 << 21
+LONGEST_LINE = 1 << 18
 """Bytes of a worker's line in one record; six times as much in JSON is still a line that the far side takes."""
+LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
 _OLD_AGENT_PATIENCE = 10.0
 _TICK = 0.1
 _INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
 exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
-"""Many systems let a session over SSH keep them from going to sleep by themselves, and refuse it more. The command ends
-with its input, and that with the process that holds it."""
+"""Many systems refuse a session over SSH more than ``idle``. It ends with its input, and so with whoever holds it."""
 
 
 def run_folder(root: str, run: str, rank: str) -> Path:
@@ -134,9 +134,10 @@ class Daemon:
         folder = str(self._folder)
         words = [w.replace("{folder}", folder).replace("{python}", sys.executable) for w in self._document["argv"]]
         extra = {key: value.replace("{folder}", folder) for key, value in self._document["env"].items()}
+        environment = {**self._document.get("defaults", {}), **os.environ, **extra}
         pipe = subprocess.PIPE
         worker = subprocess.Popen(
-            words, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **extra}, cwd=folder, start_new_session=True
+            words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
         )
         os.write(self._guard, b"%d" % worker.pid)
         (self._folder / "agent.json").write_text(json.dumps({"agent": os.getpid(), "worker": worker.pid}))
@@ -158,13 +159,15 @@ class Daemon:
         self._spool.append({"end": code, "why": self._why})
 
     def _pump(self, stream: Any, kind: str) -> None:
+        left = LOG_BUDGET if kind == "log" else sys.maxsize
         for line in iter(lambda: stream.readline(LONGEST_LINE), b""):
-            self._spool.append({kind: line.decode("utf-8", "replace")})
+            left -= len(line)
+            if left > 0:  # else it is read and forgotten, so that the worker does not stand still
+                self._spool.append({kind: line.decode("utf-8", "replace")})
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._serve, args=listener.accept()[:1], daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
@@ -172,10 +175,12 @@ class Daemon:
                 self._renewed = time.monotonic()
                 message = json.loads(line)
                 if "after" in message:
-                    send = threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True)
-                    send.start()
+                    threading.Thread(target=self._send, args=(connection, message["after"]), daemon=True).start()
                 elif "n" in message:
                     self._obey(message)
+                elif message.get("grace", 0.0) > self._grace:
+                    self._grace = float(message["grace"])
+                    os.write(self._guard, b" %d" % self._grace)
 
     def _send(self, connection: socket.socket, after: int) -> None:
         """Send all records after ``after``, and beats while there are none."""
@@ -219,8 +224,9 @@ class Daemon:
     def _expire(self) -> None:
         self._why = f"nobody has renewed the lease for {self._lease:g} s"
         self._tell_worker({"command": "stop", "reason": self._why})
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._worker.wait(self._grace)
+        end = time.monotonic() + self._grace
+        while self._worker.poll() is None and self._farewell is None and time.monotonic() < end:
+            self._told.wait(_TICK)
 
     def _tidy(self) -> None:
         """Keys never stay; snapshots stay unless the far side has no use for them."""
@@ -234,26 +240,22 @@ class Daemon:
 
 
 def start_guard(grace: float) -> int:
-    """Fork a process that ends the worker's group and removes the keys if this one dies.
-
-    Returns:
-        The descriptor to write the group's id to.
-    """
+    """Fork a process that ends the worker's group and removes the keys if this one dies; return the
+    descriptor to write the group's id to, and then longer graces."""
     read_end, write_end = os.pipe()
     if os.fork():
         os.close(read_end)
         return write_end
     os.close(write_end)
     os.setsid()
-    group = b""
-    while part := os.read(read_end, 64):
-        group += part
-    end = time.monotonic() + grace
+    words = b"".join(iter(lambda: os.read(read_end, 64), b"")).split()
     with contextlib.suppress(ProcessLookupError, PermissionError, ValueError):
+        group, *longer = map(int, words)
+        end = time.monotonic() + max([grace, *longer])
         while time.monotonic() < end:
-            os.killpg(int(group), 0)
+            os.killpg(group, 0)
             time.sleep(_TICK)
-        os.killpg(int(group), signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
     shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
 
@@ -266,9 +268,8 @@ def keep_awake() -> subprocess.Popen[bytes] | None:
         command = ["sh", "-c", _INHIBIT]
     else:
         return None
-    quiet = subprocess.DEVNULL
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     except OSError:
         return None
 
@@ -287,7 +288,8 @@ def start(folder: Path, document: dict[str, Any]) -> None:
     """Start the daemon of a worker and wait until it can be attached to.
 
     ``document``: ``argv`` and ``env`` of the worker (``{folder}`` stands for its folder, ``{python}`` for this Python),
-    ``files`` (base64 by relative path), ``links`` (target by relative path), ``lease`` and ``grace`` in seconds.
+    ``defaults`` of variables that are not set here, ``files`` (base64 by relative path), ``links`` (target by relative
+    path), ``lease`` and ``grace`` in seconds.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chdir(folder)

@@ -5,7 +5,7 @@ Standard library only, Python >= 3.9: this file is copied to the machine and run
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
     python agent_files.py ROOT sync   < {"trees": {hash: {path: blob}}, "begun": {blob: bytes}}, gzipped tar of blobs
-    python agent_files.py ROOT fetch RUN RANK NAME...   > gzipped tar of files of a worker's folder
+    python agent_files.py ROOT fetch RUN RANK NAME   > {"files": {path: bytes}}, then these bytes, of a worker's folder
     python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...]}
 
 Files are kept by the SHA-256 of their content under ``blobs/``; a tree under ``trees/`` is a folder of hard links to
@@ -15,7 +15,6 @@ them, so that what two runs have in common is sent and stored once.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -205,15 +204,25 @@ def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
             raise
 
 
-def fetch(folder: Path, names: list[str]) -> None:
-    """Write a gzipped tar of what exists of ``names`` to stdout."""
-    with (
-        gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=1) as zipped,
-        tarfile.open(fileobj=zipped, mode="w|") as archive,
-    ):
-        for name in names:
-            if (folder / name).exists():
-                archive.add(folder / name, arcname=name)
+def fetch(folder: Path, name: str, out: Any) -> None:
+    """Write the names and sizes of the plain files under ``folder / name`` as one line, then their content.
+
+    Raises:
+        OSError: one cannot be read, or is not what it was.
+    """
+    found = sorted(path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink())
+    sizes = {path: path.stat().st_size for path in found}
+    names = {path.relative_to(folder).as_posix(): size for path, size in sizes.items()}
+    out.write(json.dumps({"files": names}).encode() + b"\n")
+    for path, size in sizes.items():
+        with open(path, "rb") as content:
+            while size:
+                piece = content.read(min(1 << 20, size))
+                if not piece:
+                    raise OSError(f"{path} became shorter while it was sent")
+                out.write(piece)
+                size -= len(piece)
+    out.flush()
 
 
 def left(root: Path, run: str) -> dict[str, list[str]]:
@@ -248,7 +257,7 @@ def main() -> int:
         elif command == "sync":
             sync(root, sys.stdin.buffer)
         elif command == "fetch":
-            fetch(root / "runs" / rest[0] / rest[1], rest[2:])
+            fetch(root / "runs" / rest[0] / rest[1], rest[2], sys.stdout.buffer)
         elif command == "left":
             print(json.dumps(left(root, rest[0])))
     except (OSError, ValueError, EOFError, tarfile.TarError) as error:

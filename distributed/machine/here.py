@@ -184,7 +184,7 @@ class HereProcess:
             if not more:
                 return line
             line += more
-        cut = line.find(b"\n") + 1 or len(line)
+        cut = min(line.find(b"\n") + 1 or len(line), MAX_LINE)
         line, self._rest = line[:cut], line[cut:]
         return line
 

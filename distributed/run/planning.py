@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from distributed.machine.link import Link, address_towards
@@ -49,6 +49,11 @@ class Planned:
     """What it was chosen from; ``None`` where there was nothing to choose."""
     figures: Figures | None = None
     """What was measured for it, where it was made just now."""
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether training traffic goes over a network without encryption."""
+        return self.plan.engine == "torch" and self.plan.world_size > 1 and len(self.machines) > 1
 
 
 def plan_machines(
@@ -168,6 +173,10 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     if unknown:
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan is for a machine that is not here: {', '.join(unknown)}", hint)
+    asked = "torch" in (profile.strategy.engine, planning.job.engine)
+    if planning.settings.engine == "torch" and not asked and len(_machines(chosen)) > 1:
+        hint = "take --set engine=torch if that is meant, or make the plan again"
+        raise BadInput("the plan sends training traffic in clear (engine torch), and nobody has asked for that", hint)
     overlaid = planning.overlay(profile)
     hub = _machine_of(planning.settings.hub, machines)
     kept = _chosen_seats(machines, names, chosen, hub)
@@ -176,6 +185,10 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     members = tuple(m.model_copy(update={"batch_size": size}) for m, size in zip(plan.members, sizes, strict=True))
     engine = planning.settings.engine if len(members) > 1 else plan.engine
     return Planned(plan.model_copy(update={"members": members, "engine": engine}), kept, planning)
+
+
+def _machines(seats: Iterable[str]) -> set[str]:
+    return {seat.partition(":")[0] for seat in seats}
 
 
 def _chosen_seats(

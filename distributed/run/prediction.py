@@ -36,7 +36,7 @@ def prediction_metrics(folder: RunFolder) -> dict[str, Any]:
     """
     with contextlib.suppress(MusterError):  # a damaged document is no reason to lose a run's end
         planning = read_planning(folder.path / PLANNING) if (folder.path / PLANNING).is_file() else None
-        if planning is None or planning.best is None:
+        if planning is None or planning.best is None or not planning.best.predicted:
             return {}
         comparison = compare(planning.best, folder.events(), planning.job.trainable)
         if comparison is None:

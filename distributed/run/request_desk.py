@@ -6,18 +6,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from distributed.run.requests import Action, Request, take_requests
+from distributed.run.request_book import Answer, Outcome, RequestBook
+from distributed.run.requests import Request, take_requests
 from profiles.errors import BadInput, MusterError
-from training.events import Event, MemberEvent, RequestEvent, RunEvent, SnapshotEvent
+from training.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
 
 _POLL = 0.05
-_ENDS = ("completed", "failed", "cancelled")
+_DONE = {"pause": "the run is paused after step {step}", "resume": "the run goes on", "snapshot": "of step {step}"}
 _LAST_WORD = 30.0
 """Seconds to wait for the end of a worker that was lost before another one takes its place, and for the others to say
 that they count on a machine that they did not know."""
@@ -73,15 +73,6 @@ class LocalMachines:
         return self.ranks(request.machine)
 
 
-@dataclass
-class _Open:
-    """A request that was accepted and has not come to its end."""
-
-    request: Request
-    waits_for: set[int] = field(default_factory=set)
-    """Members that have still to do their part."""
-
-
 class RequestDesk:
     """Give it every event of the run, and :meth:`poll` or :meth:`open` it.
 
@@ -99,8 +90,7 @@ class RequestDesk:
         self._machines = machines
         self._lock = threading.RLock()
         self._one_at_a_time = threading.Lock()
-        self._open: list[_Open] = []
-        self._paused = False
+        self._book = RequestBook()
         self._closed = threading.Event()
 
     def open(self) -> None:
@@ -124,29 +114,29 @@ class RequestDesk:
             try:
                 self._accept(request)
             except Exception as error:  # noqa: BLE001 - whatever it is, a stop that is asked for next must be heard
-                self._tell(request, "refused", _reason(error))
+                with self._lock:
+                    refused = Answer(request, "refused", _reason(error))
+                    self._tell(*(self._book.end(*refused) or [refused]))
 
     def _accept(self, request: Request) -> None:
         if request.action == "add":
             self._run.check_changeable()
-            self._begin(request, set())
-            threading.Thread(target=self._add, args=(request,), name="add", daemon=True).start()
-            return
-        self._check(request)
-        if request.action == "drop":
-            ranks = self._machines.letting_go(request.machine)
-            with self._lock:  # its end may be there before it is entered
-                self._run.drop(ranks)
-                self._begin(request, set(ranks))
-            return
-        self._begin(request, set(self._run.members.taking_part) if request.action == "snapshot" else set())
-        act(self._run, request.action)
-
-    def _check(self, request: Request) -> None:
-        if request.action == "pause" and self._paused:
-            raise BadInput("the run is paused already")
-        if request.action == "resume" and not self._paused:
-            raise BadInput("the run is not paused")
+        leaving = self._machines.letting_go(request.machine) if request.action == "drop" else ()
+        with self._lock:
+            self._tell(self._book.accept(request))
+        match request.action:
+            case "stop":
+                self._run.request_stop("stopped by the user")
+            case "kill":
+                self._run.request_stop("ended by the user")
+                self._run.kill()
+            case "pause" | "resume" | "snapshot" as action:
+                self._run.command(action, lambda step: self._end(request, "done", _DONE[action].format(step=step)))
+            case "drop":
+                self._book.wait_for(request, leaving)
+                self._run.drop(leaving)
+            case "add":
+                threading.Thread(target=self._add, args=(request,), name="add", daemon=True).start()
 
     def _add(self, request: Request) -> None:
         try:
@@ -154,9 +144,7 @@ class RequestDesk:
                 ranks = self._machines.bring(request)
                 self._make_room(ranks)
                 with self._lock:
-                    for opened in self._open:
-                        if opened.request is request:
-                            opened.waits_for = set(ranks)
+                    self._book.wait_for(request, ranks)
                     for rank in ranks:
                         self._run.admit(rank)
         except Exception as error:  # noqa: BLE001 - the end of this thread: who asked waits for an answer
@@ -179,69 +167,45 @@ class RequestDesk:
         """Note what an event means for the requests that are open."""
         with self._lock:
             match event:
-                case RunEvent(status="paused" | "running"):
-                    self._paused = event.status == "paused"
-                    self._finish("pause" if self._paused else "resume", f"the run is {event.status}")
-                case RunEvent(status=status) if status in _ENDS:
+                case RunEvent(status="completed" | "failed" | "cancelled"):
                     self._last(event)
-                case SnapshotEvent(member=int(rank)):
-                    self._part("snapshot", rank, f"of step {event.step}")
                 case MemberEvent(member=int(rank), status="left" | "lost" | "failed" | "done"):
                     self._gone(rank, event)
                 case MemberEvent(member=int(rank), status="ready", device=device) if device:
-                    self._part("add", rank, "trains with the others")
+                    self._tell(*self._book.part("add", rank, "trains with the others"))
                 case _:
                     pass
 
     def _gone(self, rank: int, event: MemberEvent) -> None:
-        self._part("drop", rank, "left after a synchronisation" if event.status == "left" else event.message)
-        self._part("snapshot", rank, "")
-        back_again = rank not in self._run.members.lost  # the hub loses its old connection when it comes on a new one
-        for opened in [o for o in self._open if o.request.action == "add" and rank in o.waits_for and not back_again]:
-            self._end(opened.request, "refused", event.message or f"it is {event.status}")
-
-    def _part(self, action: Action, rank: int, message: str) -> None:
-        for opened in [o for o in self._open if o.request.action == action and rank in o.waits_for]:
-            opened.waits_for.discard(rank)
-            if not opened.waits_for:
-                self._end(opened.request, "done", message)
-
-    def _finish(self, action: Action, message: str) -> None:
-        for opened in [o for o in self._open if o.request.action == action]:
-            self._end(opened.request, "done", message)
+        left = "left after a synchronisation" if event.status == "left" else event.message
+        self._tell(*self._book.part("drop", rank, left))
+        if rank in self._run.members.lost:  # else the hub has lost the old connection of one that comes on a new one
+            self._tell(*self._book.refuse("add", rank, event.message or f"it is {event.status}"))
 
     def _last(self, event: RunEvent) -> None:
         """The run is over: nothing stays without an answer."""
         self.close()
-        for opened in list(self._open):
-            ended = opened.request.action in ("stop", "kill") and event.status == "cancelled"
-            self._end(opened.request, "done" if ended else "refused", f"the run is {event.status}")
+        self._tell(*self._book.close(event.status, f"the run is {event.status}: {event.message}".removesuffix(": ")))
         for request in take_requests(self._run_dir):
-            self._tell(request, "refused", f"the run is {event.status}")
+            self._tell(Answer(request, "refused", f"the run is {event.status}"))
 
     # ---------------------------------------------------------------------------------------------------------- words
 
-    def _begin(self, request: Request, waits_for: set[int]) -> None:
+    def _end(self, request: Request, outcome: Outcome, message: str) -> None:
         with self._lock:
-            self._tell(request, "accepted")
-            self._open.append(_Open(request, waits_for))
+            self._tell(*self._book.end(request, outcome, message))
 
-    def _end(self, request: Request, outcome: Literal["done", "refused"], message: str) -> None:
-        with self._lock:
-            if any(opened.request is request for opened in self._open):
-                self._open = [opened for opened in self._open if opened.request is not request]
-                self._tell(request, outcome, message)
-
-    def _tell(self, request: Request, outcome: Literal["accepted", "done", "refused"], message: str = "") -> None:
-        self._note(
-            RequestEvent(
-                request=request.id,
-                action=request.action,
-                machine=request.machine,
-                outcome=outcome,
-                message=message,
+    def _tell(self, *answers: Answer) -> None:
+        for request, outcome, message in answers:
+            self._note(
+                RequestEvent(
+                    request=request.id,
+                    action=request.action,
+                    machine=request.machine,
+                    outcome=outcome,
+                    message=message,
+                )
             )
-        )
 
 
 def _reason(error: Exception) -> str:
@@ -249,14 +213,3 @@ def _reason(error: Exception) -> str:
         return str(error)
     traceback.print_exception(type(error), error, error.__traceback__)
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def act(run: LocalRun, action: Action) -> None:
-    """Carry out a request that concerns all members."""
-    if action == "stop":
-        run.request_stop("stopped by the user")
-    elif action == "kill":
-        run.request_stop("ended by the user")
-        run.kill()
-    else:
-        run.command(action)

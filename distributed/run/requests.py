@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
-from training.run_files import explain, write_whole
+from training.run_files import explain, private_folder, write_whole
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
 FOLDER = "requests"
@@ -54,11 +54,19 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
     if entry is not None:
         document["entry"] = entry.model_dump(mode="json", exclude_defaults=True)
     try:
-        path.parent.mkdir(exist_ok=True)
+        private_folder(path.parent)
         write_whole(path, json.dumps(document).encode())
     except OSError as error:
         raise BadInput(*explain(error, path)) from None
     return identity
+
+
+def withdraw_request(run_dir: Path, identity: str) -> bool:
+    """Take a request back; return whether nobody had taken it yet."""
+    with contextlib.suppress(OSError):
+        (run_dir / FOLDER / f"{identity}.json").unlink()
+        return True
+    return False
 
 
 def take_requests(run_dir: Path) -> list[Request]:

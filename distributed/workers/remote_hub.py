@@ -13,6 +13,7 @@ from distributed.machine.link import Link
 from distributed.preparation.code_sync import Inputs
 from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
 from training.events import Event, from_line
+from training.processes import thread_limits
 
 PLACE = "hub"
 """Its folder there, beside those of the members."""
@@ -51,7 +52,7 @@ class RemoteHub:
             rank=-1,
             plan=b"{}",
             links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
-            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            environment=thread_limits(1),
             module="training.exchange.hub_main",
             place=PLACE,
             words=("--config", "secrets/hub.json"),
@@ -73,6 +74,10 @@ class RemoteHub:
                 yield line
             else:  # of the connection, before the hub has said anything
                 self._note(from_line(line))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message to its standard input."""
+        self._worker.send(message)
 
     def stop(self, timeout: float = 5.0) -> None:
         """End it and wait until its machine has nothing of it left; its lease ends what cannot be told."""

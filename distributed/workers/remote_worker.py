@@ -13,21 +13,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import join
 from typing import Any, BinaryIO
 
+from pydantic import ValidationError
+
 from distributed.machine.here import Process
 from distributed.machine.link import AGENT, Link
-from distributed.preparation.code_sync import fetch_folder
 from distributed.ssh.errors import SshError
+from distributed.workers.agent_records import Greeting, Record, first_problem
+from distributed.workers.fetching import fetch_folder
 from profiles.errors import ExitCode, MusterError
 from training.events import ErrorEvent, WarningEvent, from_line, to_line
+from training.processes import WAITING
+from training.stopping import Progress
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
 _MARGIN = 5.0
+LOG_BUDGET = 64 << 20
+"""Bytes of a worker's log that are kept here."""
 _LOOK = 0.1
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
 
@@ -49,8 +56,13 @@ class Patience:
         """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
         return self.lease + self.grace + _MARGIN
 
+    def for_pace(self, progress: Progress) -> Patience:
+        """Return the patience with a worker whose steps and snapshots take their time."""
+        return replace(self, grace=max(self.grace, progress.time_to_end))
+
 
 PATIENCE = Patience()
+_NOTED = (b'"error"', b'"kind":"step"', b'"kind":"snapshot"')
 
 
 @dataclass(frozen=True)
@@ -110,10 +122,11 @@ class RemoteWorker:
         self._patience = patience
         self._ready = ready
         self._unwanted = False
-        self._give_up = patience.give_up
+        self._progress = Progress()
         self._commands: list[bytes] = []
         self._changed = threading.Condition()
         self._seen = 0
+        self._logged = 0
         self._code: int | None = None
         self._done = threading.Event()
         self._broken: MusterError | None = None
@@ -135,7 +148,6 @@ class RemoteWorker:
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
             self._unwanted = True
-            self._give_up = min(self._give_up, self._patience.silence)  # the lease does it where we cannot
         self._post({"signal": int(number)})
 
     def exit_code(self) -> int:
@@ -200,6 +212,7 @@ class RemoteWorker:
         return {
             "argv": ["{python}", "-m", self._assignment.module, *words],
             "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
+            "defaults": WAITING,
             "files": {name: _encoded(content) for name, content in files.items()},
             "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
             "lease": self._patience.lease,
@@ -229,15 +242,17 @@ class RemoteWorker:
                         yield line
                     if self._code is not None:
                         return
-            except (KeyError, TypeError, AttributeError) as error:
-                self._lose(f"it sent something else than its agent does ({error!r})")
+            except ValidationError as error:
+                self._lose(f"it sent something else than its agent does ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
                 problem = str(error) or f"{self._link.name} is silent"
             if self._broken is not None:
                 raise self._broken
-            if time.monotonic() - heard > self._give_up:
-                self._lose(f"not reached for {self._give_up:.0f} s")
+            # One that is not wanted any more is ended by its lease where we cannot do it.
+            patience = self._patience.silence if self._unwanted else self._patience.give_up
+            if time.monotonic() - heard > patience:
+                self._lose(f"not reached for {patience:.0f} s")
                 return
             if not complained:
                 complained = True
@@ -248,56 +263,66 @@ class RemoteWorker:
     def _note(self, message: str) -> bytes:
         return to_line(WarningEvent(member=self._assignment.rank, message=message)).encode()
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _records(self) -> Iterator[Record]:
         """Attach to the agent and yield what it says.
 
         Raises:
-            SshError, TimeoutError: the connection is lost or silent.
+            SshError, TimeoutError, ValueError: the connection is lost, silent, or not one to an agent.
+            ValidationError: the agent says what no agent says.
         """
         after, patience = str(self._seen), str(self._patience.lease)
         with contextlib.closing(self._link.stream(AGENT, "attach", *self._place, after, patience)) as process:
-            first = json.loads(process.read_line(self._patience.silence) or b"{}")
-            if not first:  # ended before it was attached
+            greeting = process.read_line(self._patience.silence)
+            if not greeting:  # ended before it was attached
                 return
-            if first.get("gone"):
+            first = Greeting.parse(greeting)
+            if first.gone:
                 self._lose("its agent is gone")
                 return
             stop = threading.Event()
-            writer = threading.Thread(target=self._write, args=(process, int(first["commands"]), stop), daemon=True)
+            writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
             writer.start()
             try:
-                while line := process.read_line(self._patience.silence):
-                    yield json.loads(line)
+                while (line := process.read_line(self._patience.silence)).endswith(b"\n"):  # else it was cut off
+                    yield Record.model_validate_json(line)
             finally:
                 stop.set()
                 with self._changed:
                     self._changed.notify_all()
 
-    def _take(self, record: dict[str, Any]) -> bytes:
+    def _take(self, record: Record) -> bytes:
         """Take one record in; return the event line in it."""
-        number = record.get("seq", 0)
-        if number <= self._seen:
+        if record.seq <= self._seen:
             return b""
-        self._seen = number
-        if "log" in record:
-            with contextlib.suppress(ValueError, OSError):  # closed: the run is over
-                self._log.write(record["log"].encode())
-                self._log.flush()
-        elif "pid" in record:
-            self.pid = int(record["pid"])
-        elif "end" in record:
-            self._code = LOST if record["why"] else int(record["end"])
-            self.end_reason = record["why"]
-        return self._naming_the_machine(bytes(record.get("event", "").encode()))
+        self._seen = record.seq
+        if record.log:
+            self._keep_log(record.log.encode())
+        elif record.pid is not None:
+            self.pid = record.pid
+        elif record.end is not None:
+            self._code = LOST if record.why else record.end
+            self.end_reason = record.why
+        line = record.event.encode()
+        return self._noted(line) if any(kind in line for kind in _NOTED) else line
 
-    def _naming_the_machine(self, line: bytes) -> bytes:
-        """An error of a worker says where; paths and devices in it are those of its machine."""
-        if b'"error"' not in line:
-            return line
+    def _keep_log(self, text: bytes) -> None:
+        if self._logged > LOG_BUDGET:
+            return
+        self._logged += len(text)
+        if self._logged > LOG_BUDGET:
+            text = f"... more than {LOG_BUDGET >> 20} MiB of log: the rest is not kept\n".encode()
+        with contextlib.suppress(ValueError, OSError):  # closed: the run is over
+            self._log.write(text)
+            self._log.flush()
+
+    def _noted(self, line: bytes) -> bytes:
+        """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
         try:
             event = from_line(line)
         except ValueError:
             return line
+        self._progress(event.model_copy(update={"member": None}))
+        self._patience = self._patience.for_pace(self._progress)
         if not isinstance(event, ErrorEvent) or event.message.startswith(self._link.name):
             return line
         return to_line(event.model_copy(update={"message": f"{self._link.name}: {event.message}"})).encode()
@@ -322,7 +347,8 @@ class RemoteWorker:
                     if len(self._commands) <= carried_out:
                         self._changed.wait(self._patience.beat)
                     fresh = self._commands[carried_out:]
-                process.write(b"".join(fresh) or b'{"beat": 1}\n')
+                beat = json.dumps({"beat": 1, "grace": self._patience.grace}).encode() + b"\n"
+                process.write(b"".join(fresh) or beat)
                 carried_out += len(fresh)
 
     # -------------------------------------------------------------------------------------------------------- end
