@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.checks.job_examination import JobLook, look_at_job
+from distributed.checks.job_findings import free_memory
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import Process
 from distributed.machine.link import Link, address_towards
@@ -37,6 +38,8 @@ class Examined:
 
     readiness: Readiness
     findings: list[Finding] = field(default_factory=list)
+    memory: tuple[int, int] = (0, 0)
+    """Free bytes and all, of the smallest device that trains; 0: unknown."""
 
     @property
     def name(self) -> str:
@@ -135,6 +138,7 @@ def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Ma
             one.findings.append(health)
         else:
             one.findings += judge_health(health)
+            one.memory = free_memory(health)
             if facts is not None and facts.interface in health.mtu:
                 mtus[one.name] = (facts.interface, health.mtu[facts.interface])
     sizes = judge_mtu(mtus)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from distributed.checks.findings import Finding, Health
 from distributed.checks.job_findings import judge_data, judge_memory, judge_origin, judge_port
 from distributed.machine.link import Link, document
-from distributed.measuring.machine_figures import seats_of
+from distributed.measuring.machine_figures import SpeedFigures, seats_of
 from distributed.measuring.measure import known_speeds
-from distributed.planning.cluster import Machine
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.model_size import ModelSize, model_folder, size_of
+from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts
@@ -29,7 +28,7 @@ class JobLook:
 
     profile: Profile
     size: ModelSize | None = None
-    measured: dict[str, Machine] = field(default_factory=dict)
+    measured: dict[str, SpeedFigures] = field(default_factory=dict)
     """The task on a machine that was measured before, by the machine's name."""
     everywhere: list[Finding] = field(default_factory=list)
     """What is true of every machine."""
@@ -52,10 +51,7 @@ def look_at_job(
     What is wrong with the job itself is a finding of every machine.
     """
     found = JobLook(profile, here=judge_port(profile.strategy.hub_port), everywhere=judge_origin(profile))
-    folder = model_folder(profile.model.model_path) if profile.model.task != "custom" else None
-    if folder is not None:
-        length = profile.data.block_size if profile.model.task == "causal_lm" else 0
-        found.size = size_of(folder, length)
+    found.size = size_for(profile)
     if not machines:
         return found
     try:
@@ -67,7 +63,7 @@ def look_at_job(
     seats = seats_of(list(machines), plan.members)
     for seat, figures in zip(seats, known_speeds(seats, inputs, cache or MeasurementCache()), strict=True):
         if figures is not None:
-            found.measured[seat.link.name] = figures.machine
+            found.measured[seat.link.name] = figures
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda one: _data(inputs, *one), machines)
         found.data = dict(zip((link.name for link, _ in machines), answers, strict=True))

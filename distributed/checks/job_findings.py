@@ -8,66 +8,61 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from distributed.checks.findings import Finding, Health
-from distributed.planning.cluster import Machine
-from distributed.planning.job import Job
-from distributed.planning.memory_model import checkpointed, model_bytes, strategy_bytes
+from distributed.checks.findings import Finding, Health, Level
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.planning.job import job_of
+from distributed.planning.memory_model import estimated_bytes, member_bytes
 from distributed.planning.model_size import ModelSize
 from distributed.preparation.preflight import FREE_BYTES, Facts
 from distributed.preparation.transfer import Lack, Tree
+from profiles.options import less_memory
 from profiles.schema import Profile
 
-_FP32 = 4
-_LORA_PART = 50
-"""See :mod:`distributed.planning.memory_model`."""
 _ESTIMATED = "estimated"
 _DOUBT = 1.25
 """An estimate must be so much above a machine's memory before it keeps the machine out."""
-_LESS = "lower batch_size (and raise gradient_accumulation), set gradient_checkpointing = true, or tuning = lora"
 _NAMES = {"inputs/code": "code", "inputs/user": "your code", "inputs/model": "model", "inputs/dataset": "data"}
 
 
-def judge_memory(profile: Profile, size: ModelSize | None, measured: Machine | None, health: Health) -> Finding:
+def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:
     """Compare what a member needs with what is free; what was measured there stands before what is estimated."""
-    if measured is not None and any(one.peak for one in measured.measurements):
-        return _judged(measured_bytes(profile, measured), "as measured there", health)
+    if measured is not None and any(one.peak for one in measured.machine.measurements):
+        return _judged(profile, measured_bytes(profile, measured), "as measured there", health)
     if size is None:
         return Finding(
             "model", "ok", "how much memory the model takes is not known before it runs", "", "measure tells"
         )
-    return _judged(estimated_bytes(profile, size), _ESTIMATED, health)
+    return _judged(profile, estimated_bytes(profile, size), _ESTIMATED, health)
 
 
-def measured_bytes(profile: Profile, machine: Machine) -> int:
+def measured_bytes(profile: Profile, figures: SpeedFigures) -> int:
     """Return the peak with the profile's batch, from short runs of the task there."""
-    batch = profile.training.batch_size
-    fit = machine.memory_fit
-    if fit is not None:
-        return int(fit[0] + batch * fit[1])
-    return max(one.peak for one in machine.measurements)
+    job, strategy = job_of(profile, figures.workload), profile.strategy.strategy
+    return member_bytes(job, figures.machine, "allreduce" if strategy == "auto" else strategy, job.batch)
 
 
-def estimated_bytes(profile: Profile, size: ModelSize) -> int:
-    """Return weights, gradients, optimizer state, what the strategy keeps, and activations of one micro-batch."""
-    model = profile.model
-    trainable = max(1, size.parameters // _LORA_PART) if model.tuning == "lora" else size.parameters
-    job = Job(trainable=trainable, total=size.parameters, layers=size.layers, samples=1, lora=model.tuning == "lora")
-    width = 2 if profile.training.mixed_precision not in ("off", "auto") else _FP32
-    kept = float(size.activations * width)
-    kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
-    return int(
-        model_bytes(job) + strategy_bytes(profile.strategy.strategy, trainable) + kept * profile.training.batch_size
-    )
-
-
-def _judged(need: int, how: str, health: Health) -> Finding:
+def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
     free, total = free_memory(health)
     seen = f"about {_gigabytes(need)} GB needed ({how}), {_gigabytes(free)} of {_gigabytes(total)} GB free"
-    if total and need > total * (1 if how != _ESTIMATED else _DOUBT):
-        return Finding("model", "problem", seen, "fits into the memory", _LESS)
-    if free and need > free:
-        return Finding("model", "warning", seen, "fits into what is free", f"close programs there, or {_LESS}")
-    return Finding("model", "ok", seen, "fits into the memory")
+    level = memory_level(need, free, total, estimated=how == _ESTIMATED)
+    if level == "ok":
+        return Finding("model", level, seen, "fits into the memory")
+    less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
+    if level == "problem":
+        return Finding("model", level, seen, "fits into the memory", f"{less}, or take a smaller model")
+    return Finding("model", level, seen, "fits into what is free", f"close programs there, or {less}")
+
+
+def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
+    """Return what it means that so many bytes are needed: a problem where the machine has not so many in all, a warning
+    where other programs have them.
+
+    Args:
+        free: 0: unknown; so is ``total``.
+    """
+    if total and need > total * (_DOUBT if estimated else 1):
+        return "problem"
+    return "warning" if free and need > free else "ok"
 
 
 def free_memory(health: Health) -> tuple[int, int]:

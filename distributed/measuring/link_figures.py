@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError
 from profiles.errors import MusterError
 
-_PATIENCE = 25.0
+PATIENCE = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4."""
 _SHORT_PATIENCE = 10.0
 _SOURCES = ("own_interfaces", "link_transfer", "link_probe")
@@ -67,6 +67,16 @@ class PairFigures(Document):
     target: Name
     figures: Figures | None = None
     problem: Text = ""
+
+    def interface_of(self, name: str) -> str:
+        """Return the network interface of one of the two on their best way."""
+        if self.figures is None:
+            return ""
+        return self.figures.interface if name == self.source else self.figures.interface_back
+
+    def other_end(self, name: str) -> str:
+        """Return the name of the other machine."""
+        return self.target if name == self.source else self.source
 
     @property
     def busy(self) -> bool:
@@ -125,12 +135,20 @@ class Probe:
         self._link = link
         self._process: Process | None = None
         self.addresses: list[str] = []
+        self.cards: dict[str, float] = {}
+        """Line rates of its interfaces in Mbit/s, where its system tells them."""
+
+    @property
+    def may_carry_hub(self) -> bool:
+        """Whether others can dial it."""
+        return self._link.machine.here or bool(self._link.host)
 
     def __enter__(self) -> Probe:
         self._process = self._link.connection().stream([self._link.python, "-c", program(), "muster-link-probe"])
         try:
-            own = self.ask({"op": "addresses"}, _SHORT_PATIENCE)["addresses"]
-            listed = [str(address) for name, address in own if _reaches_others(str(name), str(address))]
+            own = self.ask({"op": "addresses"}, _SHORT_PATIENCE)
+            listed = [str(address) for name, address in own["addresses"] if _reaches_others(str(name), str(address))]
+            self.cards = {str(name): float(rate) for name, rate in dict(own["cards"]).items()}
         except (KeyError, TypeError, ValueError):
             self.__exit__()
             raise SshError(self.name, "its link probe sent something else than addresses") from None
@@ -181,17 +199,26 @@ def program() -> str:
     return _START.format(packed=base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode())
 
 
-def measure_links(links: Sequence[Connected], tell: Callable[[PairFigures], None]) -> list[PairFigures]:
-    """Measure every pair of machines in both directions; ``tell`` hears of each pair as it is done.
+@contextlib.contextmanager
+def probing(links: Sequence[Connected]) -> Iterator[dict[str, Probe]]:
+    """Start the link probe on machines; it ends with the context.
 
     Raises:
-        SshError: a machine cannot run the probe.
+        SshError: a machine cannot run it.
     """
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(max(1, len(links))) as pool:
-        probes = {probe.name: probe for probe in pool.map(stack.enter_context, [Probe(link) for link in links])}
-        found = []
-        for pairs in rounds([link.name for link in links]):
-            for done in pool.map(lambda pair: _measure(probes[pair[0]], probes[pair[1]]), pairs):
+        yield {probe.name: probe for probe in pool.map(stack.enter_context, [Probe(link) for link in links])}
+
+
+def measure_links(
+    probes: Mapping[str, Probe], tell: Callable[[PairFigures], None], known: Collection[frozenset[str]] = ()
+) -> list[PairFigures]:
+    """Measure every pair of machines in both directions but the known ones; ``tell`` hears of each as it is done."""
+    found = []
+    with ThreadPoolExecutor(max(1, len(probes))) as pool:
+        for pairs in rounds(list(probes)):
+            wanted = [pair for pair in pairs if frozenset(pair) not in known]
+            for done in pool.map(lambda pair: _measure(probes[pair[0]], probes[pair[1]]), wanted):
                 found.append(done)
                 tell(done)
     return found
@@ -210,16 +237,21 @@ def _measure(source: Probe, target: Probe) -> PairFigures:
 
 
 def _call(source: Probe, target: Probe) -> Figures:
-    with _listening(target) as (port, token):
+    with listening(target) as (port, token):
         order = {"op": "measure", "addresses": target.addresses, "port": port, "token": token}
         try:
-            return Figures.model_validate(source.ask(order, _PATIENCE))
+            return Figures.model_validate(source.ask(order, PATIENCE))
         except ValidationError:
             raise SshError(source.name, f"measured something that cannot be towards {target.name}") from None
 
 
 @contextlib.contextmanager
-def _listening(probe: Probe) -> Iterator[tuple[int, str]]:
+def listening(probe: Probe) -> Iterator[tuple[int, str]]:
+    """Have a probe listen; yields its port and token.
+
+    Raises:
+        SshError: it cannot.
+    """
     token = secrets.token_hex(TOKEN // 2)
     try:
         yield int(probe.ask({"op": "listen", "token": token}, _SHORT_PATIENCE)["port"]), token

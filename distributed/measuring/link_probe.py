@@ -3,9 +3,11 @@
 Standard library only, Python >= 3.9; its source and that of what it imports are handed to Python there and leave no
 file. Commands are JSON lines on standard input, answers JSON lines on standard output; the end of the input ends it::
 
-    {"op": "addresses"}                                          > {"addresses": [[interface, address], ...]}
+    {"op": "addresses"}                 > {"addresses": [[interface, address], ...], "cards": {interface: Mbit/s}}
     {"op": "listen", "token": T}                                 > {"port": N}
     {"op": "measure", "addresses": [...], "port": N, "token": T} > the figures, or {"error": ...}
+    {"op": "together", "peers": [{"addresses": [...], "port": N, "token": T, "ends": [interface here, there]}, ...]}
+                                                                 > {"mbit": to all, "mbit_back": from all, "peers": N}
     {"op": "unlisten"}                                           > {"refused": N}
 
 A listener serves whoever sends its random token first and nobody else. All buffers and all waits have a limit.
@@ -34,13 +36,14 @@ from distributed.measuring.link_transfer import (
     receive_data,
     send_data,
 )
-from distributed.measuring.own_interfaces import counted, interface_of, own_addresses, wireless
+from distributed.measuring.own_interfaces import card_rates, counted, interface_of, own_addresses, wireless
 
 TOKEN = 32
 """Characters of a token."""
 MOST_GREETINGS = 8
 """Connections at a time that have not shown the token yet."""
 MOST_STREAMS = 4
+MOST_PEERS = 8
 LIFETIME = 30.0
 """Seconds a listener lives at most."""
 IDLE = 120.0
@@ -49,6 +52,10 @@ ALONE, TOGETHER = 0.6, 0.25
 """Seconds of a transfer that count: of one stream, of several."""
 MUCH_FASTER = 1.3
 """A run has one connection a member: several count only where one is held back by its window."""
+NO_WINDOW_HOLDS = 1.0
+"""Milliseconds of a round trip up to which a window of 2 MB carries 16 Gbit/s: several streams tell nothing."""
+WITH_PEERS = 0.4
+"""Seconds that count of a transfer with several machines."""
 DRAIN = 0.1
 """Seconds in which queues on the way run empty."""
 ECHOES, ECHO_PAUSE = 32, 0.005
@@ -158,7 +165,7 @@ class Way:
 
     def __init__(self, address: str, port: int, token: str) -> None:
         self.address, self._port, self._token = address, port, token
-        self.lines = Lines(self._connect(b"c"))
+        self.lines = Lines(self.connect(b"c"))
         self.lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.interface = interface_of(self.lines.socket.getsockname()[0])
         try:
@@ -169,7 +176,7 @@ class Way:
             self.close()
             raise
 
-    def _connect(self, kind: bytes) -> socket.socket:
+    def connect(self, kind: bytes) -> socket.socket:
         connection = socket.create_connection((self.address, self._port), timeout=GREETING)
         connection.sendall(self._token.encode() + kind)
         return connection
@@ -192,16 +199,19 @@ class Way:
         sockets: list[socket.socket] = []
         try:
             self.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
-            sockets += (self._connect(b"d") for _ in range(streams))
+            sockets += (self.connect(b"d") for _ in range(streams))
             here = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
             close_all(sockets)
             return {**here, **self.lines.read(window + 4.0)}
         finally:
             close_all(sockets)
 
-    def direction(self, forth: bool) -> dict[str, float]:
+    def direction(self, forth: bool, rtt_ms: float) -> dict[str, float]:
         """One stream, then several; what several gain has to show twice."""
-        alone, together = self.transfer(forth, 1, ALONE), self.transfer(forth, MOST_STREAMS, TOGETHER)
+        alone = self.transfer(forth, 1, ALONE)
+        if rtt_ms < NO_WINDOW_HOLDS:
+            return alone
+        together = self.transfer(forth, MOST_STREAMS, TOGETHER)
         if together["mbit"] <= MUCH_FASTER * alone["mbit"]:
             return alone
         again = self.transfer(forth, MOST_STREAMS, ALONE)
@@ -264,13 +274,14 @@ def _reachable(addresses: list[str], port: int, token: str) -> tuple[list[Way], 
 
 def _figures(path: Way) -> dict[str, Any]:
     times, before = path.quiet(ECHOES)
-    forth, back = path.direction(True), path.direction(False)
+    rtt = statistics.median(times)
+    forth, back = path.direction(True, rtt), path.direction(False, rtt)
     _, after = path.quiet(ECHOES // 2)
     local = path.interface in ("lo", "lo0")
     return {
         "mbit": forth["mbit"],
         "mbit_back": back["mbit"],
-        "rtt_ms": statistics.median(times),
+        "rtt_ms": rtt,
         "jitter_ms": statistics.mean(abs(a - b) for a, b in zip(times, times[1:])),  # noqa: RUF007 - pairwise needs 3.10
         "loss": forth["loss"],
         "loss_back": back["loss"],
@@ -282,6 +293,63 @@ def _figures(path: Way) -> dict[str, Any]:
     }
 
 
+def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Move data to all peers at once, then from all at once.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: fewer than two answer, one broke off, or it sent rubbish.
+    """
+    ways: list[Way] = []
+    try:
+        for peer in peers:
+            ways += _way_between([str(one) for one in peer["ends"]], peer)
+        if len(ways) < 2:
+            raise OSError("fewer than two peers answer")
+        return {"mbit": _to_all(ways), "mbit_back": _from_all(ways), "peers": len(ways)}
+    finally:
+        for way in ways:
+            way.close()
+
+
+def _way_between(ends: list[str], peer: dict[str, Any]) -> list[Way]:
+    """Return the way between two interfaces, any where they are not found; nothing where the peer does not answer."""
+    found, _ = _reachable([str(one) for one in peer["addresses"]][:8], int(peer["port"]), str(peer["token"]))
+    found.sort(key=lambda way: list(way.ends) != ends)
+    for way in found[1:]:
+        way.close()
+    return found[:1]
+
+
+def _to_all(ways: list[Way]) -> float:
+    sockets: list[socket.socket] = []
+    try:
+        _begin(ways, "receive", sockets)
+        send_data(sockets, WITH_PEERS + 2.0)
+        close_all(sockets)
+        return float(sum(way.lines.read(WITH_PEERS + 4.0)["mbit"] for way in ways))
+    finally:
+        close_all(sockets)
+
+
+def _from_all(ways: list[Way]) -> float:
+    sockets: list[socket.socket] = []
+    try:
+        _begin(ways, "send", sockets)
+        rate = receive_data(sockets, WITH_PEERS)["mbit"]
+        close_all(sockets)
+        for way in ways:
+            way.lines.read(WITH_PEERS + 4.0)
+        return rate
+    finally:
+        close_all(sockets)
+
+
+def _begin(ways: list[Way], order: str, sockets: list[socket.socket]) -> None:
+    for way in ways:
+        way.lines.send({"do": order, "streams": 1, "window": WITH_PEERS})
+        sockets.append(way.connect(b"d"))
+
+
 # -------------------------------------------------------------------------------------------------------------- program
 
 
@@ -289,12 +357,14 @@ def answer(order: dict[str, Any], listeners: list[Listener]) -> dict[str, Any]:
     """Carry one command out."""
     try:
         if order["op"] == "addresses":
-            return {"addresses": own_addresses()}
+            return {"addresses": own_addresses(), "cards": card_rates()}
         if order["op"] == "listen":
             listeners.append(Listener(str(order["token"])))
             return {"port": listeners[-1].port}
         if order["op"] == "measure":
             return measure([str(one) for one in order["addresses"]][:8], int(order["port"]), str(order["token"]))
+        if order["op"] == "together":
+            return together([dict(one) for one in order["peers"]][:MOST_PEERS])
         refused = sum(one.refused for one in listeners)
         for one in listeners:
             one.close()

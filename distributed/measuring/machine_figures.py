@@ -7,7 +7,8 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +23,21 @@ from distributed.preparation.preflight import Facts
 from distributed.ssh.errors import SshError
 from distributed.workers.remote_worker import Assignment, RemoteWorker
 from training.plan import MemberPlan
+from training.processes import thread_limits
 
 MODULE = "training.short_run"
 LONGEST = 1800.0
 """Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
 _MOST_LINES = 10_000
+_SOON, _LATER = 0.5, 5.0
+"""Seconds at least between two words about what a short run is at: about another phase, and about the same."""
+_WORTH_A_WORD = 1_000_000
+"""Bytes that a machine lacks."""
 _MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "on_mains")
 _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
+
+
+Tell = Callable[[str], None]
 
 
 class SpeedFigures(Document):
@@ -47,21 +56,30 @@ class Seat:
     member: MemberPlan
 
 
-def bring(link: Link, inputs: Inputs) -> None:
-    """Bring code and data to a machine.
+def bring(link: Link, inputs: Inputs, tell: Tell = lambda line: None) -> None:
+    """Bring code and data to a machine; ``tell`` hears of it where that takes a while.
 
     Raises:
         SshError: it cannot take them.
     """
+    told = False
+
+    def say(done: int, total: int) -> None:
+        nonlocal told
+        if total - done > _WORTH_A_WORD and not told:
+            told = True
+            tell(f"{link.name}: taking code, data and model, {(total - done) / 1e6:.0f} MB")
+
     link.put_agent()
-    synchronise(link, inputs)
+    synchronise(link, inputs, say)
 
 
-def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker]) -> SpeedFigures:
+def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker], tell: Tell) -> SpeedFigures:
     """Run the task for a moment on a machine that has code and data.
 
     Args:
         running: the worker is put into it, for who wants to end it early.
+        tell: hears what it is at, now and then.
 
     Raises:
         MusterError: it cannot be run there; the message names the machine.
@@ -72,7 +90,7 @@ def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker]) -> Spe
         late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         late.start()
         try:
-            return figures_of(seat, inputs, worker.lines())
+            return figures_of(seat, inputs, worker.lines(), tell)
         finally:
             late.cancel()
             worker.signal(signal.SIGKILL)
@@ -80,31 +98,50 @@ def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker]) -> Spe
 
 def _worker(seat: Seat, inputs: Inputs, folder: Path, log: BinaryIO) -> RemoteWorker:
     plan = inputs.plan.model_copy(update={"members": (seat.member.model_copy(update={"rank": 0}),)})
-    threads = seat.member.threads
-    bounded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
     assignment = Assignment(
         run_id=plan.run_id,
         rank=seat.member.rank,
         plan=plan.model_dump_json().encode(),
         links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
-        environment={"TOKENIZERS_PARALLELISM": "false", **bounded},
+        environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(seat.member.threads)},
         module=MODULE,
     )
     return RemoteWorker(seat.link, assignment, log, folder, folder)
 
 
-def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes]) -> SpeedFigures:
+class _Aloud:
+    """Says what a short run is at: each new phase, and how far it is every few seconds."""
+
+    def __init__(self, seat: Seat, tell: Tell) -> None:
+        self._name, self._tell = seat.member.name, tell
+        self._phase = ""
+        self._said = float("-inf")
+
+    def __call__(self, said: dict[str, Any]) -> None:
+        phase, now = _text(said, "phase")[:80], time.monotonic()
+        if now - self._said < (_SOON if phase != self._phase else _LATER):
+            return
+        self._phase, self._said = phase, now
+        done, total = said.get("done"), said.get("total")
+        far = f" {done} of {total}" if done and type(done) is type(total) is int else ""
+        self._tell(f"{self._name}: {phase}{far}")
+
+
+def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = lambda line: None) -> SpeedFigures:
     """Read what a short run says.
 
     Raises:
         SshError: it failed, or said too little or something that cannot be.
     """
     name, found, measurements = seat.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    aloud = _Aloud(seat, tell)
     for number, line in enumerate(lines):
         said = _document(line)
         kind = str(said.get("kind"))
+        if kind == "progress":
+            aloud(said)
         if kind == "measurement" and len(measurements) < 16:
-            measurements.append({key: said.get(key) for key in ("batch", "seconds", "spread", "peak") if key in said})
+            measurements.append({key: said[key] for key in Measurement.model_fields if key in said})
         found[kind] = said
         if len(found) > 16 or number > _MOST_LINES:
             break

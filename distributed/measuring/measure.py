@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,8 @@ from typing import Any
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import HERE_NAME, HereConnection, this_machine
 from distributed.machine.link import Link, address_towards, link_to
-from distributed.measuring.link_figures import PairFigures, measure_links
+from distributed.measuring.interface_figures import AllInterfaces, measure_interfaces
+from distributed.measuring.link_figures import PairFigures, measure_links, probing
 from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
 from distributed.planning.cluster import Cluster
 from distributed.planning.cluster import Link as ClusterLink
@@ -30,6 +30,7 @@ from distributed.ssh.connection import Trust
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
+from training.cores import free_cores
 from training.plan import RunPlan
 
 Tell = Callable[[str], None]
@@ -46,7 +47,7 @@ class Wish:
     max_age: float = 24 * 3600.0
     """Seconds that earlier figures may be old; 0 measures everything anew."""
     doubtful_age: float = 0.0
-    """The same of a link that was busy or could not be measured; to try it again costs all links."""
+    """The same of a link that was busy or could not be measured."""
 
 
 @dataclass
@@ -60,6 +61,8 @@ class Measured:
     """Of machines that could not run the task."""
     here: str = ""
     model_path: str = ""
+    interfaces: AllInterfaces = AllInterfaces()
+    """Of machines that may have more to give than any of their links shows."""
 
     @property
     def figures(self) -> Figures:
@@ -78,7 +81,7 @@ class Measured:
         machines = tuple(
             one.machine.model_copy(
                 update={
-                    "interface_mbit": _interface(one.machine.name, links),
+                    "interface_mbit": self._interface(one.machine.name, links),
                     "wifi": any(_wireless(pair, one.machine.name) for pair in self.pairs),
                 }
             )
@@ -86,12 +89,18 @@ class Measured:
         )
         here = next((seat for seat in sorted(seats) if _host(seat, self.here)), self.here)
         if here and here not in seats:
-            machines = (*machines, _onlooker(here, links))
+            machines = (*machines, _onlooker(here, self._interface(here, links)))
         cluster = Cluster(machines=machines, links=links, here=here)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
 
+    def _interface(self, seat: str, links: Sequence[ClusterLink]) -> float:
+        """Return what an interface carries in each direction: its fastest link, and what several carry together."""
+        own = (max(link.mbit, link.mbit_back) for link in links if seat in (link.source, link.target))
+        together = (one.each_way for one in self.interfaces.figures if _host(seat, one.machine))
+        return max([*own, *together], default=0.0)
 
-def _onlooker(name: str, links: Sequence[ClusterLink]) -> ClusterMachine:
+
+def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
     """Return this machine where it does not train: it may carry the hub."""
     system = "darwin" if sys.platform == "darwin" else "linux"
     return ClusterMachine(
@@ -99,8 +108,8 @@ def _onlooker(name: str, links: Sequence[ClusterLink]) -> ClusterMachine:
         identity=HereConnection.fingerprint,
         system=system,
         trains=False,
-        cores=float(os.cpu_count() or 1),
-        interface_mbit=_interface(name, links),
+        cores=free_cores(),
+        interface_mbit=interface_mbit,
     )
 
 
@@ -112,10 +121,6 @@ def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]
 
 def _host(seat: str, machine: str) -> bool:
     return seat == machine or seat.startswith(f"{machine}:")
-
-
-def _interface(seat: str, links: Sequence[ClusterLink]) -> float:
-    return max((max(link.mbit, link.mbit_back) for link in links if seat in (link.source, link.target)), default=0.0)
 
 
 def _wireless(pair: PairFigures, seat: str) -> bool:
@@ -177,7 +182,7 @@ def measure_ready(
             ends.append((own, place))
             here = own.name
         found = Measured(names, here=here, model_path=profile.model.model_path)
-        found.pairs = _links(ends, wish, cache, tell)
+        found.pairs, found.interfaces = _links(ends, wish, cache, tell)
         found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
     return found
 
@@ -198,8 +203,10 @@ def here_link(taken: Sequence[str]) -> Link:
     return link_to(hosts.machines[0], hosts)
 
 
-def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell) -> list[PairFigures]:
-    """Measure all links, or return those of earlier: one that is too old is measured together with all others.
+def _links(
+    ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell
+) -> tuple[list[PairFigures], AllInterfaces]:
+    """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
     ``ends`` are machines with their identities and addresses.
     """
@@ -207,14 +214,31 @@ def _links(ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache
     names = list(identities)
     pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
     age, doubtful = (wish.max_age, wish.doubtful_age) if wish.links else (float("inf"), float("inf"))
-    known = [_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs]
-    if not wish.links or all(known):
-        return [pair for pair in known if pair is not None]
-    tell(f"measuring {len(pairs)} links")
-    found = measure_links([link for link, _ in ends], lambda pair: tell(f"{pair.source} - {pair.target}: measured"))
-    for pair in found:
+    sought = (_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs)
+    known = [pair for pair in sought if pair is not None]
+    interfaces = _known_interfaces(cache, identities, age)
+    if not wish.links or (len(known) == len(pairs) and interfaces is not None):
+        return known, interfaces or AllInterfaces()
+    with probing([link for link, _ in ends]) as probes:
+        if len(known) < len(pairs):
+            tell(f"measuring {len(pairs) - len(known)} links between {len(names)} machines")
+        skipped = [frozenset((pair.source, pair.target)) for pair in known]
+        fresh = measure_links(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
+        found = [*known, *fresh]
+        interfaces = measure_interfaces(probes, found, tell)
+    for pair in fresh:
         cache.put(_pair_key(identities, pair.source, pair.target), pair)
-    return found
+    cache.put(_group_key(identities), interfaces)
+    return found, interfaces
+
+
+def _group_key(identities: dict[str, str]) -> dict[str, Any]:
+    return {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
+
+
+def _known_interfaces(cache: MeasurementCache, identities: dict[str, str], age: float) -> AllInterfaces | None:
+    """Return earlier figures of this group; of two machines the one link tells all."""
+    return AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, _group_key(identities), age)
 
 
 def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any]:
@@ -264,16 +288,18 @@ def _run_task(
         return True
 
     def run(number: int) -> None:
-        known[number] = measure_seat(seats[number], inputs, running)
+        known[number] = measure_seat(seats[number], inputs, running, tell)
         tell(f"{seats[number].member.name}: measured")
 
     if missing:
         names = ", ".join(seats[number].member.name for number in missing)
-        tell(f"running the task, the first time after computing its features: {names}")
+        tell(f"running the task for a moment, the first time after preparing its data: {names}")
     links = list(dict.fromkeys(seats[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         try:
-            brought = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs)), links), strict=True))
+            brought = dict(
+                zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs, tell)), links), strict=True)
+            )
             able = [number for number in missing if brought[seats[number].link]]
             list(pool.map(lambda number: attempt(lambda: run(number)), able))
         except BaseException:

@@ -1,4 +1,4 @@
-"""This machine's network interfaces as the link probe needs them: names, addresses, bytes counted.
+"""This machine's network interfaces as the link probe needs them: names, addresses, rates, bytes counted.
 
 Standard library only, Python >= 3.9: it goes to the machines together with :mod:`distributed.measuring.link_probe`.
 """
@@ -39,6 +39,34 @@ def interface_of(address: str) -> str:
     plain = address.partition("%")[0]
     plain = plain[7:] if plain.startswith("::ffff:") else plain
     return next((name for name, one in own_addresses() if one == plain), "")
+
+
+def card_rates() -> dict[str, float]:
+    """Return the line rates of the interfaces in Mbit/s, as the system has agreed on them with the other end; only
+    those that it tells, which are neither wireless ones nor all virtual ones."""
+    if sys.platform == "darwin":
+        return parse_media(_output(["ifconfig"]))
+    found = {}
+    for name in {name for name, _ in own_addresses()}:
+        try:
+            rate = int(Path("/sys/class/net", name, "speed").read_text())
+        except (OSError, ValueError):  # it is down, or has no rate
+            continue
+        if rate > 0:
+            found[name] = float(rate)
+    return found
+
+
+def parse_media(text: str) -> dict[str, float]:
+    """Parse the rates that macOS' ``ifconfig`` prints: ``media: autoselect (1000baseT <full-duplex>)``."""
+    found, name = {}, ""
+    for line in text.splitlines():
+        begin = re.match(r"([\w.-]+): flags", line)
+        name = begin[1] if begin else name
+        media = re.match(r"\s+media: .*?\b(\d{1,5})(G?)base", line, re.IGNORECASE)
+        if media:
+            found[name] = float(media[1]) * (1000 if media[2] else 1)
+    return found
 
 
 def counted(interface: str) -> int:

@@ -6,6 +6,7 @@ bytes, times are seconds unless the name says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -34,8 +35,12 @@ class Measurement(Document):
     """One optimizer step of one micro-batch, on average."""
     spread: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Standard deviation of single steps, in seconds; 0: unknown."""
+    error: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Standard error of ``seconds``; 0: unknown."""
     peak: Bytes = 0
     """Memory at its highest, of the device that trains; 0: unknown."""
+    others: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the machine's processors that other programs used meanwhile."""
 
 
 class Machine(Document):
@@ -100,6 +105,11 @@ class Machine(Document):
         known = [m.spread / m.seconds for m in self.measurements if m.spread]
         return sum(known) / len(known) if known else 0.0
 
+    @property
+    def others(self) -> float:
+        """Share of its processors that other programs used while it was measured."""
+        return max((m.others for m in self.measurements), default=0.0)
+
     @cached_property
     def memory_fit(self) -> tuple[float, float] | None:
         """Bytes that do not depend on the batch, and bytes a sample; ``None`` where one batch size or none is known."""
@@ -108,6 +118,11 @@ class Machine(Document):
             return None
         fixed, each = _line(points)
         return max(0.0, fixed), max(0.0, each)
+
+    def measured_as(self, measurements: tuple[Measurement, ...]) -> Machine:
+        """Return the machine with other measurements; a mere copy would keep what was worked out from the old ones."""
+        fields = {name: getattr(self, name) for name in Machine.model_fields}
+        return Machine(**fields | {"measurements": measurements})
 
     def memory_per_sample(self, fixed: float) -> float | None:
         """Return the bytes of a sample in the micro-batch; where one point is known, what is above ``fixed``."""
@@ -227,6 +242,10 @@ class Cluster(Document):
     def same_host(self, one: str, other: str) -> bool:
         """Whether two entries are the same machine, so that nothing between them crosses a network."""
         return self.machine(one).host == self.machine(other).host
+
+    def on_one_machine(self, names: Iterable[str]) -> bool:
+        """Whether all these entries are one machine."""
+        return len({self.machine(name).host for name in names}) < 2
 
     def interface(self, name: str) -> float:
         """Return what a machine's network interface carries in each direction, in Mbit/s; 0 without any link."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, Document, Machine, Name, Text
+from distributed.planning.cluster import Cluster, Document, Name, Text
 
 BOUND = 3.0
 """No factor is larger, nor smaller than its inverse: a run that was disturbed must not rule the next plan."""
@@ -66,9 +66,8 @@ class Corrections(Document):
         machines = []
         for machine in cluster.machines:
             factor = self.compute_of(machine.name)
-            fields = {name: getattr(machine, name) for name in Machine.model_fields}
             found = tuple(m.model_copy(update={"seconds": m.seconds * factor}) for m in machine.measurements)
-            machines.append(Machine(**fields | {"measurements": found}))  # a copy would keep what it has worked out
+            machines.append(machine.measured_as(found))
         return Cluster(machines=tuple(machines), links=cluster.links, here=cluster.here)
 
 

@@ -76,6 +76,8 @@ class Candidate(Document):
     """One choice and what it should cost."""
 
     choice: Choice
+    predicted: bool = True
+    """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
     fits: bool = True
     """Whether every member has the memory for it."""
     members: tuple[MemberForecast, ...] = ()

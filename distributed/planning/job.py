@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from distributed.planning.cluster import Bytes, Cluster, Document, Text
 from profiles.errors import BadInput
+from profiles.options import less_memory
 from profiles.schema import Profile
 from training.run_files import write_whole
 
@@ -60,6 +61,8 @@ class Job(Document):
     start: Start = "pretrained"
     lora: bool = False
     gradient_checkpointing: bool = False
+    adaptable: bool = True
+    """Whether its task can recompute activations and train adapters."""
     lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
     bucket_mb: Annotated[float, Field(gt=0)] = 4.0
     strategy: Text = "auto"
@@ -116,9 +119,10 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         steps=training.max_steps,
         batch=training.batch_size,
         accumulation=training.gradient_accumulation,
-        start="scratch" if model.from_scratch else "pretrained",
+        start=start_of(profile),
         lora=model.tuning == "lora",
         gradient_checkpointing=model.gradient_checkpointing,
+        adaptable=bool(less_memory(model.task)),
         lr_scaling=training.lr_scaling,
         bucket_mb=strategy.bucket_mb,
         strategy=strategy.strategy,
@@ -127,6 +131,14 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         preference=preference,
         max_loss_increase=bound,
     )
+
+
+def start_of(profile: Profile) -> Start:
+    """Return what a profile's model is when training begins. Nobody but the person knows it of a custom one: it counts
+    as new, which asks for more frequent exchanges than a trained one needs."""
+    if profile.strategy.planned_as != "auto":
+        return profile.strategy.planned_as
+    return "scratch" if profile.model.from_scratch or profile.model.task == "custom" else "pretrained"
 
 
 def read_figures(path: Path) -> Figures:

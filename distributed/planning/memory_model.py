@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from distributed.planning.cluster import Machine
 from distributed.planning.job import Job
+from distributed.planning.model_size import ModelSize
+from profiles.schema import Profile
 
 _FP32 = 4
 _INPUT_SHARE = 2 / 34
 """Of a block's activations: its input (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 2 sbh of 34 sbh)."""
-_LORA_PART = 50
+LORA_PART = 50
 """Rank 16 on all linear layers is 1.9 % (whisper-large) to 2.8 % (whisper-tiny) of the parameters."""
 _STRATEGY_WEIGHTS = {"allreduce": 1, "diloco": 6}
 """Vectors of all trainable parameters in fp32: the buckets of allreduce; anchor, momentum, delta, the weights it was
 taken from, mean and outer update of DiLoCo, which live in the memory of the processor."""
+
+
+RUNTIME = 600_000_000
+"""Python and torch, which a measured peak has in it and an estimate from the model's files has not."""
+
+
+def estimated_bytes(profile: Profile, size: ModelSize) -> int:
+    """Return what a member needs before anything was measured: weights, gradients, optimizer state, what the strategy
+    keeps, the activations of one micro-batch, and the process itself."""
+    model = profile.model
+    trainable = max(1, size.parameters // LORA_PART) if model.tuning == "lora" else size.parameters
+    job = Job(trainable=trainable, total=size.parameters, layers=size.layers, samples=1, lora=model.tuning == "lora")
+    width = 2 if profile.training.mixed_precision not in ("off", "auto") else _FP32
+    kept = float(size.activations * width)
+    kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
+    strategy = strategy_bytes(profile.strategy.strategy, trainable)
+    return int(model_bytes(job) + strategy + kept * profile.training.batch_size + RUNTIME)
 
 
 def model_bytes(job: Job) -> int:
@@ -27,9 +46,10 @@ def strategy_bytes(strategy: str, trainable: int, error_feedback: bool = False) 
     return (_STRATEGY_WEIGHTS.get(strategy, 1) + error_feedback) * _FP32 * trainable
 
 
-def hub_bytes(trainable: int, payload: float, members: int) -> int:
-    """An upper bound for the hub: the mean in fp32, and every member's payload if one of them is late."""
-    return int(_FP32 * trainable + members * payload)
+def hub_bytes(trainable: int, payload: float, members: int, error_feedback: bool = False) -> int:
+    """An upper bound for the hub: the mean in fp32, every member's payload if one of them is late, and what encoding
+    the means has lost."""
+    return int((1 + error_feedback) * _FP32 * trainable + members * payload)
 
 
 def checkpointed(per_sample: float, layers: int) -> float:
@@ -78,7 +98,7 @@ def with_checkpointing(job: Job, machine: Machine, strategy: str) -> int:
 
 def with_lora(job: Job, machine: Machine, strategy: str) -> int:
     """Return the bytes of one sample's step with adapters instead of all weights."""
-    adapters = job.lora_trainable or job.trainable // _LORA_PART
+    adapters = job.lora_trainable or job.trainable // LORA_PART
     saved = model_bytes(job) - model_bytes(job.model_copy(update={"trainable": adapters}))
     if counts_here(machine, strategy):
         saved += strategy_bytes(strategy, job.trainable) - strategy_bytes(strategy, adapters)

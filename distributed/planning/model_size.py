@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.schema import Profile
+
 _LONGEST_HEADER = 100_000_000
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
 """Model types whose MLP has three matrices, and no biases."""
@@ -38,6 +40,14 @@ def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
     hub = cache or Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found = sorted((hub / f"models--{model_path.replace('/', '--')}" / "snapshots").glob("*/config.json"))
     return found[-1].parent if found else None
+
+
+def size_for(profile: Profile) -> ModelSize | None:
+    """Return the size of a profile's model as this machine's files tell it; ``None`` where they do not, as of a custom
+    job."""
+    folder = model_folder(profile.model.model_path) if profile.model.task != "custom" else None
+    length = profile.data.block_size if profile.model.task == "causal_lm" else 0
+    return size_of(folder, length) if folder is not None else None
 
 
 def size_of(folder: Path, sequence: int = 0) -> ModelSize | None:

@@ -8,7 +8,7 @@ they add are dropped one by one (greedy, so not every subset is looked at). Each
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from distributed.planning import memory_model
@@ -18,14 +18,11 @@ from distributed.planning.corrections import Corrections
 from distributed.planning.document import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
 from distributed.planning.job import Job
 from distributed.planning.prediction import STRATEGIES, Outcome, Predictor, significant
-from distributed.planning.reasons import WORTH, memory_reasons, settings_of, why
+from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
 from profiles.schema import Profile
 from training.strategies.registry import STRATEGY_NAMES, check_strategy
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
-SURER_FIRST = 0.95
-"""The torch engine has to be so much better than the hub, because it is not encrypted and ends with its first lost
-member; and merged weights than exact gradients, because what they lose in learning is known from small models only."""
 MOST_SUSPECTS = 8
 MOST_HUBS = 8
 """Machines that are tried as the hub: those with the fastest interfaces."""
@@ -55,13 +52,13 @@ def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections
     return Predictor(cluster, job, corrections).predict(choice)
 
 
-def score(candidate: Candidate) -> float:
-    """Return what the planner compares by: useful speed-up, times less than 1 for a way that has to be better to be
-    chosen, and more than 1 for one machine alone, which every group has to beat."""
+def simplicity(candidate: Candidate) -> tuple[object, ...]:
+    """Return a key that orders ways which are about equally fast, the surest first: one machine before a group; exact
+    gradients before merged weights, whose loss is known from small models only; the hub before the torch engine, which
+    is not encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
     choice = candidate.choice
-    surer = choice.engine == "hub" and not STRATEGIES[choice.strategy].periodic
-    margin = WORTH if choice.alone else 1.0 if surer else SURER_FIRST
-    return significant(candidate.useful_speed_up * margin)
+    periodic = not choice.alone and STRATEGIES[choice.strategy].periodic
+    return (not choice.alone, periodic, choice.engine == "torch", choice.codec != "fp32", len(choice.members))
 
 
 def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
@@ -97,23 +94,52 @@ class _Planner:
 
     def plan(self) -> Planning:
         alone = [self._predictor.predict(self._alone(name)) for name in self._predictor.workable]
+        if self._job.strategy != "auto" and check_strategy(self._job.strategy) not in STRATEGIES:
+            return self._unpredicted(alone)
         groups = {candidate.choice: candidate for way in self._ways() for candidate in self._groups(way)}
-        ranking = sorted([*alone, *groups.values()], key=self._order)
-        chosen = 0 if ranking and ranking[0].fits else None
-        if chosen is None:
+        ranking = self._simplest_first(sorted([*alone, *groups.values()], key=self._order))
+        return self._planned(ranking)
+
+    def _planned(self, ranking: list[Candidate]) -> Planning:
+        """Return the plan with the first of a ranking as the chosen one."""
+        job = self._job
+        if not ranking or not ranking[0].fits:
             reasons = (Reason(code="nothing-fits"), *self._machine_reasons(()))
-            return Planning(job=self._job, preference=self._job.preference, ranking=tuple(ranking), chosen=None,
-                            reasons=reasons)  # fmt: skip
-        best = ranking[chosen]
-        reasons = (*why(best, ranking, self._predictor), *self._machine_reasons(best.choice.members, best.choice.hub))
+            return Planning(job=job, preference=job.preference, ranking=tuple(ranking), chosen=None, reasons=reasons)
+        best = ranking[0]
+        reasons = (
+            *why(best, [candidate for candidate in ranking if not self._unasked(candidate)], self._predictor),
+            *self._faster_in_clear(best, ranking),
+            *self._machine_reasons(best.choice.members, best.choice.hub),
+        )
         return Planning(
-            job=self._job,
-            preference=self._job.preference,
+            job=job,
+            preference=job.preference,
             ranking=tuple(ranking),
-            chosen=chosen,
-            settings=settings_of(best, self._cluster, self._job),
+            chosen=0,
+            settings=settings_of(best, self._cluster, job),
             reasons=reasons,
         )
+
+    def _unpredicted(self, alone: list[Candidate]) -> Planning:
+        """Return a plan that carries out what the profile says with all machines, where its cost is not known."""
+        way, members = max(self._named_ways(), key=lambda found: len(found[1]), default=(None, ()))
+        split = self._predictor.split(members, way.strategy, way.hub) if way is not None and len(members) > 1 else None
+        if way is None or split is None:
+            return self._planned(sorted(alone, key=self._order))
+        codec = self._job.codec
+        choice = Choice(
+            strategy=way.strategy, codec=codec, engine=way.engine, hub=way.hub, members=tuple(sorted(members))
+        )
+        best = self._predictor.unpredicted(choice, split)
+        return self._planned([best, *sorted(alone, key=self._order)])
+
+    def _named_ways(self) -> Iterator[tuple[_Way, tuple[str, ...]]]:
+        """Yield where the strategy of the profile could meet, and who can take part there; the best hub first."""
+        job = self._job
+        ways = [_Way(job.strategy, job.codec, "hub", hub) for hub in sorted(self._hubs, key=self._hub_order)]
+        for way in [_Way(job.strategy, job.codec, "torch", "")] if job.engine == "torch" else ways:
+            yield way, self._able(way)
 
     # ------------------------------------------------------------------------------------------------------- candidates
 
@@ -234,10 +260,18 @@ class _Planner:
 
     # ---------------------------------------------------------------------------------------------------------- ranking
 
+    def _simplest_first(self, ranking: list[Candidate]) -> list[Candidate]:
+        """Put the simplest of those ways first that are about as fast as the fastest."""
+        if self._job.preference != "fastest" or not ranking or not ranking[0].fits:
+            return ranking
+        near = [one for one in ranking if one.fits and about_equal(one, ranking[0]) and not self._unasked(one)]
+        simplest = min(near, key=simplicity)  # the fastest of equally simple ones, for they are in order
+        return [simplest, *(one for one in ranking if one is not simplest)]
+
     def _order(self, candidate: Candidate) -> tuple[object, ...]:
-        """Return the key of the ranking: best first, and never two alike."""
+        """Return the key of the ranking: best first, never two alike, and last what is not taken unasked."""
         choice = candidate.choice
-        behind = -score(candidate)
+        behind, unasked = -significant(candidate.useful_speed_up), self._unasked(candidate)
         lossy = choice.codec != "fp32"
         worth = not choice.alone and candidate.useful_speed_up >= WORTH
         tier = (not candidate.fits, 0 if worth else 1 if choice.alone else 2)
@@ -245,10 +279,16 @@ class _Planner:
         rest = (*exactness, candidate.bytes_per_hour, *self._hub_order(choice.hub), choice.members, choice.engine,
                 choice.strategy, choice.codec)  # fmt: skip
         if self._job.preference == "closest-to-exact":
-            return (*tier, *exactness, behind, *rest)
+            return (unasked, *tier, *exactness, behind, *rest)
         if self._job.preference == "least-traffic":
-            return (*tier, significant(candidate.bytes_per_hour), behind, *rest)
-        return (not candidate.fits, behind, *rest)
+            return (unasked, *tier, significant(candidate.bytes_per_hour), behind, *rest)
+        return (unasked, not candidate.fits, behind, *rest)
+
+    def _unasked(self, candidate: Candidate) -> bool:
+        """Whether it sends training traffic in clear over a network, and nobody asked for the engine that does."""
+        choice = candidate.choice
+        in_clear = choice.engine == "torch" and not self._cluster.on_one_machine(choice.members)
+        return in_clear and self._job.engine == "auto"
 
     def _hub_order(self, hub: str) -> tuple[object, ...]:
         """Between equals the hub is wired, on mains, where the run is started, and has much memory."""
@@ -262,6 +302,13 @@ class _Planner:
     def _note(self, code: str, subject: str = "", other: str = "", **numbers: float) -> None:
         reason = Reason(code=code, subject=subject, other=other, numbers=numbers)
         self._noted.setdefault((code, subject, other), reason)
+
+    def _faster_in_clear(self, best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
+        open_ = [candidate for candidate in ranking if candidate.fits and self._unasked(candidate)]
+        rival = max(open_, key=lambda candidate: candidate.useful_speed_up, default=best)
+        if rival.useful_speed_up > best.useful_speed_up and not about_equal(rival, best):
+            numbers = {"open": rival.useful_speed_up, "useful": best.useful_speed_up}
+            yield Reason(code="faster-in-clear", subject=rival.choice.strategy, numbers=numbers)
 
     def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
         """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""

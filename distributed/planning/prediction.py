@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distributed.planning import cost_model, memory_model, statistical_cost
+from distributed.planning.alike import evened
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.corrections import NONE as NO_CORRECTIONS
 from distributed.planning.corrections import Corrections
@@ -81,7 +82,7 @@ class Predictor:
     """
 
     def __init__(self, cluster: Cluster, job: Job, corrections: Corrections = NO_CORRECTIONS) -> None:
-        self.cluster = corrections.applied(cluster)
+        self.cluster = corrections.applied(evened(cluster))
         self.job = job
         self._corrections = corrections
         self._splits: dict[tuple[object, ...], Split | None] = {}
@@ -263,6 +264,7 @@ class Predictor:
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
         payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
+        hub_memory = memory_model.hub_bytes(job.trainable, payload, members, choice.codec.startswith("topk"))
         return Candidate(
             choice=choice,
             fits=split.fits,
@@ -283,27 +285,48 @@ class Predictor:
             useful_speed_up=outcome.useful,
             loss_increase=outcome.loss,
             bytes_per_hour=outcome.bytes_per_hour,
-            hub_memory=memory_model.hub_bytes(job.trainable, payload, members) if choice.hub else 0,
+            hub_memory=hub_memory if choice.hub else 0,
             sources=outcome.sources,
             reasons=() if choice.alone else (_bottleneck(exchange.slowest),),
         )
 
+    def unpredicted(self, choice: Choice, split: Split) -> Candidate:
+        """Return a choice whose exchanges are not known, with what is: shares, compute and memory."""
+        job, members = self.job, len(choice.members)
+        return Candidate(
+            choice=choice,
+            predicted=False,
+            fits=split.fits,
+            members=tuple(
+                self._forecast(choice, name, batch, seconds)
+                for name, batch, seconds in zip(choice.members, split.batches, split.seconds, strict=True)
+            ),
+            accumulation=split.accumulation,
+            global_batch=job.global_batch_of(members),
+            steps=job.steps_of(members),
+            compute=split.compute,
+        )
+
     def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
         moved = dict(exchange.moved)
-        strategy = "" if choice.alone else choice.strategy
         busy = self._busy(choice, split, exchange)
         for name, batch, seconds, work in zip(choice.members, split.batches, split.seconds, busy, strict=True):
-            machine = self.cluster.machine(name)
-            yield MemberForecast(
-                name=name,
-                micro_batch=batch,
-                seconds=seconds,
-                busy=work,
-                correction=self._corrections.compute_of(name),
-                memory=memory_model.member_bytes(self.job, machine, strategy, batch),
-                memory_free=machine.memory_free,
-                bytes_per_hour=moved.get(self._exchanges.place(name), 0.0) * hourly,
-            )
+            traffic = moved.get(self._exchanges.place(name), 0.0) * hourly
+            alone = self._forecast(choice, name, batch, seconds)
+            yield alone.model_copy(update={"busy": work, "bytes_per_hour": traffic})
+
+    def _forecast(self, choice: Choice, name: str, batch: int, seconds: float) -> MemberForecast:
+        """Return what a member does without any exchange."""
+        machine = self.cluster.machine(name)
+        return MemberForecast(
+            name=name,
+            micro_batch=batch,
+            seconds=seconds,
+            correction=self._corrections.compute_of(name),
+            memory=memory_model.member_bytes(self.job, machine, "" if choice.alone else choice.strategy, batch),
+            memory_free=machine.memory_free,
+            bytes_per_hour=0.0,
+        )
 
 
 def _share(part: float, whole: float) -> float:

@@ -8,12 +8,14 @@ from distributed.planning import memory_model, statistical_cost
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.document import Candidate, MemberSetting, Reason, Settings
 from distributed.planning.job import Job
-from distributed.planning.prediction import STRATEGIES, Predictor
+from distributed.planning.prediction import STRATEGIES, Predictor, significant
 from profiles.errors import BadInput
+from training.other_load import BUSY
 from training.schedule import scaled_learning_rate
 
 WORTH = 1.05
-"""A group has to be so much better than the best machine alone."""
+"""Two ways of which one is predicted to be less than so many times as fast are about equal: predictions are not that
+exact. So a group has to be so much better than the best machine alone."""
 _MUCH_WAITING = 0.2
 """Share of a step from which waiting is worth a word."""
 _MORE = 4
@@ -21,20 +23,61 @@ _MORE = 4
 
 def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
     """Yield the reasons for a choice, the deciding one first."""
+    if not best.predicted:
+        yield Reason(code="not-predicted", subject=best.choice.strategy, numbers={"members": float(len(best.members))})
+        yield from _about_members(best, predictor)
+        return
     groups = [candidate for candidate in ranking if not candidate.choice.alone]
     if best.choice.alone:
-        yield from _why_alone(best, groups)
+        yield from _why_alone(best, groups, len(predictor.workable))
     else:
         yield from _why_group(best, predictor)
+        yield from _near_tie(best, ranking)
+    yield from _measured_in_use(best, predictor.cluster)
     yield from _memory_measures(best, predictor.job)
     yield from _advice(groups, predictor.job)
 
 
-def _why_alone(best: Candidate, groups: Sequence[Candidate]) -> Iterator[Reason]:
+def _measured_in_use(best: Candidate, cluster: Cluster) -> Iterator[Reason]:
+    """Yield whose speed was measured while other programs took much of the machine."""
+    for name in best.choice.members:
+        others = cluster.machine(name).others
+        if others >= BUSY:
+            yield Reason(code="measured-in-use", subject=name, numbers={"others": 100 * others})
+
+
+def about_equal(one: Candidate, other: Candidate) -> bool:
+    """Whether a prediction does not tell which of two ways is faster."""
+    slower, faster = sorted((significant(one.useful_speed_up), significant(other.useful_speed_up)))
+    return slower * WORTH >= faster
+
+
+def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
+    """Name the fastest other way that is about as fast as the chosen one; another hub is no other way."""
+
+    def way(candidate: Candidate) -> tuple[object, ...]:
+        choice = candidate.choice
+        return (choice.alone, choice.alone or (choice.strategy, choice.codec, choice.engine), choice.members)
+
+    others = [one for one in ranking if one.fits and way(one) != way(best) and about_equal(one, best)]
+    rival = max(others, key=lambda one: one.useful_speed_up, default=None)
+    if rival is None:
+        return
+    choice = rival.choice
+    numbers = {"useful": best.useful_speed_up, "rival": rival.useful_speed_up, "percent": 100 * (WORTH - 1),
+               "members": float(len(choice.members))}  # fmt: skip
+    if choice.alone:
+        yield Reason(code="about-equal-alone", subject=choice.members[0], numbers=numbers)
+    else:
+        what = f"{choice.strategy} {choice.codec}"
+        yield Reason(code="about-equal", subject=what, other=choice.engine, numbers=numbers)
+
+
+def _why_alone(best: Candidate, groups: Sequence[Candidate], workable: int) -> Iterator[Reason]:
     name = best.choice.members[0]
     rival = max((group for group in groups if group.fits), key=lambda group: group.useful_speed_up, default=None)
     if rival is None:
-        yield Reason(code="only-machine", subject=name)
+        yield Reason(code="only-machine" if workable == 1 else "no-group", subject=name)
         return
     numbers = {
         "useful": rival.useful_speed_up,
@@ -44,7 +87,8 @@ def _why_alone(best: Candidate, groups: Sequence[Candidate]) -> Iterator[Reason]
         "compute": rival.compute,
         "exposed": rival.exposed,
     }
-    yield Reason(code="alone-wins", subject=name, other=rival.choice.strategy, numbers=numbers)
+    code = "alone-wins" if rival.useful_speed_up <= 1 else "alone-is-enough"
+    yield Reason(code=code, subject=name, other=rival.choice.strategy, numbers=numbers)
     yield from rival.reasons
 
 
@@ -74,7 +118,7 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
         numbers = {"least": batches[0][0], "most": batches[-1][0]}
         yield Reason(code="unequal-shares", subject=batches[0][1], other=batches[-1][1], numbers=numbers)
     if choice.engine == "torch":
-        yield Reason(code="in-clear")
+        yield Reason(code="on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
     elif cluster.machine(choice.hub).wifi:
         yield Reason(code="hub-on-wifi", subject=choice.hub)
     elif not cluster.machine(choice.hub).on_mains:
@@ -120,9 +164,9 @@ def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
     needed, free = memory_model.member_bytes(job, machine, "", 1), machine.memory_free
     yield Reason(code="does-not-fit", subject=machine.name, numbers={"needed": needed, "free": free})
     measures = []
-    if not job.gradient_checkpointing:
+    if job.adaptable and not job.gradient_checkpointing:
         measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine, "")))
-    if not job.lora and job.start == "pretrained":
+    if job.adaptable and not job.lora and job.start == "pretrained":
         measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine, "")))
     helping = [Reason(code=code, subject=machine.name, numbers={"needed": size, "free": free})
                for code, size in measures if size <= free]  # fmt: skip
@@ -140,7 +184,7 @@ def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:
         "gradient_accumulation": best.accumulation,
         "shares": "",
     }
-    if STRATEGIES[choice.strategy].periodic:
+    if best.predicted and STRATEGIES[choice.strategy].periodic:
         rate, momentum = statistical_cost.outer_optimizer(best.rounds)
         options |= {"sync_interval": choice.interval, "sync_delay": choice.delay, "outer_lr": rate,
                     "outer_momentum": momentum, "error_feedback": choice.codec.startswith("topk")}  # fmt: skip

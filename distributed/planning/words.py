@@ -8,6 +8,15 @@ _GB = 1e9
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would be worth {useful:.2f} of "
     "it (an exchange takes {exchange:.3g} s, a step's compute {compute:.3g} s, {exposed:.3g} s of waiting a step)",
+    "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines with {other} would "
+    "be worth {useful:.2f} of it, and below 5 % no prediction tells which is faster",
+    "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
+    "{useful:.2f}: below {percent:.0f} % no prediction tells which is faster): the more exact and simpler way is taken",
+    "about-equal-alone": "{subject} alone is about as fast ({rival:.2f} against {useful:.2f}: below {percent:.0f} % no "
+    "prediction tells which is faster)",
+    "not-predicted": "{subject} with {members:.0f} machines is not predicted: what it costs is not known. It is "
+    "carried out as the profile says",
+    "no-group": "{subject} alone: these machines cannot train together (--explain says why)",
     "only-machine": "{subject} is the only machine that can train this",
     "group-wins": "{members:.0f} machines with {subject} reach the same loss {useful:.2f} times as fast as the best "
     "of them alone ({speed_up:.2f} times its samples/s)",
@@ -28,6 +37,10 @@ WORDS = {
     "where it was chosen for {reference:.0f})",
     "unequal-shares": "shares follow the measured speed: from {least:.0f} samples ({subject}) to {most:.0f} ({other})",
     "in-clear": "training traffic of the torch engine is not encrypted, and a lost member ends the run",
+    "on-one-machine": "training traffic of the torch engine is not encrypted, and does not leave the machine; a lost "
+    "member ends the run",
+    "faster-in-clear": "{subject} over the torch engine would be worth {open:.2f} instead of {useful:.2f}; anybody on "
+    "the network could read its training traffic, so it is only taken where you ask for it: --set engine=torch",
     "hub-on-wifi": "the hub is on {subject}, which is on Wi-Fi: a cable would help most there",
     "hub-on-battery": "the hub is on {subject}, which runs on battery: plug it in",
     "costs-more": "{subject} is left out: with it the plan would be worth {joined:.2f}, without it {useful:.2f}",
@@ -40,12 +53,14 @@ WORDS = {
     "would-fit-with-checkpointing": "it would fit {subject} with gradient_checkpointing = true "
     "({needed_gb:.1f} of {free_gb:.1f} GB), for a third more compute",
     "would-fit-with-lora": "it would fit {subject} with tuning = lora ({needed_gb:.1f} of {free_gb:.1f} GB)",
-    "needs-sharding": "neither adapters nor checkpointing would make it fit {subject}, and no strategy here cuts a "
-    "model over machines: take a smaller model",
+    "needs-sharding": "no setting would make it fit {subject}, and no strategy here cuts a model over machines: take a "
+    "smaller model",
     "strategy-does-not-fit": "{subject} has not the memory for {other}: {needed_gb:.1f} GB, {free_gb:.1f} GB are free",
     "no-speed": "{subject} is left out: its speed was not measured",
     "no-link": "{subject} has no measured link to {other} as the hub",
     "no-link-torch": "{subject} has not a link to every machine, which the torch engine needs",
+    "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
+    "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says (--set {other}=auto compares all)",
     "mixed-systems": "the torch engine joins machines of one operating system only",
