@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself when pyproject.toml or constraints.txt changed. `make help` lists them.
+# Every target sets up .venv by itself when pyproject.toml or the pinned packages changed. `make help` lists them.
 # Another Python: make setup PYTHON=/path/to/python3.12
 
 .DEFAULT_GOAL := help
@@ -12,12 +12,15 @@ endif
 
 VENV := .venv
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | cksum | tr ' \t' '--')
+STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt requirements.lock | cksum | tr ' \t' '--')
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
+PIP := $(PY) -m pip install --disable-pip-version-check
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
+INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
 HUB := training/exchange
 
-.PHONY: help setup demo wizard test test-fast lint format proto lab lab-test bench clean
+.PHONY: help setup demo wizard test test-fast lint format proto lock lab lab-test bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -36,10 +39,11 @@ $(STAMP):
 	    "$$found" -m venv $(VENV) || { rm -rf $(VENV); \
 	        echo "Python has no working venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 2; }; \
 	fi
-	@echo "Installing the pinned packages, PyTorch first (the first time takes some minutes)"
-	@$(PY) -m pip install --disable-pip-version-check -c constraints.txt '$(TORCH)'
-	@echo "PyTorch is there; now the others. pip says nothing for a minute or more"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "Installing the pinned packages, checked by their hashes. pip says nothing for a minute or more"
+	@$(PIP) --quiet --no-deps --require-hashes --only-binary :all: -r requirements.lock
+	@echo "Now PyTorch (the first time takes some minutes)"
+	@$(PIP) -c constraints.txt '$(TORCH)'
+	@$(PIP) --quiet --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup ## the main job on this machine as two workers: training, WER before and after, the model
@@ -67,6 +71,14 @@ format: setup ## put the code into the house style
 
 proto: setup ## regenerate the hub's messages from hub.proto
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. $(HUB)/hub.proto
+
+lock: setup ## write requirements.lock anew, after a change of constraints.txt (needs internet)
+	@rm -rf .lock.new && mkdir .lock.new && echo torch >.lock.new/excluded && printf '%s\n' $(TORCH_NEEDS) >.lock.new/besides
+	@$(PIP) --quiet --target .lock.new --no-deps --require-hashes -r distributed/preparation/uv.txt
+	@sed -n '/^# /p' requirements.lock >.lock.new/lock
+	@.lock.new/bin/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --generate-hashes \
+	    --default-index $(INDEX) --excludes .lock.new/excluded -c constraints.txt --extra dev pyproject.toml \
+	    .lock.new/besides >>.lock.new/lock && mv .lock.new/lock requirements.lock; status=$$?; rm -rf .lock.new; exit $$status
 
 lab: setup ## a network of three real hosts to try things by hand (Linux, root)
 	$(PY) -m tests.lab up a b c

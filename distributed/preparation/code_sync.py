@@ -5,28 +5,19 @@ The worker of a run finds everything under ``inputs/`` of its folder, so that th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.machinery
-import io
 import os
-import shutil
 import sys
 import sysconfig
-import tarfile
-import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from distributed.machine.here import Process
-from distributed.machine.link import FILES, Link
+from distributed.machine.link import Link
 from distributed.preparation.hash_cache import SMALLEST, HashCache
 from distributed.preparation.transfer import Progress, Tree, send_trees
-from distributed.ssh.errors import SshError
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -212,57 +203,3 @@ def synchronise(link: Link, inputs: Inputs, progress: Progress = lambda done, to
         SshError: the machine cannot take it.
     """
     return send_trees(link, list(inputs.trees.values()), progress)
-
-
-def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) -> bool:
-    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one.
-
-    Raises:
-        SshError: the connection was lost, or what came is not a folder of plain files.
-        OSError: it cannot be written here.
-    """
-    with (
-        contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
-    ):
-        _unpack(io.BufferedReader(_Incoming(process)), Path(temporary), link.name)
-        found = Path(temporary) / name
-        if not found.is_dir():
-            return False
-        found.rename(target)
-    return True
-
-
-class _Incoming(io.RawIOBase):
-    """The output of a command as a file."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._rest = self._rest or self._process.read(_SILENCE)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-
-def _unpack(stream: io.BufferedReader, folder: Path, machine: str) -> None:
-    """Unpack plain files and folders; nothing else, and nothing outside ``folder``, whatever the archive says."""
-    try:
-        with tarfile.open(fileobj=stream, mode="r|gz") as archive:
-            for member in archive:
-                place = Path(os.path.normpath(folder / member.name))
-                if folder not in place.parents:
-                    raise SshError(machine, f"sent a file outside its folder: {member.name!r:.200}")
-                content = archive.extractfile(member)
-                if content is None:
-                    place.mkdir(exist_ok=True)
-                else:
-                    with open(place, "wb") as out:
-                        shutil.copyfileobj(content, out, 1 << 20)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise SshError(machine, f"the files it sent are damaged ({error})", "is its disk full?") from None

@@ -4,7 +4,7 @@ Standard library only, Python >= 3.9: this file is copied to the machine and run
 environment is to have::
 
     python environment_builder.py ROOT find RECIPE       > one JSON document
-    python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock"}   > JSON lines
+    python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock", "hashed"}   > JSON lines
 
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
 hidden name and renamed when it is complete, so that a torn build is never used; only its ``bin/python`` is used
@@ -108,13 +108,19 @@ def _fill(part: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: st
     (scratch / "requirements.txt").write_text("\n".join(recipe["requirements"]))
     environment = _environment(scratch)
     say(f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}")
-    options = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt"), *_sources(recipe, uv, wheels)]
     python = str(part / "bin" / "python")
     if uv:
         _run([uv, "venv", "--python", sys.executable, str(part)], environment)
-        return _run([uv, "pip", "install", "--python", python, *options], environment)
-    pip = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
-    return _run([*pip, "--progress-bar", "off", "--disable-pip-version-check", *options], environment)
+        install = [uv, "pip", "install", "--python", python]
+    else:
+        install = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
+        install += ["--progress-bar", "off", "--disable-pip-version-check"]
+    sources = _sources(recipe, uv, wheels)
+    if recipe.get("hashed"):
+        (scratch / "hashed.txt").write_text(recipe["hashed"])
+        _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment)
+    rest = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]  # torch, and what is not hashed
+    _run([*install, *rest, *sources], environment)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -183,6 +189,9 @@ def explain(lines: list[str]) -> tuple[str, str]:
     last = (told or [line for line in lines if line] or ["it said nothing"])[0][:300]
     if "No space left" in text or "Disk quota" in text:
         return "the disk is full", "free some space there, or give a 'project_path' on another disk"
+    if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
+        fix = "what stands between that machine and the package index? --offline-wheels takes the packages from here"
+        return "a package is another file than the one that was tested", fix
     if _NO_WAY.search(text):
         return f"the package index cannot be reached ({last})", OFFLINE_FIX
     if "No matching distribution" in text or "No solution found" in text:

@@ -26,10 +26,11 @@ def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPla
         for link, facts in machines
         for device in link.machine.devices or ("",)
     ]
-    local = plan_local_run(profile, len(seats))
+    local = plan_local_run(profile, len(seats), here=False)
     engine = "torch" if _wants_torch(profile, seats) else "hub"
+    network = engine == "torch" and not _on_one_machine(seats)
     members = tuple(
-        _member(rank, machine, facts, device, local.members[rank].batch_size, profile, engine)
+        _member(rank, machine, facts, device, local.members[rank].batch_size, profile, network)
         for rank, (machine, facts, device) in enumerate(seats)
     )
     return local.model_copy(update={"members": members, "engine": engine})
@@ -52,7 +53,7 @@ def _as_seen(facts: Facts, machine: Machine, far: Sequence[str]) -> Facts:
 
 
 def _member(
-    rank: int, machine: Machine, facts: Facts, device: str, batch_size: int, profile: Profile, engine: str
+    rank: int, machine: Machine, facts: Facts, device: str, batch_size: int, profile: Profile, network: bool
 ) -> MemberPlan:
     kind, _, index = (device or profile.training.device).partition(":")
     return MemberPlan(
@@ -62,15 +63,22 @@ def _member(
         device_index=int(index or 0),
         batch_size=batch_size,
         threads=profile.training.threads,
-        interface=machine.interface or facts.interface if engine == "torch" else "",
+        interface=machine.interface or facts.interface if network else "",
     )
 
 
+def _on_one_machine(seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
+    return len({machine.name for machine, *_ in seats}) < 2
+
+
 def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
-    """The hub joins everything; NCCL is faster where every member has a CUDA device of its own."""
+    """Whether the torch engine is asked for, or is faster and safe: on one machine that has a CUDA device for each.
+
+    Its data plane is not encrypted, so over a network only a person chooses it.
+    """
     if profile.strategy.engine != "auto":
         return profile.strategy.engine == "torch"
-    if len(seats) < 2 or profile.training.device not in ("auto", "cuda"):
+    if len(seats) < 2 or not _on_one_machine(seats) or profile.training.device not in ("auto", "cuda"):
         return False
     return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
                for _, facts, device in seats)  # fmt: skip

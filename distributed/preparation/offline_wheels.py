@@ -99,6 +99,25 @@ def locked_for(lock: str, there: Mapping[str, Any], requirements: Sequence[str] 
     return [f"{pin.name}{pin.specifier}" for pin in held if not requirements or canonicalize_name(pin.name) in needed]
 
 
+def hashed_for(hashes: str, there: Mapping[str, Any], requirements: Sequence[str]) -> str:
+    """Return the part of a file of pins with hashes that some requirements need on another machine.
+
+    What they need there and this machine does not know of is left out, and the build of torch, which is chosen there.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    facts = _facts(there)
+    needed = _needed(requirements, facts)
+    found = []
+    for entry in re.findall(r"^[\w.-]+==.*(?:\n .*)*", hashes, re.MULTILINE):
+        head, *files = entry.splitlines()
+        pin = Requirement(head.rstrip(" \\"))
+        if canonicalize_name(pin.name) in needed and (pin.marker is None or pin.marker.evaluate(facts)):
+            found.append("\n".join([f"{pin.name}{pin.specifier} \\", *files]))
+    return "\n".join(found)
+
+
 def _needed(requirements: Sequence[str], facts: dict[str, str]) -> set[str]:
     """Return the names of packages and of everything that they need there."""
     from packaging.requirements import Requirement

@@ -20,9 +20,9 @@ from typing import Any
 
 from distributed.machine.link import Link, document
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
-from distributed.preparation.offline_wheels import collect_wheels
+from distributed.preparation.offline_wheels import collect_wheels, hashed_for
 from distributed.preparation.transfer import send_trees
-from distributed.preparation.uv_binary import uv_for
+from distributed.preparation.uv_binary import PINNED, uv_for
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 
@@ -48,11 +48,14 @@ export UV_CACHE_DIR="$envs/.scratch.part" TMPDIR="$envs/.scratch.part" PIP_CACHE
 export UV_PYTHON_INSTALL_DIR="$envs/.python" UV_PYTHON_BIN_DIR="$envs/.scratch.part"
 uv=$3
 if [ -z "$uv" ]; then
-  python3 -m pip install --quiet --disable-pip-version-check --target "$envs/.uv" uv || exit 1
+  printf '%s' "$4" >"$envs/.scratch.part/uv.txt"
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$envs/.uv" \
+    -r "$envs/.scratch.part/uv.txt" || exit 1
   uv=$envs/.uv/bin/uv
 fi
 "$uv" python install "$2" """
-"""``ROOT VERSION UV``: a Python of our own, by uv; uv itself by the pip of an old Python where none could be sent."""
+"""``ROOT VERSION UV PINNED``: a Python of our own, by uv; the pinned uv itself by the pip of an old Python where none
+could be sent."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,13 @@ class Recipe:
     """Packages, as pip takes them."""
     lock: str
     """Constraints: the one version of each that is tested."""
+    hashes: str = ""
+    """The same with the hashes of their files, as far as they are known; see :func:`hashed_for`."""
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.requirements, self.lock]).encode()).hexdigest()
+        parts = [self.requirements, self.lock, *([self.hashes] if self.hashes else [])]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,11 @@ def usual_recipe() -> Recipe:
     try:
         wanted = importlib.metadata.requires("muster-train") or []
         lock = (REPOSITORY / "constraints.txt").read_text()
+        hashes = (REPOSITORY / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is not to be found on this machine", "make setup") from None
-    return Recipe(tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _SCREENS), lock)
+    needed = tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _SCREENS)
+    return Recipe(needed, lock, hashes)
 
 
 def _package(requirement: str) -> str:
@@ -140,7 +148,7 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
         say(f"sending {len(tree.files)} packages, as far as they are missing there")
         send_trees(link, [tree])
         wheels = f"{link.root}/trees/{tree.name}"
-    return _build(link, base, recipe, wheels, say)
+    return _build(link, base, recipe, hashed_for(recipe.hashes, said, recipe.requirements), wheels, say)
 
 
 def look(link: Link) -> Base:
@@ -157,7 +165,9 @@ def _fetch_python(link: Link, base: Base, say: Say) -> Base:
     say("there is no Python 3.10 or newer: getting one with uv")
     version = f"3.{sys.version_info.minor}"
     base = base if base.uv else Base(base.python, _send_uv(link, say))
-    done = link.connection().run(["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv], timeout=_SILENCE)
+    done = link.connection().run(
+        ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv, PINNED.read_text()], timeout=_SILENCE
+    )
     found = look(link)
     if not found.python:
         raise SshError(link.name, f"no Python 3.10 or newer there, and none to be had: {done.problem}", _NO_PYTHON)
@@ -187,12 +197,12 @@ def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
     return document(link.name, done.stdout)
 
 
-def _build(link: Link, base: Base, recipe: Recipe, wheels: str, say: Say) -> str:
+def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Say) -> str:
     folder = f"{link.root}/agent/{hashlib.sha256(_builder()).hexdigest()[:16]}"
     link.connection().put(_builder(), f"{folder}/environment_builder.py", mode=0o700)
     script = f"./{folder[2:]}" if folder.startswith("~/") else folder
     words = [base.python, f"{script}/environment_builder.py", link.root, "build", base.uv, wheels]
-    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock}
+    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
     with closing(link.connection().stream(words)) as process:
         process.write(json.dumps(order).encode())
         process.end_input()

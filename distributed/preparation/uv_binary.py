@@ -1,4 +1,4 @@
-"""The program ``uv`` for a machine that has no Python to get it with: this machine's own, or one from the index."""
+"""The program ``uv`` for a machine that has no Python to get it with: this machine's own, or the pinned one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _TAGS = {
     "Linux": ("manylinux_2_17_{0}", "manylinux2014_{0}", "musllinux_1_1_{0}"),
     "Darwin": ("macosx_11_0_{0}", "macosx_10_12_{0}"),
 }
+PINNED = Path(__file__).with_name("uv.txt")
+"""The one version of uv that is fetched, with the hashes of its wheels, as pip reads it."""
 _fetched: dict[tuple[str, str], tempfile.TemporaryDirectory[str]] = {}
 """Folders of this process, by system and processor."""
 _fetching = threading.Lock()
@@ -55,7 +57,7 @@ def _fetch(system: str, machine: str, folder: Path) -> None:
     if not tags:
         raise BadInput(f"there is no uv for {system} on {machine}", "install Python 3.10 or newer there")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(folder), "uv"]
+    command += ["--only-binary=:all:", "--dest", str(folder), "--require-hashes", "-r", str(PINNED)]
     command += [word for tag in tags for word in ("--platform", tag)]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("uv-*.whl"))

@@ -1,0 +1,119 @@
+"""The Python code that a profile with ``task = custom`` runs, as something that a person looks at and agrees to.
+
+Planning, measuring, a dry run and a training import and run it alike.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributed.preparation.code_sync import JOB_CODE, JOB_FACTORY, REPOSITORY, user_sources
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.approvals import approve, digest_of, has_changed, is_approved
+
+_OWN = REPOSITORY / "examples"
+"""Shipped with the program, as trustworthy as the program."""
+
+
+@dataclass(frozen=True)
+class CustomCode:
+    """The code of one profile."""
+
+    factory: str
+    """``module:factory``, as the profile says it."""
+    file: Path
+    """The file with the factory."""
+    beside: tuple[Path, ...]
+    """The Python files that it may import and that are not installed."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is an example that came with the program."""
+        return self.file.is_relative_to(_OWN)
+
+    @property
+    def approved(self) -> bool:
+        """Whether a person has agreed to this code with the content that it has."""
+        return self.own or is_approved(self._digest)
+
+    def approve(self) -> None:
+        """Remember that a person stands behind it."""
+        if not self.own:
+            approve(self._digest, self._what)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a person has agreed to this code, and it is not the same any more."""
+        return not self.approved and has_changed(self._what)
+
+    @property
+    def _what(self) -> str:
+        return f"code {self.factory} ({self.file})"
+
+    @property
+    def _digest(self) -> str:
+        return digest_of(f"code {self.factory}", (self.file, *self.beside))
+
+
+def check_code(
+    profile: Profile, source: object, hint: str, *, named: bool, ask: Callable[[CustomCode, str], bool] | None = None
+) -> None:
+    """Refuse a profile's code that no person stands behind; whom they stand behind is remembered.
+
+    Args:
+        source: the file that names the code.
+        hint: how to stand behind it.
+        named: the person has named the code, or has said that it is to be trusted.
+        ask: asks the person, of the code that ``source`` wants to run.
+
+    Raises:
+        BadInput: nobody does.
+    """
+    code = code_of(profile)
+    if code is None or code.approved:
+        return
+    who = f"{source}, profile '{profile.name}'"
+    if not named and (ask is None or not ask(code, who)):
+        if code.changed:
+            message = f"its Python code, or what it imports, has changed since it was agreed to: {code.file}"
+        else:
+            message = f"it runs Python code that nobody here has agreed to: {code.file}"
+        raise BadInput(f"{who}: {message}", hint)
+    code.approve()
+
+
+def code_of(profile: Profile) -> CustomCode | None:
+    """Return the code that a profile runs; ``None`` where it runs none, or none that can be found."""
+    factory = profile.model.model_path
+    if profile.model.task != "custom" or not factory:
+        return None
+    if factory == JOB_FACTORY:
+        objects = Path(profile.data.dataset_path)  # their index names what is imported
+        folder = objects.parent / JOB_CODE
+        return CustomCode(factory, folder, (*objects.glob("*.json"), *folder.rglob("*.py")))
+    module = factory.rpartition(":")[0]
+    file = Path(module).expanduser().resolve() if module.endswith(".py") else _source(module)
+    if file is None or not file.is_file():
+        return None  # whoever imports it says so
+    try:
+        beside = tuple(user_sources(module)[0])
+    except BadInput:
+        beside = ()  # too many to be sent to a machine: the file stands for them
+    return CustomCode(factory, file, beside)
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module, as a worker that is started here finds it, without importing anything."""
+    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    spec: importlib.machinery.ModuleSpec | None = None
+    for part in module.split("."):  # its last name only, or the finder asks for packages that nobody has imported
+        spec = importlib.machinery.PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or [])
+    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
