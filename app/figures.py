@@ -9,7 +9,7 @@ from app.happenings import in_order
 from app.run_curves import RUN, names, of_member, of_run
 from app.run_state import Result, RunState, SplitResults
 
-RATES = ("wer", "cer", "accuracy")
+RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares of one and read best as per cent."""
 
 
@@ -27,7 +27,7 @@ def four_digits(value: float) -> str:
 
 def metric_label(name: str) -> str:
     """``WER`` for ``wer``; other names as they are."""
-    return name.upper() if name in ("wer", "cer") else name
+    return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
 
 
 def metrics_of(result: Result) -> dict[str, float]:
@@ -42,17 +42,21 @@ def metrics_of(result: Result) -> dict[str, float]:
 
 
 def headline(results: SplitResults, split: str) -> str:
-    """``WER on validation: 98.1 % -> 12.3 % (step 400)``: the most telling metric of a split, first and last."""
+    """``WER on validation: 98.1 % -> 12.3 % (step 400)``: the most telling metric of a split, first and last.
+
+    Texts that had not ended at their bound (``eval_max_new_tokens``) are told: with many of them the WER says little.
+    Before the first step a model from scratch ends none.
+    """
     last = metrics_of(results.last)
     if not last:
         return f"{split}: evaluated at step {results.last.step}"
     name = next(iter(last))
     now = metric_text(name, last[name])
     label = f"{metric_label(name)} on {split}"
-    if results.first is results.last:
-        return f"{label}: {now} (step {results.last.step})"
-    before = metric_text(name, metrics_of(results.first).get(name))
-    return f"{label}: {before} -> {now} (step {results.last.step})"
+    cut = f", {metric_text('cut', last['cut'])} of the texts cut" if "cut" in last and results.last.step else ""
+    if results.first is not results.last:
+        now = f"{metric_text(name, metrics_of(results.first).get(name))} -> {now}"
+    return f"{label}: {now}{cut} (step {results.last.step})"
 
 
 def state_document(state: RunState) -> dict[str, object]:

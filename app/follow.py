@@ -10,9 +10,10 @@ from pathlib import Path
 
 from app.report import Ended
 from app.run_state import RunState, at_its_end
-from profiles.errors import ExitCode, MusterError
+from profiles.errors import MusterError
 from training.event_log import follow_lines as follow_lines
-from training.events import ErrorEvent, Event, RunEvent, from_line
+from training.events import Event, from_line
+from training.outcome import NewestAttempt
 from training.plan import RunPlan
 from training.run_files import explain, is_live
 from training.run_folder import RunFolder
@@ -34,18 +35,14 @@ class Follower:
         self.path = path
         self.plan: RunPlan = RunFolder.open(path).plan()
         self._lines = follow_lines(path / "events.jsonl", lambda: is_live(path))
-        self._error: ErrorEvent | None = None
-        self._status = ""
+        self._attempt = NewestAttempt()
 
     def events(self) -> Iterator[Event | None]:
         """Yield the events from the first one on, and ``None`` every now and then while nothing happens."""
         for line in self._lines:
             event = _parsed(line)
-            if isinstance(event, RunEvent):
-                self._error = None if event.status == "starting" else self._error  # a new attempt
-                self._status = event.status
-            elif isinstance(event, ErrorEvent) and self._error is None:
-                self._error = event
+            if event is not None:
+                self._attempt.note(event)
             yield event
 
     def now(self) -> float:
@@ -54,34 +51,28 @@ class Follower:
 
     def ended(self, state: RunState) -> Ended:
         """Return how the run ended; to be called after the last event."""
+        error = self._attempt.error
         try:
             metadata = RunFolder.open(self.path).metadata
-            status, message, metrics = metadata.status, metadata.error_message, metadata.metrics
+            status, message = self._attempt.ending(metadata)
+            metrics = metadata.metrics
         except MusterError:  # its input could not be used, so nothing of it was kept
-            status, message, metrics = "failed", self._error.message if self._error else "", {}
-        hint = self._error.hint if self._error else ""
+            status, message, metrics = "failed", error.message if error else "", {}
+        hint = error.hint if error else ""
         if status not in FINAL:
             message, hint = self._interruption()
         shown = status if status in FINAL else "failed"
-        code = self._exit_code(shown, state)
+        code = self._attempt.exit_code(shown)
         return Ended(self.plan, self.path, shown, code, message, hint, metrics, at_its_end(state, shown, message))
 
     def _interruption(self) -> tuple[str, str]:
         """Return message and hint where nobody wrote the end down: its supervisor was killed, or could not write."""
-        if self._error is not None:
-            return self._error.message, self._error.hint
+        error = self._attempt.error
+        if error is not None:
+            return error.message, error.hint
         if shutil.disk_usage(self.path).free < _ROOM:
             return explain(OSError(errno.ENOSPC, ""), self.path)
         return _INTERRUPTED, ""
-
-    def _exit_code(self, status: str, state: RunState) -> ExitCode:
-        if status == "completed":
-            return ExitCode.DONE
-        if status == "cancelled":
-            return ExitCode.STOPPED
-        said = self._error.exit_code if self._error else ExitCode.RUN_FAILED
-        began = state.step > 0
-        return ExitCode(said) if said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not began else ExitCode.RUN_FAILED
 
 
 def _parsed(line: bytes) -> Event | None:

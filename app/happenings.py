@@ -132,6 +132,8 @@ def _all_metrics(event: EvaluationEvent) -> dict[str, float]:
 
 
 def _metric_text(name: str, value: float) -> str:
+    if name == "cut":
+        return f"cut texts {value * 100:.1f} %"
     return f"{name.upper()} {value * 100:.1f} %" if name in ("wer", "cer") else f"{name} {value:.4g}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiles.errors import RunFailed
 from training.processes import environment
-from training.run_files import is_live
+from training.run_files import is_live, private_file
 
 _PATIENCE = 20.0
 
@@ -22,7 +22,7 @@ def start_holder(module: str, run_dir: Path, *arguments: str) -> None:
         RunFailed: it ended before, or took too long and is ended.
     """
     log = run_dir / "logs" / "supervisor.log"
-    with log.open("ab+") as errors:
+    with open(log, "ab+", opener=private_file) as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(run_dir.resolve()), *arguments],
             stdin=subprocess.DEVNULL,

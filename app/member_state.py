@@ -81,6 +81,8 @@ class MemberState:
     times_lost: int = 0
     window: tuple[StepSample, ...] = ()
     cpu_percent: float | None = None
+    others_percent: float | None = None
+    """Of its machine's processors, used by programs that do not belong to the run."""
     memory_used: int = 0
     memory_peak: int = 0
     memory_total: int = 0
@@ -99,6 +101,8 @@ class MemberState:
     battery_percent: float | None = None
     on_mains: bool | None = None
     snapshot_step: int | None = None
+    snapshot_live: tuple[int, ...] = ()
+    """Who trained when it wrote that snapshot."""
 
     @property
     def active(self) -> bool:
@@ -195,7 +199,7 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case MachineEvent():
             return _machine(member, event)
         case SnapshotEvent():
-            return changed(member, snapshot_step=event.step)
+            return changed(member, snapshot_step=event.step, snapshot_live=event.live)
         case ErrorEvent():
             return _gone(member, "failed", event.message)
 
@@ -208,6 +212,7 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
             name=member.name,
             device=member.device,
             snapshot_step=member.snapshot_step,
+            snapshot_live=member.snapshot_live,
             since=member.since,
             updated=member.updated,
             times_lost=member.times_lost,
@@ -273,6 +278,7 @@ def _machine(member: MemberState, event: MachineEvent) -> MemberState:
     return changed(
         member,
         cpu_percent=event.cpu_percent,
+        others_percent=event.others_percent,
         memory_used=event.memory_used,
         memory_peak=max(event.memory_used, member.memory_peak),
         memory_total=event.memory_total,

@@ -38,6 +38,9 @@ def _cut(text: str, width: int) -> str:
 
 
 def _row(candidate: Candidate, chosen: bool) -> str:
+    if not candidate.predicted:
+        place = f"{_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 13):<13}"
+        return f"{'>' if chosen else ' ':2} {place} {len(candidate.choice.members):>2} not predicted"
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
     step = f"{candidate.step:.3g}" if candidate.step < 1000 else f"{candidate.step:.0f}"
@@ -87,11 +90,12 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         return
     why = visible(sentence(planning.reasons[0]))
     yield from textwrap.wrap(why if best.choice.alone else f"{way_text(best)}: {why}", WIDTH, subsequent_indent="  ")
-    yield (
-        f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
-        f"{duration_text(best.steps * best.step)} without start and evaluation"
-    )
-    if not best.choice.alone:
+    if best.predicted:
+        yield (
+            f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
+            f"{duration_text(best.steps * best.step)} without start and evaluation"
+        )
+    if best.predicted and not best.choice.alone:
         after = duration_text(planning.same_loss_seconds(best))
         yield f"the loss that the best machine alone ends with is reached after {after}"
     for member in best.members:

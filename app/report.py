@@ -11,6 +11,7 @@ from app.console import command_about, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
 from profiles.errors import ExitCode
+from training.kept import NOT_THIS_RUN
 from training.plan import RunPlan
 
 
@@ -49,7 +50,7 @@ def document(ended: Ended) -> dict[str, Any]:
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,
-        "snapshot_step": ended.state.snapshot_step,
+        "snapshot_step": ended.state.resume_step,
         "evaluations": evaluations_document(ended.state),
         "metrics": dict(ended.metrics),
     }
@@ -63,8 +64,10 @@ def completed_lines(ended: Ended) -> list[str]:
     """Return the report of a completed run."""
     rate = ended.metrics.get("samples_per_second")
     speed = f", {rate:.1f} samples/s over the whole run" if isinstance(rate, (int, float)) else ""
-    took = duration_text(ended.metrics.get("seconds"))
-    lines = ["", f"Done: {ended.state.step} steps in {took}{speed}", *evaluation_lines(ended.state)]
+    attempts = ended.metrics.get("attempts", 1)
+    took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
+    steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
+    lines = ["", f"Done: {steps} steps in {took}{speed}", *evaluation_lines(ended.state)]
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [
@@ -95,14 +98,14 @@ def evaluation_lines(state: RunState) -> list[str]:
 
 def stopped_line(ended: Ended) -> str:
     """Return the one line after a stop: what is kept and how to go on."""
-    if ended.state.snapshot_step is None:
-        return f"stopped before the first snapshot; nothing to resume, the log is in {ended.run_dir}"
-    return f"stopped; the snapshot of step {ended.state.snapshot_step} is kept; resume with: {ended.resume_command}"
+    if ended.state.resume_step is None:
+        return f"stopped; {ended.state.kept}; the log is in {ended.run_dir}"
+    return f"stopped; {ended.state.kept}; resume with: {ended.resume_command}"
 
 
 def failure_hint(ended: Ended) -> str:
     """Return what to do after a failure."""
     parts = [ended.hint] if ended.hint else []
-    if ended.state.resume_step is not None:
+    if ended.state.resume_step is not None and NOT_THIS_RUN not in ended.hint:
         parts.append(f"resume from step {ended.state.resume_step} with: {ended.resume_command}")
     return "; ".join(parts) or f"see {ended.run_dir / 'logs'}"

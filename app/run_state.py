@@ -19,6 +19,7 @@ from app.happenings import Chronicles, happening, noted
 from app.member_state import MemberState, OfMember, advance, phase_text, stopped
 from app.run_curves import RUN, Curves, extended, figures
 from training.events import (
+    AnswerEvent,
     ErrorEvent,
     EvaluationEvent,
     Event,
@@ -34,6 +35,7 @@ from training.events import (
     UnknownEvent,
     WarningEvent,
 )
+from training.kept import kept_step, kept_text
 from training.run_metadata import FINAL
 
 INTERRUPTED = "interrupted"
@@ -110,14 +112,23 @@ class RunState:
 
     @property
     def resume_step(self) -> int | None:
-        """Newest step of which every member that ever trained has a snapshot; ``None``: there is none."""
-        steps = [member.snapshot_step for member in self.members.values() if member.step or member.snapshot_step]
-        return None if None in steps else min((step for step in steps if step is not None), default=None)
+        """Newest step of which all who trained then have a snapshot: a resumed run goes on there. ``None``: none."""
+        written = {
+            r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
+        }
+        known = all(live for _, live in written.values())  # earlier versions did not write down who trained
+        trained = () if known else [rank for rank, member in self.members.items() if member.step]
+        return kept_step({r: (step, live or trained) for r, (step, live) in written.items()})
+
+    @property
+    def kept(self) -> str:
+        """What is kept of a run that did not come to its end, and what is lost."""
+        return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
 
     @property
     def step(self) -> int:
-        """Steps that all members still at work have done."""
-        working = [member.step for member in self.members.values() if member.active]
+        """Steps that all members still at work have done; one that joins has taken none of its own yet."""
+        working = [member.step for member in self.members.values() if member.active and member.step]
         return min(working) if working else max((member.step for member in self.members.values()), default=0)
 
     @property
@@ -186,7 +197,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)
-        case TimingEvent() | UnknownEvent():
+        case TimingEvent() | AnswerEvent() | UnknownEvent():
             return state
 
 

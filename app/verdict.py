@@ -13,6 +13,7 @@ from app.console import duration_text
 from app.happenings import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_state import INTERRUPTED, RunState
+from training.other_load import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
@@ -57,7 +58,7 @@ def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0,
     if state.ended is not None and state.status != INTERRUPTED:
         return _ended(state)
     if not live or state.ended is not None:
-        return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state)))
+        return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state), state.kept))
     lost = [member for member in state.members.values() if member.status in TROUBLE]
     present = f"{_present(state)}/{max(members, len(state.members))} machines"
     if state.status == "paused":
@@ -133,8 +134,8 @@ def _ended(state: RunState) -> Verdict:
     if state.status == "completed":
         return Verdict("done", "Completed", _progress(state))
     if state.status == "cancelled":
-        why = () if state.message in ("", "stopped") else (state.message,)
-        return Verdict("stopped", "Stopped", (*_progress(state), *why))
+        why = () if state.message in ("", "stopped", state.kept) else (state.message,)
+        return Verdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
     return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())))
@@ -198,10 +199,12 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     found = []
     if state.weights_differ:
         found.append("weights differ between machines")
-    if any(member.loss is not None and not math.isfinite(member.loss) for member in state.members.values()):
-        found.append("the loss is not a number")
     hot = [member for member in state.members.values() if member.throttled and member.active]
     found += [f"{member.name or f'member {member.rank}'} is slowed down by heat" for member in hot[:2]]
+    crowded = [one for one in state.members.values() if one.active and slows(one.others_percent, one.cpu_percent)]
+    if crowded:  # members on one machine all say the same of it
+        most = max(crowded, key=lambda member: member.others_percent or 0.0)
+        found.append(f"other programs use {most.others_percent:.0f} % of the processors of {most.label}")
     return tuple(found)
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from app.cli.approval import USUAL_HOSTS, read_hosts, somebody
 from app.console import agreed, say, show_json, show_line, visible
-from distributed.hosts.file import Hosts, load_hosts, parse_hosts, split_address
+from distributed.hosts.file import Hosts, parse_hosts, split_address
 from distributed.ssh.access import AccessReport, Stage, check_all, explain
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import PasswordRefused
-from distributed.ssh.host_keys import HostKeyInfo
+from distributed.ssh.host_keys import COMPARED, HostKeyInfo
 from distributed.ssh.key_setup import Installed, install_key
 from profiles.errors import ExitCode, MusterError
 
 _PASSWORD_TRIES = 3
 _NAME_WIDTH = 22
 _STAGE_WIDTH = 10
-_DEFAULT_FILE = Path("distributed_hosts.json")
 
 Keys = set[tuple[str, bytes]]
 
@@ -35,7 +35,7 @@ def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: boo
     Raises:
         BadInput: a name or the hosts file cannot be used.
     """
-    hosts = chosen(names, hosts_file)
+    hosts = chosen(names, hosts_file, as_json)
     person = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
     reports, installed = _open_up(hosts, trust_new, person)
     found = {report.machine: report for report in reports}
@@ -67,18 +67,18 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     return reports, installed
 
 
-def chosen(names: Sequence[str], hosts_file: Path | None) -> Hosts:
+def chosen(names: Sequence[str], hosts_file: Path | None, as_json: bool) -> Hosts:
     """Return the machines typed, those of a hosts file, or those of the file that are named.
 
     Raises:
         BadInput: a name or the file cannot be used.
     """
     if not names:
-        return load_hosts(hosts_file or _DEFAULT_FILE)
+        return read_hosts(hosts_file or USUAL_HOSTS, named=hosts_file is not None, person=somebody(as_json))
     if hosts_file is None:
         entries = [{**split_address(name), "address": split_address(name)["name"], "name": name} for name in names]
         return parse_hosts(json.dumps({"machines": entries}), "HOST")
-    hosts = load_hosts(hosts_file)
+    hosts = read_hosts(hosts_file, named=True, person=False)
     machines = tuple(dict.fromkeys(hosts.machine(name) for name in names))
     return hosts.model_copy(update={"machines": machines})
 
@@ -116,7 +116,7 @@ def is_the_right_one(key: HostKeyInfo) -> bool:
     """Let the person judge the key of a machine never met before."""
     say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
-    say(f"compare it on that machine with: {key.compare_command}")
+    say(f"compare it, to its end {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
     return agreed("Is it the right machine?")
 
 

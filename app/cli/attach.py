@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.cli.dashboard import dashboard_command, fits_here
-from distributed.runs import find_run
 from profiles.errors import ExitCode
+from training.runs import find_run
 
 
 def watch(output: Path, run: str, plain: bool = False, ascii_only: bool = False, as_json: bool = False) -> ExitCode:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from app.cli.approval import USUAL_HOSTS, read_hosts, somebody
 from app.cli.distributed import trust
 from app.console import say, say_error, show_json, show_line, visible
 from distributed.checks.examination import Examined, examine, repair
 from distributed.checks.findings import Finding
-from distributed.hosts.file import load_hosts
 from distributed.preparation.preflight import Readiness
 from profiles.errors import ExitCode
 from profiles.resolve import load_profile
 
 
 def check_command(
-    profile: str, hosts_file: Path, trust_new: bool, as_json: bool, fix: bool = False, offline_wheels: bool = False
+    profile: str,
+    hosts_file: Path | None,
+    trust_new: bool,
+    as_json: bool,
+    fix: bool = False,
+    offline_wheels: bool = False,
 ) -> ExitCode:
     """Look at all machines of a hosts file; without a profile, for speech recognition.
 
@@ -24,7 +29,7 @@ def check_command(
     """
     job = load_profile(profile, {}).profile if profile else None
     task = job.model.task if job else "whisper"
-    hosts = load_hosts(hosts_file)
+    hosts = read_hosts(hosts_file or USUAL_HOSTS, named=hosts_file is not None, person=somebody(as_json))
     found = examine(hosts, task, trust(trust_new), job)
     if fix and any(one.readiness.provisionable for one in found):
         for error in repair(found, lambda line: say(visible(line)), offline_wheels):

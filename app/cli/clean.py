@@ -42,7 +42,7 @@ def clean_command(names: Sequence[str], hosts_file: Path | None, yes: bool, as_j
     Raises:
         BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
     """
-    hosts = chosen(names, hosts_file)
+    hosts = chosen(names, hosts_file, as_json)
     key = read_own_key()
     blob = key.blob if key else ""
     cases = [_Case(machine) for machine in hosts.machines]

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 _HOSTS_FILE = Path("distributed_hosts.json")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SYMBOLS = {"online": "●*", "offline": "○-", "checking": "…~", "not checked": "??"}
+_SYMBOLS = {
+    "online": "●*",
+    "offline": "○-",
+    "checking": "…~",
+    "not checked": "??",
+    "another key than the known one": "✗x",
+}
 """By state: the sign, and another for terminals without Unicode."""
 _COLUMNS = {"machine": 16, "state": 9, "address": 15, "over": 10, "what": 11, "found by": 9}
 """Shares of a narrow terminal's width; at 80 columns they are characters, and an IPv4 address stays in one line."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.access import accept_new, is_the_right_one, let_in
+from app.cli.approval import read_hosts, somebody, stand_behind
 from app.cli.dashboard import ascii_lines, dashboard_command, fits_here, goes_on
 from app.cli.train import TrainRequest, profile_of, resumable, tell, title_of
 from app.console import command_about, say, show_json, show_line, visible
@@ -20,25 +21,27 @@ from app.follow import Follower, follow_lines
 from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import Ended
-from app.run_state import RunState
+from app.run_state import RunState, reduce_events
 from app.trackers.start import checked_trackers, start_trackers
 from distributed.cleaning.leftovers import leftovers
-from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
-from distributed.launcher import DistributedLauncher, start_supervisor
+from distributed.hosts.file import RUN_HOSTS
+from distributed.launcher import DistributedLauncher, resume_run
 from distributed.planning.document import read_planning
 from distributed.preparation.preflight import NotReady
-from distributed.preparation.prepare import Manner, hosts_of, prepare
+from distributed.preparation.prepare import Manner
 from distributed.run.newcomers import all_hosts
 from distributed.run.planning import Planned, PlanWish
 from distributed.run.requests import Action, leave_request
-from distributed.runs import find_run
 from distributed.ssh.connection import Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.run_files import is_live
 from training.run_folder import RunFolder
+from training.runs import find_run
+from training.tasks.early_look import check_data
 
-_STOP_PATIENCE = 60.0
+_STOP_PATIENCE = 120.0
+_STOPPING, _KILLING = "stopping after the step under way, with a snapshot", "ending at once, without a snapshot"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -80,8 +83,10 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
     else:
         profile = profile_of(request)
         trackers = checked_trackers(profile.run.trackers)
+        check_data(profile)
         wish = PlanWish(planning=read_planning(machines.plan_file) if machines.plan_file else None)
-        hosts = load_hosts(machines.hosts_file)
+        named = bool(request.overrides.get("hosts"))
+        hosts = read_hosts(machines.hosts_file, named=named, person=request.person)
         launcher = DistributedLauncher(hosts, profile, machines.manner(), wish, whole_process=True)
         planned = launcher.plan()
         _tell_plan(planned)
@@ -109,6 +114,8 @@ def _tell_plan(planned: Planned) -> None:
             say(line)
         for name in planned.planning.settings.left_out if planned.planning.settings else ():
             say(f"{visible(name)} is left out: it would cost more than it adds")
+    if planned.in_clear:
+        say("training traffic is NOT encrypted (engine = torch): whoever is on that network can read it")
 
 
 def _tell_dry_run(planned: Planned, as_json: bool) -> ExitCode:
@@ -127,14 +134,8 @@ def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     """Continue a distributed run on the machines that hold its snapshots."""
     path, plan = resumable(request)
     trackers = checked_trackers(plan.profile.run.trackers)
-    hosts = load_hosts(machines.hosts_file)
-    links = [link for link, _ in prepare(hosts, plan.profile.model.task, machines.manner())]
-    for link in links:
-        link.close()
-    folder = RunFolder.resume(path, plan, list(request.command))
-    save_hosts(hosts_of(hosts, links), path / RUN_HOSTS)
-    folder.close()
-    start_supervisor(path)
+    read_hosts(machines.hosts_file, named=False, person=request.person)
+    resume_run(path, plan, machines.manner(), request.command)
     start_trackers(path, trackers)
     return path
 
@@ -215,6 +216,7 @@ def _leave(path: Path, number: int) -> bool:
     choice = _ask() if number == signal.SIGINT and sys.stdin.isatty() else "d"
     if choice in ("s", "k"):
         leave_request(path, "stop" if choice == "s" else "kill")
+        say(_STOPPING if choice == "s" else _KILLING)
         return False
     say(goes_on(path))
     return True
@@ -295,7 +297,7 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
     action: Action = "kill" if kill else "stop"
     if is_live(path):
         leave_request(path, action)
-        say("stopping" if kill else "stopping: writing a snapshot")
+        say(_KILLING if kill else _STOPPING)
 
     def ended() -> None:
         _wait_until_gone(path)
@@ -303,7 +305,9 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
 
     found: dict[str, list[str] | MusterError]
     if distributed:
-        found = leftovers(all_hosts(path), RunFolder.open(path).metadata.run_id, ended)
+        hosts = all_hosts(path)
+        stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
+        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended)
     else:
         ended()
         found = {"this machine": []}  # its workers end with the process that has just gone
@@ -312,12 +316,21 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
 
 
 def _wait_until_gone(path: Path) -> None:
-    end = time.monotonic() + _STOP_PATIENCE
+    """Wait as long as the run says anything: a step and a snapshot take the time that they take."""
+    size, end = -1, time.monotonic() + _STOP_PATIENCE
     while is_live(path):
+        if (grown := _size(path / "events.jsonl")) != size:
+            size, end = grown, time.monotonic() + _STOP_PATIENCE
         if time.monotonic() > end:
             hint = f"end it with: {command_about(path, 'stop', '--kill')}"
-            raise BadInput(f"the run did not stop within {_STOP_PATIENCE:.0f} s", hint)
+            raise BadInput(f"the run goes on, and has said nothing for {_STOP_PATIENCE:.0f} s", hint)
         time.sleep(0.05)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def _tell_leftovers(
@@ -325,11 +338,16 @@ def _tell_leftovers(
 ) -> ExitCode:
     problems = [answer for answer in found.values() if isinstance(answer, MusterError)]
     left = {name: answer for name, answer in found.items() if not isinstance(answer, MusterError)}
+    run = RunFolder.open(path)
+    state = reduce_events(run.events())
     if as_json:
         unknown = {name: answer.message for name, answer in found.items() if isinstance(answer, MusterError)}
-        status = RunFolder.open(path).metadata.status
-        show_json({"run_dir": str(path), "status": status, "left": left, "unknown": unknown, **moments})
+        kept = {"kept_step": state.resume_step, "kept": state.kept}
+        show_json(
+            {"run_dir": str(path), "status": run.metadata.status, **kept, "left": left, "unknown": unknown, **moments}
+        )
     else:
+        show_line("the run is completed" if run.metadata.status == "completed" else f"stopped; {state.kept}")
         for name, processes in left.items():
             show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
     if problems:

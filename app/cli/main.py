@@ -9,6 +9,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from app.cli.arguments import (
+    Device,
+    HostNames,
+    Json,
+    Language,
+    ModelReference,
+    Output,
+    PlanFile,
+    RunReference,
+    Setting,
+    Statuses,
+    TrustCode,
+    TrustNew,
+)
 from app.cli.boundary import run_app
 from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
@@ -21,23 +35,7 @@ from app.cli.web import web
 from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
-Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")]
-RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")]
-Setting = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
-]
-ModelReference = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
-]
-Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
-HostNames = Annotated[
-    list[str] | None, typer.Argument(metavar="HOST", help="What you would type after ssh, or names of the file.")
-]
 OUTPUT = Path("output")
-HOSTS_FILE = Path("distributed_hosts.json")
 
 
 def _app(**settings: Any) -> typer.Typer:
@@ -94,9 +92,7 @@ def distributed_train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Really run a few steps, print what they cost, keep nothing.")
     ] = False,
-    plan_file: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
-    ] = None,
+    plan_file: PlanFile = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background.")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
     allow_missing: Annotated[
@@ -107,6 +103,7 @@ def distributed_train(
         bool, typer.Option("--offline-wheels", help="Machines get missing packages from this one.")
     ] = False,
     trust_new: TrustNew = False,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     help_all: Annotated[
         bool, typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options.")
@@ -119,7 +116,7 @@ def distributed_train(
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
-    request = TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv))
+    request = TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv), trust_code, no_input)
     hosts = hosts_file_of(request)
     if hosts is not None:
         from app.cli.distributed import MachineRequest, train_on_hosts
@@ -144,7 +141,9 @@ def distributed_train(
 
 def distributed_check(
     profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
-    hosts: Annotated[Path, typer.Option("--hosts", metavar="FILE", help="Hosts file.")] = HOSTS_FILE,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
+    ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into our folder there.")] = False,
     offline_wheels: Annotated[
         bool, typer.Option("--offline-wheels", help="With --fix: take the packages from this machine.")
@@ -252,8 +251,8 @@ def transcribe(
 
 def evaluate(
     model: ModelReference,
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder or hub name.")],
-    split: Annotated[str, typer.Option("--split", help="Part of the data set.")] = "test",
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
+    split: Annotated[str, typer.Option("--split", help="Part of the data set; empty: test, or all of a table.")] = "",
     language: Language = "",
     device: Device = "auto",
     output: Output = OUTPUT,
@@ -272,11 +271,19 @@ def runs_root(context: typer.Context, output: Output = OUTPUT, as_json: Json = F
 
 
 @runs.command("list")
-def runs_list(output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
+def runs_list(
+    output: Output = OUTPUT,
+    as_json: Json = False,
+    statuses: Statuses = [],  # noqa: B006 - typer copies it
+    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="Only runs of this profile.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Only newer ones: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
+    ] = "",
+) -> ExitCode:
     """List the runs, newest first."""
     from app.cli.runs import list_command
 
-    return list_command(output, as_json)
+    return list_command(output, as_json, statuses, profile, since)
 
 
 @runs.command("show")
@@ -302,10 +309,7 @@ def runs_compare(
 @runs.command("clean")
 def runs_clean(
     older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="By age.")] = None,
-    statuses: Annotated[
-        list[str],
-        typer.Option("--status", help="completed, failed, cancelled, interrupted or damaged; may be repeated."),
-    ] = [],  # noqa: B006 - typer copies it
+    statuses: Statuses = [],  # noqa: B006 - typer copies it
     keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N runs.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Output = OUTPUT,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli.arguments import TrustCode
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ def measure(
     trust_new: Annotated[
         bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")
     ] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
     ] = False,
 ) -> ExitCode:
     """Measure links and machines: the actual task for a moment on each, and raw TCP between every two."""
+    from app.cli.approval import somebody, stand_behind_profile
     from app.cli.distributed import trust
     from app.cli.option_flags import merged_overrides
     from app.console import say
@@ -56,10 +59,12 @@ def measure(
     from distributed.planning.job import write_figures
     from profiles.resolve import load_profile
 
-    chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
+    found_profile = load_profile(profile, merged_overrides(settings, {}, {}))
+    stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
+    chosen = found_profile.profile
     both = links == machines
     wish = Wish(links or both, machines or both, max_age * 3600)
-    found = measure_all(machines_of(hosts, chosen), chosen, wish, trust(trust_new), say)
+    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, wish, trust(trust_new), say)
     if out is not None:
         write_figures(out, found.figures)
     code = ExitCode.NOT_READY if found.problems else ExitCode.DONE
@@ -69,18 +74,22 @@ def measure(
     return code
 
 
-def machines_of(file: Path | None, profile: Profile) -> Hosts:
+def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
     """Return the machines of a hosts file: the one given, the profile's, or the usual one; without any this machine.
+
+    Args:
+        person: whether somebody can be asked.
 
     Raises:
         BadInput: the file cannot be read or used.
     """
-    from app.cli.train import USUAL_HOSTS
-    from distributed.hosts.file import load_hosts
+    from app.cli.approval import USUAL_HOSTS, read_hosts
     from distributed.machine.here import this_machine
 
     chosen = file or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
-    return this_machine() if chosen is USUAL_HOSTS and not chosen.is_file() else load_hosts(chosen)
+    if chosen is USUAL_HOSTS and not chosen.is_file():
+        return this_machine()
+    return read_hosts(chosen, named=file is not None, person=person)
 
 
 def _tell(found: Measured, code: ExitCode, as_json: bool) -> None:
@@ -98,6 +107,7 @@ def _tell(found: Measured, code: ExitCode, as_json: bool) -> None:
 def _document(found: Measured) -> dict[str, Any]:
     return {
         "links": [pair.model_dump(mode="json") | {"busy": pair.busy} for pair in found.pairs],
+        "interfaces": [one.model_dump(mode="json") for one in found.interfaces.figures],
         "machines": [one.machine.model_dump(mode="json") for one in found.speeds],
         "workload": found.speeds[0].workload.model_dump(mode="json") if found.speeds else None,
         "problems": [{"message": problem.message, "hint": problem.hint} for problem in found.problems],
@@ -180,8 +190,9 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
 
 
 def remark_lines(found: Measured) -> list[str]:
-    """Return what the figures do not tell: links that were busy or dead, and pairs with several ways."""
+    """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
     from app.console import visible
+    from training.other_load import BUSY
 
     said: list[str] = []
     for pair in found.pairs:
@@ -191,6 +202,13 @@ def remark_lines(found: Measured) -> list[str]:
         if pair.busy and pair.figures is not None:
             said.append(f"* {ends}: others moved {pair.figures.other_mbit:.0f} Mbit/s there; measure again when idle")
         said += _way_lines(ends, pair)
+    for one in found.interfaces.figures:
+        rates = f"{one.mbit:.0f} Mbit/s to {one.peers} machines at once, {one.mbit_back:.0f} from them"
+        said.append(f"{visible(one.machine)}: {rates}")
+    for speed in found.speeds:
+        if speed.machine.others >= BUSY:
+            share = f"other programs used {speed.machine.others:.0%} of its processors meanwhile"
+            said.append(f"{visible(speed.machine.name)}: {share}; measure again with --max-age 0 when it is idle")
     wrapped = [line for text in said for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
     return ["", *wrapped] if said else []
 

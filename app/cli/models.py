@@ -13,9 +13,12 @@ from app.console import duration_text, say, say_error, show_json, show_line, vis
 from app.figures import metric_label, metric_text
 from app.progress import PlainProgress
 from app.run_state import RunState
-from distributed.runs import find_model
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
+from training.runs import find_model
+from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
+
+_CUT = " (no end when they were far longer than the longest transcript)"
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,15 @@ def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode
 
 
 def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCode:
-    """Measure a model on one split of a data set.
+    """Measure a model on one split of a data set, or on a lone table.
 
     Raises:
         BadInput: the model, the data set or the split cannot be found or used.
     """
     model = find_model(request.output, request.reference)
+    split = split_to_evaluate(dataset, split)
+    if not is_on_hub(dataset):
+        clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
     with PlainProgress(f"evaluating {model}", RunState()) as progress, _only_data_on_stdout():
         from training.tasks.transcription import evaluate_model  # imports torch
 
@@ -84,9 +90,10 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
     counted = {name: metrics[name] for name in ("samples", "hours") if name in metrics}
     for name, value in metrics.items():
         if name not in counted:
-            show_line(f"{metric_label(name):5} {metric_text(name, value)}")
+            show_line(f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}")
     length = duration_text(counted["hours"] * 3600) if "hours" in counted else "-"
-    show_line(f"on {counted.get('samples', 0):.0f} recordings of {visible(split)}, {length} of sound")
+    part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
+    show_line(f"on {counted.get('samples', 0):.0f} recordings of {visible(part)}, {length} of sound")
     return ExitCode.DONE
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from app.cli.arguments import TrustCode
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -43,23 +44,27 @@ def plan(
     trust_new: Annotated[
         bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")
     ] = False,
+    trust_code: TrustCode = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
     ] = False,
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and say which is best and why."""
+    from app.cli.approval import somebody, stand_behind_profile
     from app.cli.option_flags import merged_overrides
     from distributed.planning.document import write_planning
     from distributed.run.planning import PlanWish
     from profiles.resolve import load_profile
 
-    chosen = load_profile(profile, merged_overrides(settings, {}, {})).profile
+    found = load_profile(profile, merged_overrides(settings, {}, {}))
+    chosen = found.profile
     wish = PlanWish(preference, lost_quality / 100)
     if figures is not None:
         planning = _from_figures(figures, chosen, hosts, wish)
     else:
-        planning = _from_machines(chosen, hosts, wish, allow_missing, trust_new)
+        stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
+        planning = _from_machines(chosen, hosts, wish, allow_missing, trust_new, somebody(as_json))
     if out is not None:
         write_planning(out, planning)
     _tell(planning, explain, as_json, out)
@@ -79,17 +84,19 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: Pla
 
 
 def _from_machines(
-    profile: Profile, hosts: Path | None, wish: PlanWish, allow_missing: bool, trust_new: bool
+    profile: Profile, hosts: Path | None, wish: PlanWish, allow_missing: bool, trust_new: bool, person: bool
 ) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
+    from app.cli.approval import USUAL_HOSTS
     from app.cli.distributed import MachineRequest
     from app.cli.measure import machines_of
-    from app.cli.train import USUAL_HOSTS
     from distributed.preparation.prepare import prepare
     from distributed.run.planning import propose
+    from training.tasks.early_look import check_data
 
+    check_data(profile)
     manner = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new).manner()
-    machines = prepare(machines_of(hosts, profile), profile.model.task, manner)
+    machines = prepare(machines_of(hosts, profile, person), profile.model.task, manner)
     try:
         return propose(machines, profile, wish, manner.tell)[0]
     finally:

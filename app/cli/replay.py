@@ -27,7 +27,7 @@ def replay(
     """Play a finished run again, in its own time or faster."""
     from app.cli.dashboard import fits_here
     from app.replay import Replay
-    from distributed.runs import find_run
+    from training.runs import find_run
 
     source = Replay(find_run(output, run), speed)
     if not fits_here():

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
-from app.console import command_about, show_json, show_line, visible
+from app.console import command_about, say, show_json, show_line, visible
 from app.follow import follow_lines
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.newcomers import all_hosts
-from distributed.run.requests import Action, leave_request
-from distributed.runs import find_run
+from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode
-from training.events import RequestEvent, from_line
+from training.events import RequestEvent, RunEvent, from_line
 from training.run_files import is_live
 from training.run_folder import RunFolder
+from training.runs import find_run
 
 PATIENCE = 300.0
-"""Seconds for an answer; a machine that is taken in gets code and data first."""
+"""Seconds until a request is taken: a run that is starting takes none. What is taken has the time that it needs."""
 
 
 def ask_command(output: Path, reference: str, action: Action, machine: str, as_json: bool) -> ExitCode:
@@ -52,20 +53,36 @@ def _newcomer(path: Path, action: Action, machine: str) -> Machine | None:
 
 
 def _answer(path: Path, identity: str) -> RequestEvent:
-    """Wait for the last word on a request."""
+    """Wait for the last word on a request; take back what nobody has taken in time."""
     end = time.monotonic() + PATIENCE
-    for line in follow_lines(path / "events.jsonl", lambda: is_live(path) and time.monotonic() < end):
-        event = _request(line)
-        if event is not None and event.request == identity and event.outcome != "accepted":
-            return event
-    return RequestEvent(request=identity, action="", outcome="refused", message="the run gave no answer")
+
+    paused = waits = False
+
+    def goes_on() -> bool:
+        return is_live(path) and time.monotonic() < end
+
+    for line in follow_lines(path / "events.jsonl", goes_on):
+        event = _told(line)
+        if isinstance(event, RunEvent):
+            paused = event.status == "paused"
+        elif event is not None and event.request == identity:
+            end = math.inf
+            if event.outcome != "accepted":
+                return event
+            waits = event.action == "add"
+        if paused and waits:
+            say(f"the run is paused: a machine joins when it goes on: {command_about(path, 'ask')} resume")
+            waits = False
+    back = withdraw_request(path, identity)
+    message = f"the run took no request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+    return RequestEvent(request=identity, action="", outcome="refused", message=message)
 
 
-def _request(line: bytes) -> RequestEvent | None:
-    if b'"request"' not in line:
+def _told(line: bytes) -> RequestEvent | RunEvent | None:
+    if b'"request"' not in line and b'"run"' not in line:
         return None
     try:
         event = from_line(line)
     except ValueError:
         return None
-    return event if isinstance(event, RequestEvent) else None
+    return event if isinstance(event, RequestEvent | RunEvent) else None

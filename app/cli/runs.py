@@ -26,25 +26,37 @@ from app.figures import metric_label, metric_text, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
 from app.start_times import start_line
-from distributed.runs import (
+from profiles.errors import BadInput, ExitCode
+from training.run_folder import RunFolder
+from training.runs import (
     RunSummary,
     compare,
     find_run,
     list_runs,
+    narrowed,
     remove_run,
     size_of,
     summarise,
     to_clean,
 )
-from profiles.errors import BadInput, ExitCode
-from training.run_folder import RunFolder
+
+_UNFINISHED = ("interrupted", "cancelled", "failed")
 
 
-def list_command(output: Path, as_json: bool) -> ExitCode:
-    """Show all runs of a folder."""
-    runs = list_runs(output)
+def list_command(
+    output: Path, as_json: bool, statuses: Sequence[str] = (), profile: str = "", since: str = ""
+) -> ExitCode:
+    """Show the runs of a folder, all or those that were asked for.
+
+    Raises:
+        BadInput: a status or a time that nobody knows.
+    """
+    found = list_runs(output)
+    runs = narrowed(found, statuses=statuses, profile=profile, since=since)
     if as_json:
         show_json([_summary_document(run) for run in runs])
+    elif found and not runs:
+        say(f"none of {len(found)} runs in {output} is meant by that")
     elif not runs:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
@@ -194,13 +206,15 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     ]
     if metadata.strategy_reason:
         lines.insert(5, f"why       {metadata.strategy_reason}")
-    if metadata.error_message:
+    if metadata.error_message and run.status != "cancelled":
         lines.append(f"error     {metadata.error_message}")
+    if run.status in _UNFINISHED:
+        lines.append(f"kept      {state.kept}")
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")
     lines += evaluation_lines(state)
     lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
-    if run.status in ("interrupted", "cancelled", "failed") and state.snapshot_step is not None:
+    if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
     return [visible(line) for line in lines]
 

@@ -26,7 +26,7 @@ def track(
     from app.console import say, show_json, show_line, visible
     from app.trackers.start import checked_trackers
     from app.trackers.tracking import Tracking
-    from distributed.runs import find_run
+    from training.runs import find_run
 
     folder = find_run(output, run)
     names = checked_trackers(to)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.cli.approval import USUAL_HOSTS, somebody, stand_behind_code, stand_behind_profile
 from app.cli.local_run import StartRun, run_to_end
 from app.console import command_line, say, say_error, show_json, show_line
 from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
 from app.trackers.start import checked_trackers, start_trackers
-from distributed.runs import find_run
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
@@ -19,8 +19,8 @@ from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
-
-USUAL_HOSTS = Path("distributed_hosts.json")
+from training.runs import find_run, plan_to_resume
+from training.tasks.early_look import check_data
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ class TrainRequest:
     as_json: bool = False
     command: tuple[str, ...] = ()
     """The command line, for the run's metadata."""
+    trust_code: bool = False
+    """Whether the code that a file names may run."""
+    no_input: bool = False
+
+    @property
+    def person(self) -> bool:
+        """Whether somebody can be asked."""
+        return not self.no_input and somebody(self.as_json)
 
 
 def distributed_train(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
@@ -69,6 +77,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     """
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
+    check_data(profile)
     return plan_local_run(profile, profile.run.workers)
 
 
@@ -79,9 +88,13 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        return load_profile(request.profile, request.overrides).profile
+        found = load_profile(request.profile, request.overrides)
+        stand_behind_profile(found, trusted=request.trust_code, person=request.person)
+        return found.profile
     if request.overrides.get("task") == "custom" and request.overrides.get("model_path"):
-        return profile_from_options("custom", request.overrides)
+        profile = profile_from_options("custom", request.overrides)
+        stand_behind_code(profile, "the command line", named=True, person=False)
+        return profile
     raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
 
 
@@ -101,6 +114,7 @@ def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     """Hold the run to resume."""
     path, plan = resumable(request)
     checked_trackers(plan.profile.run.trackers)
+    check_data(plan.profile)
     return plan, RunFolder.resume(path, plan, list(request.command))
 
 
@@ -108,21 +122,18 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     """Return folder and plan of the run to resume; it goes on exactly as it was planned.
 
     Raises:
-        BadInput: no such run, a completed one, or options that would change it.
+        BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
     changes = {name: value for name, value in request.overrides.items() if name != "output_dir"}
     path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
-    earlier = RunFolder.open(path)
-    plan, profile = earlier.plan(), earlier.metadata.profile
+    plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
     if request.profile and request.profile != profile:
         raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
     if changes:
         names = ", ".join(changes)
         raise BadInput(f"--resume goes on as planned and takes no other {names}", "leave it out, or start a new run")
-    if earlier.metadata.status == "completed":
-        hint = f"{command_line('runs', 'show', plan.run_id)} shows its result"
-        raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
-    return path, plan.model_copy(update={"resume": True, "hub_address": ""})
+    stand_behind_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person)
+    return path, plan
 
 
 def hosts_file_of(request: TrainRequest) -> Path | None:

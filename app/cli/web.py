@@ -27,7 +27,7 @@ def web(
     from app.console import say, show_line
     from app.web.serving import listen as listen_on
     from app.web.serving import serve
-    from distributed.runs import find_run
+    from training.runs import find_run
 
     path = find_run(output, run) if run else None
     listener = listen_on(listen, port)

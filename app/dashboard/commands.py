@@ -9,6 +9,7 @@ from pathlib import Path
 from app.dashboard.picture import Picture
 from app.shell.base_app import CommandRecord
 from distributed.cleaning.leftovers import leftovers
+from distributed.hosts.local_python import without_strange_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.newcomers import all_hosts
 from distributed.run.requests import Action, leave_request
@@ -95,7 +96,7 @@ class Proof:
 
     def _ask(self) -> None:
         try:
-            found = leftovers(all_hosts(self._path), self._run_id, self._wait)
+            found = leftovers(without_strange_pythons(all_hosts(self._path)), self._run_id, self._wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return

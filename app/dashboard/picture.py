@@ -54,8 +54,9 @@ class Picture:
 
     @property
     def planned(self) -> Candidate | None:
-        """What the planner predicted for the way that this run takes."""
-        return self.planning.best if self.planning else None
+        """What the planner predicted for the way that this run takes; ``None`` where it could not."""
+        best = self.planning.best if self.planning else None
+        return best if best is not None and best.predicted else None
 
     @property
     def alone(self) -> Alone | None:

@@ -21,13 +21,13 @@ from app.report import Ended
 from app.run_curves import names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
 from distributed.planning.document import Planning, read_planning
-from distributed.runs import list_runs
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event
 from training.plan import RunPlan, read_plan
 from training.run_files import is_live
 from training.run_metadata import FINAL, RunMetadata, read_metadata
+from training.runs import list_runs
 
 PLANNING = "planning.json"
 LOOK = 0.25

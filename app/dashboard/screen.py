@@ -257,6 +257,8 @@ class DashboardScreen(BaseScreen):
 
     def action_detach(self) -> None:
         """Leave at once; the run goes on."""
+        if self.app.screen is not self:
+            return  # left already: a second key was on its way
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
         else:

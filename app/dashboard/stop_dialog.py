@@ -9,11 +9,13 @@ from textual.widgets import Static
 
 from app.console import command_about
 from app.dashboard.commands import Proof
+from app.dashboard.pane import LEVELS
 from app.dashboard.picture import Picture
 from app.shell.dialogs import Dialog
 from app.shell.frame import muster
 from app.shell.symbols import Mark
 from app.shell.text import literal
+from app.verdict import verdict
 
 _EVERY = 0.25
 
@@ -37,13 +39,13 @@ class StopDialog(Dialog):
         ended = not picture.live and picture.read
         if ended:
             self._proof.run_ended()
-        step = picture.state.snapshot_step
-        kept = f"; the snapshot of step {step} is kept" if step is not None else ""
+        kept = "" if picture.state.status == "completed" else f"; {picture.state.kept}"
         lines = [Mark.DONE.show("the run was asked to stop", ascii_only=plain)]
         if not ended:
-            return Content("\n").join([*lines, Mark.WORKING.show("writing a snapshot, ending the workers",
-                                                                 ascii_only=plain)])  # fmt: skip
-        lines.append(Mark.DONE.show(f"the run has ended ({picture.state.status}){kept}", ascii_only=plain))
+            doing = "the step under way is finished, then a snapshot is written"
+            return Content("\n").join([*lines, Mark.WORKING.show(doing, ascii_only=plain)])
+        mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
+        lines.append(mark.show(f"the run has ended ({picture.state.status}){kept}", ascii_only=plain))
         return Content("\n").join([*lines, *self._proofs(plain), *_next(picture)])
 
     def _proofs(self, plain: bool) -> list[Content]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.demo.job import PROFILE
-from app.wizard.state import RunRow, Status
-from distributed.runs import RunSummary
+from app.wizard.machine_rows import status_of_run
+from app.wizard.state import RunRow
+from training.runs import RunSummary
 
 MOST = 6
 
@@ -19,7 +20,7 @@ def run_rows(runs: Sequence[RunSummary]) -> tuple[RunRow, ...]:
         RunRow(
             run.run_id,
             PROFILE,
-            Status.WORKING if run.live else Status.OK if run.status == "completed" else Status.WARNING,
+            status_of_run(run.status, run.live),
             words=run.status,
             path=str(run.path),
             started=run.metadata.start_time if run.metadata else "",

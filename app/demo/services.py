@@ -78,7 +78,7 @@ class DemoServices:
     def home(self) -> Home:
         """Scripted runs that can be attached to, and the one scripted profile."""
         from app.demo.home import run_rows
-        from distributed.runs import list_runs
+        from training.runs import list_runs
 
         profile = ProfileRow(
             PROFILE_NAME,

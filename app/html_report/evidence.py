@@ -15,11 +15,11 @@ from app.html_report.record import Record, record_of
 from app.run_state import at_its_end
 from distributed.planning.document import Planning, read_planning
 from distributed.planning.feedback import Comparison, compare
-from distributed.runs import RunSummary, size_of, summarise
 from profiles.errors import BadInput
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.run_metadata import RunMetadata
+from training.runs import RunSummary, size_of, summarise
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ def _candidate(one: Candidate, chosen: bool) -> tuple[object, ...]:
     every = f", every {choice.interval} steps" if choice.interval > 1 else ""
     what = "one machine alone" if choice.alone else f"{choice.strategy} {choice.codec} over {choice.engine}{every}"
     where = ", ".join(choice.members)
-    if not one.fits:
-        return ("", what, where, "does not fit", "", "", "", "")
+    if not one.fits or not one.predicted:
+        return ("", what, where, "not predicted" if one.fits else "does not fit", "", "", "", "")
     return (
         "chosen" if chosen else "",
         what,

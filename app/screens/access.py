@@ -11,7 +11,7 @@ from app.console import command_line, visible
 from app.screens.steering import cause_lines, shown_state, shown_status
 from app.screens.step_screen import GO_ON, NEXT, StepScreen
 from app.shell.base_app import MusterApp
-from app.shell.dialogs import QuestionDialog
+from app.shell.dialogs import TrustDialog
 from app.shell.entry import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
@@ -36,7 +36,7 @@ class AccessScreen(StepScreen):
     HEADING = "Access"
     HELP = (
         "The way to a machine has four stages: it answers, it shows its host key, it lets us in, it runs commands. "
-        "At the first meeting compare the fingerprint with what the machine itself prints: enter shows both. "
+        "At the first meeting compare the fingerprint with what the machine itself prints: enter shows it, a accepts. "
         "A password is asked for once, installs a key, and is kept nowhere. "
         "A machine whose host key changed is refused: there is no way round it here. "
         "What fails is tried again by itself every few seconds, so mending the machine is enough."
@@ -114,18 +114,11 @@ class AccessScreen(StepScreen):
             self.table.select(failed[0].key)
 
     def _ask_trust(self, row: AccessRow) -> None:
-        about = [
-            muted("It was never met before. Compare this fingerprint of its host key"),
-            literal(row.fingerprint, "bold"),
-            muted("with what the machine itself prints. Type there:"),
-            literal(row.compare, "bold"),
-        ]
-
         def answered(same: bool | None) -> None:
             if same:
                 self.do(actions.TrustKey(row.key, row.fingerprint))
 
-        self.app.push_screen(QuestionDialog(f"Is this {row.name}?", "It is the same", "Not now", about), answered)
+        self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
 
     def _ask_password(self, row: AccessRow) -> None:
         who = f"{row.user}@{row.where}" if row.user else row.where

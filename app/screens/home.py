@@ -56,6 +56,7 @@ class HomeScreen(StepScreen):
     RIGHT_KEYS = (replace(EVERYWHERE[0], label="Leave", help="Leave; runs go on."), *EVERYWHERE[1:])
 
     _placed = False
+    _watched = False
 
     def columns(self, state: WizardState) -> Sequence[Column]:
         return _COLUMNS
@@ -109,6 +110,11 @@ class HomeScreen(StepScreen):
             if live and self.table.cursor in ("", NEW):  # unless the person was quicker
                 self.table.select(f"run:{live}")
 
+    def on_screen_resume(self) -> None:
+        if self._watched:  # a run may have ended in its dashboard
+            self._watched = False
+            self.action_retry()
+
     def leave_question(self) -> str:
         return ""
 
@@ -123,6 +129,7 @@ class HomeScreen(StepScreen):
         elif kind == "run":
             path = next((run.path for run in self.state.home.runs if run.key == name), "")
             if path:
+                self._watched = True
                 cast("WizardApp", self.app).open_dashboard(Path(path))
 
     def action_new(self) -> None:

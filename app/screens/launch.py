@@ -17,8 +17,11 @@ from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard import actions
+from app.wizard.gates import started
 from app.wizard.state import LaunchRow, Status, WizardState
 from app.wizard.steps import Step
+from training.run_files import is_live
+from training.runs import summarise
 
 if TYPE_CHECKING:
     from app.screens.app import WizardApp
@@ -77,6 +80,9 @@ class LaunchScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         if state.launch.status is Status.FAILED:
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
+        run = Path(state.launch.run)
+        if started(state) and run.is_dir() and not is_live(run):
+            return muted(f"The run has ended: {summarise(run).status}. Enter shows it, esc goes home.")
         return muted("The run goes on in the background, whatever happens to this screen.")
 
     def offered_keys(self) -> tuple[Key, ...]:

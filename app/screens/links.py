@@ -72,7 +72,8 @@ class LinksScreen(StepScreen):
         return Content("\n").join([muted(line) for line in lines])
 
     def summary(self, state: WizardState) -> str:
-        return f"{len(state.links.rows)} links" if state.links.rows else ""
+        links = len(state.links.rows)
+        return f"{links} link{'s' * (links != 1)}" if links else ""
 
     def hint(self, state: WizardState) -> Content:
         return muted("Measured with some MB each; figures are kept for a while.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import ClassVar, cast
 
 from textual.content import Content
@@ -17,14 +19,17 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import literal, muted
 from app.wizard import actions
+from app.wizard.gates import started
 from app.wizard.state import ChangeRow, Plan, Status, WizardState
 from app.wizard.steps import Step
+from training.runs import summarise
 
 _COLUMNS = (
     Column("machine", "machine", most=26, least=14),
     Column("what", "what changes there", most=90, least=20, folds=True),
     Column("bytes", "size", right=True, most=9, least=6),
 )
+_SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=True)
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
 _LABEL = 11
@@ -48,6 +53,7 @@ class PlanScreen(StepScreen):
         Key("a", "name", "Name", "Another name for the saved profile."),
         Key("w", "write", "Only save", "Write the files and start nothing."),
         Key("b", "job", "Job", "To the job, to change options.", shown=False),
+        Key("n", "another", "Another", "Where a run was started from this plan: start another one."),
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
@@ -86,19 +92,46 @@ class PlanScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         if Status.FAILED in (state.plan.status, state.strategy.status):
             return muted("r tries again, b goes to the job, esc goes back.")
+        if started(state):
+            run = summarise(Path(state.launch.run)).run_id
+            return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
         if state.plan.saved:
             return literal("Saved: the command works now.", "$text-success")
         return muted("Enter starts. Until then nothing trains and nothing is saved.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
-        return (_RETRY, *self.KEYS[1:]) if failed else self.KEYS
+        start, *rest, another = self.KEYS
+        if started(self.state):
+            return (_SHOW, another, *rest)
+        return (_RETRY if failed else start, *rest)
 
     def action_go_on(self) -> None:
-        self.do(actions.Confirm())
+        if started(self.state):
+            self.do(actions.Confirm())  # it leads to the run
+        else:
+            self._confirmed(actions.Confirm)
+
+    def action_another(self) -> None:
+        if started(self.state):
+            self._confirmed(partial(actions.Confirm, another=True))
 
     def action_write(self) -> None:
-        self.do(actions.SaveOnly())
+        self._confirmed(actions.SaveOnly)
+
+    def _confirmed(self, action: Callable[..., actions.Confirm | actions.SaveOnly]) -> None:
+        """Do it, after the person has said in words that others may read the training traffic, where they can."""
+        if not self.state.plan.in_clear:
+            self.do(action())
+            return
+
+        def answered(said: str | None) -> None:
+            if said is not None:
+                self.do(action(said))
+
+        about = [literal(text, "$text-warning") for text in self.state.plan.in_clear]
+        about.append(muted(f"Type '{actions.IN_CLEAR}' if that is meant; 'engine = hub' at the Job encrypts it."))
+        self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
     def action_job(self) -> None:
         self.do(actions.GoTo(Step.JOB))

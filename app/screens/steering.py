@@ -19,6 +19,7 @@ _MARKS = {
     Status.WARNING: Mark.WARNING,
     Status.FAILED: Mark.PROBLEM,
     Status.SKIPPED: Mark.SKIPPED,
+    Status.STOPPED: Mark.STOPPED,
 }
 
 

@@ -142,6 +142,8 @@ def _row(app: MusterApp, row: CandidateRow, chosen: bool, wide: bool) -> Row:
 
 
 def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ...]:
+    if not row.predicted:
+        return (muted("not predicted"), *[Content("-")] * 6)
     drawn = " " + bar(row.communication, 6, app.ascii_only) if wide else ""
     fast = "$text-success" if row.useful_speed_up > 1.05 else "$text-warning" if row.useful_speed_up < 0.95 else ""
     return (
@@ -163,6 +165,8 @@ def _about(row: CandidateRow) -> list[Content]:
         lines.append(muted(f"{progress}: the same loss in {duration_text(row.same_loss_seconds)}"))
         run = f"whole run: {row.steps} steps of {row.samples} samples, {duration_text(row.total_seconds)}"
         lines.append(muted(f"{run}; loss +{row.loss_increase:.2%} at most expected"))
+    elif not row.predicted:
+        lines.append(muted("not predicted: what this strategy costs is not known"))
     else:
         lines.append(muted("its speed was not measured: r runs the task on it for a moment"))
     if row.periodic:

@@ -19,6 +19,7 @@ from textual.binding import Binding
 from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 from textual.scrollbar import ScrollBar
+from textual.widgets import Input
 
 from app.console import command_line, visible
 from app.shell.base_screen import BaseScreen
@@ -31,6 +32,10 @@ from app.shell.themes import FOR_ALL, OWN, after
 from profiles.errors import ExitCode
 
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
+_AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
+"""Keys that decide nothing but to go."""
+OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
+"""Seconds in which a screen that has just opened takes no key; the variable is for programs that press keys."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ class MusterApp(App[None]):
         super().__init__()
         self.ascii_only = ascii_only
         self.clock = clock
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.opening_pause = OPENING_PAUSE
+        self._opened = float("-inf")
         self.no_color = bool(os.environ.get("NO_COLOR"))
         for theme in OWN:
             self.register_theme(theme)
@@ -110,11 +118,27 @@ class MusterApp(App[None]):
         for screen in self.screen_stack:
             fit(screen, event.size)
 
+    def push_screen(self, *screen: Any, **settings: Any) -> Any:
+        self._opened = self.monotonic()
+        return super().push_screen(*screen, **settings)
+
+    def switch_screen(self, *screen: Any, **settings: Any) -> Any:
+        self._opened = self.monotonic()
+        return super().switch_screen(*screen, **settings)
+
     async def on_event(self, event: events.Event) -> None:
-        """Let no key act on a screen that cannot be seen."""
-        unseen = isinstance(event, events.Key) and not event.is_forwarded and too_small(self.size)
-        if not (unseen and isinstance(event, events.Key) and event.key not in _LEAVING):
-            await super().on_event(event)
+        """Let no key act on a screen that cannot be seen, or that opened under the finger that presses it."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            unseen = too_small(self.size) and event.key not in _LEAVING
+            if unseen or self._too_early(event):
+                return
+        await super().on_event(event)
+
+    def _too_early(self, event: events.Key) -> bool:
+        """Whether a key was meant for what was there before; what is typed into a field decides nothing yet."""
+        typed = event.is_printable and isinstance(self.focused, Input)
+        pressed = self.monotonic() - (time.monotonic() - event.time)
+        return pressed < self._opened + self.opening_pause and not typed and event.key not in _AT_ANY_TIME
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Yield what the palette offers: what this screen can do, then what every screen can."""

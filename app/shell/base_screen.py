@@ -118,6 +118,8 @@ class BaseScreen(Screen[None]):
         """Go to where this screen was opened from; a filter ends first."""
         if self.end_filters():
             return
+        if self.app.screen is not self:
+            return  # left already: a second key was on its way
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
         else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
@@ -17,6 +18,7 @@ from app.shell.frame import WIDE, TooSmall, fit, muster
 from app.shell.key_bar import key_line
 from app.shell.keys import BESIDES, EVERYWHERE, Key
 from app.shell.text import literal
+from distributed.ssh.host_keys import COMPARED
 
 if TYPE_CHECKING:
     from app.shell.base_app import CommandRecord
@@ -55,6 +57,10 @@ class Box(ModalScreen[T]):
 
     def on_mount(self) -> None:
         fit(self, self.app.size)
+
+    def dismiss(self, result: T | None = None) -> AwaitComplete:
+        """Close this box, once: a second key that was on its way to it must not close what is under it."""
+        return super().dismiss(result) if self.app.screen is self else AwaitComplete()
 
     def body(self) -> ComposeResult:
         """Yield the widgets between heading and keys."""
@@ -152,6 +158,36 @@ class QuestionDialog(Dialog):
         return (Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no))
 
     def action_agree(self) -> None:
+        self.dismiss(True)
+
+
+class TrustDialog(Dialog):
+    """Whether a host key is that of the machine that is meant; enter, as every other answer but one key, says no."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "accept", show=False),
+        Binding("enter,n", "close", show=False),
+    ]
+
+    def __init__(self, machine: str, fingerprint: str, compare: str) -> None:
+        super().__init__(f"Is this {machine}?")
+        self._fingerprint, self._compare = fingerprint, compare
+
+    def content(self) -> Content:
+        start, end = self._fingerprint[:-COMPARED], self._fingerprint[-COMPARED:]
+        return Content("\n").join([
+            literal("It was never met before. This is the fingerprint of its host key:", "$text-muted"),
+            Content.assemble(literal(start), literal(end, "bold reverse")),
+            literal("The machine itself prints the same one. Type there:", "$text-muted"),
+            literal(self._compare, "bold"),
+            Content(""),
+            Content.assemble("Accept it only if that one also ends in ", literal(end, "bold"), "."),
+        ])  # fmt: skip
+
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("a", "accept", "It is the same"), Key("escape", "close", "Not now", main=True))
+
+    def action_accept(self) -> None:
         self.dismiss(True)
 
 

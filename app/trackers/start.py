@@ -12,6 +12,7 @@ from pathlib import Path
 from app.console import say
 from profiles.errors import BadInput
 from profiles.schema import OptionError, tracker_names
+from training.run_files import private_file
 
 LOG = "trackers.log"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
     if not names:
         return
     try:
-        with (run_dir / "logs" / LOG).open("ab") as log:
+        with open(run_dir / "logs" / LOG, "ab", opener=private_file) as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "app.trackers", str(run_dir.resolve()), ",".join(names)],
                 stdin=subprocess.DEVNULL,

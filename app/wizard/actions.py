@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from app.wizard.steps import Step
 
+IN_CLEAR = "in clear"
+"""What a person types to agree to training traffic that others can read."""
+
 
 @dataclass(frozen=True)
 class Next:
@@ -163,10 +166,18 @@ class SaveAs:
 class SaveOnly:
     """Write the profile and its files, and start nothing."""
 
+    said: str = ""
+    """As for :class:`Confirm`."""
+
 
 @dataclass(frozen=True)
 class Confirm:
     """Carry out the Plan: save the profile, start the run."""
+
+    said: str = ""
+    """:data:`IN_CLEAR`, where the Plan sends training traffic that others can read."""
+    another: bool = False
+    """Where a run was started from this Plan already: whether another one is meant."""
 
 
 @dataclass(frozen=True)

@@ -167,11 +167,12 @@ def row_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow
         key=str(index),
         name="alone" if choice.alone else f"{choice.strategy} {choice.codec}",
         status=Status.OK if candidate.fits else Status.FAILED,
-        words="recommended" if recommended else "fits" if candidate.fits else "does not fit",
+        words=_word(candidate, recommended),
         cause="" if candidate.fits else "it needs more memory than is free",
         index=index,
         over=over,
         members=choice.members,
+        predicted=candidate.predicted,
         step_seconds=candidate.step,
         steps=candidate.steps,
         samples=candidate.global_batch,
@@ -183,7 +184,13 @@ def row_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow
         loss_increase=candidate.loss_increase,
         interval=choice.interval,
         best_interval=planning.ranking[index].choice.interval,
-        periodic=not choice.alone and STRATEGIES[choice.strategy].periodic,
+        periodic=candidate.predicted and not choice.alone and STRATEGIES[choice.strategy].periodic,
         alone=choice.alone,
         recommended=recommended,
     )
+
+
+def _word(candidate: Candidate, recommended: bool) -> str:
+    if not candidate.predicted:
+        return "not predicted"
+    return "recommended" if recommended else "fits" if candidate.fits else "does not fit"

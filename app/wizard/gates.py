@@ -17,6 +17,11 @@ def blockers(state: WizardState) -> tuple[str, ...]:
     return gate(state) if gate is not None else ()
 
 
+def started(state: WizardState) -> bool:
+    """Whether a run was started from this set-up, and trains or has trained."""
+    return state.launch.status is Status.OK and bool(state.launch.run)
+
+
 def measures(state: WizardState) -> str:
     """Return what going on from the Job brings to other machines; empty where nothing is brought."""
     names = [row.name for row in state.members if not row.here]

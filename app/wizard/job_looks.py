@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.wizard.model_size import parameters
 from app.wizard.services import JobAnswers
 from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
+from distributed.checks.job_findings import memory_level
+from distributed.planning.memory_model import estimated_bytes
+from distributed.planning.model_size import size_for
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library
-from profiles.options import OptionSpec, check_value, options
+from profiles.options import OptionSpec, check_value, less_memory, options
 from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
 
@@ -29,10 +30,6 @@ WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """What is left to the planner where neither the person nor a saved profile has chosen."""
 _PROJECT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120.0
-_RUNTIME = 600_000_000
-"""Bytes of a worker process beside the model, on a CPU."""
-_TIGHT = 0.7
-_FREE = re.compile(r"([\d.]+) of [\d.]+ GB free")
 
 
 def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = True) -> Resolved:
@@ -78,7 +75,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
     rows = [
         _option(spec, current, plain, given.get(spec.name), problems.get(spec.name, ""))
         for spec in options()
-        if spec.name not in _OWN
+        if spec.name not in _OWN and (spec.is_read_by(current.profile.model.task) or spec.name in given)
     ]
     profile = current.profile
     return Job(
@@ -186,35 +183,33 @@ def _ask_about(profile: Profile) -> Mapping[str, Any]:
 
 
 def fit_rows(machines: Sequence[MachineRow], profile: Profile, checks: Mapping[str, CheckRow]) -> list[FitRow]:
-    """Say for each machine whether weights, gradients and optimizer fit the memory that was free when it was asked."""
-    total = parameters(profile.model.model_path)
-    trained = max(1, total // 50) if profile.model.tuning == "lora" else total
-    needed = total * 4 + trained * 12 + _RUNTIME
-    return [_fit(row, needed if total else 0, _free(row, checks)) for row in machines]
+    """Say for each machine whether training fits the memory that was free when it was asked, as its check does."""
+    size = size_for(profile)
+    needed = estimated_bytes(profile, size) if size is not None else 0
+    less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
+    return [_fit(row, less, needed, *_memory(row, checks)) for row in machines]
 
 
-def _free(row: MachineRow, checks: Mapping[str, CheckRow]) -> int:
-    if row.here:
-        import psutil  # 20 ms, not needed where only other machines train
+def _memory(row: MachineRow, checks: Mapping[str, CheckRow]) -> tuple[int, int]:
+    """Return free bytes and all; 0 where they are not known."""
+    if row.key in checks or not row.here:
+        return checks[row.key].memory if row.key in checks else (0, 0)
+    import psutil  # 20 ms, not needed where only other machines train
 
-        return int(psutil.virtual_memory().available)
-    seen = (
-        (finding.seen for finding in checks[row.key].findings if "memory" in finding.key) if row.key in checks else ()
-    )
-    found = [float(match[1]) for text in seen if (match := _FREE.search(text))]
-    return int(max(found, default=0.0) * 2**30)
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
 
 
-def _fit(row: MachineRow, needed: int, free: int) -> FitRow:
+def _fit(row: MachineRow, less: str, needed: int, free: int, total: int) -> FitRow:
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return FitRow(row.key, row.name, Status.OK, "not known yet", needed=needed, free=free,
                       cause=f"{missing} is known when it was measured")  # fmt: skip
-    if needed > free:
-        return FitRow(row.key, row.name, Status.FAILED, "does not fit",
-                      "weights, gradients and optimizer need more than is free",
-                      "tuning = lora, or a smaller model", needed, free)  # fmt: skip
-    if needed > _TIGHT * free:
-        return FitRow(row.key, row.name, Status.WARNING, "tight", "little is left for the samples of a batch",
-                      "a smaller batch_size, or gradient_checkpointing = true", needed, free)  # fmt: skip
+    level = memory_level(needed, free, total, estimated=True)
+    if level == "problem":
+        return FitRow(row.key, row.name, Status.FAILED, "does not fit", "training needs more memory than it has",
+                      f"{less}, or a smaller model", needed, free)  # fmt: skip
+    if level == "warning":
+        return FitRow(row.key, row.name, Status.WARNING, "tight", "other programs have the memory that it needs",
+                      f"close programs there, or {less}", needed, free)  # fmt: skip
     return FitRow(row.key, row.name, Status.OK, "fits", needed=needed, free=free)

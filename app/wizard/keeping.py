@@ -21,7 +21,7 @@ from distributed.planning.document import Planning, write_planning
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
-from profiles.options import as_text
+from profiles.options import as_text, options_by_name
 from profiles.resolve import load_profile
 from profiles.saved import save_profile
 from profiles.schema import Profile
@@ -117,7 +117,10 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
     values |= {
         name: found.value(name)
         for name, origin in found.origins.items()
-        if origin != DEFAULT and name not in _NOT_KEPT and found.value(name)
+        if origin != DEFAULT
+        and name not in _NOT_KEPT
+        and found.value(name)
+        and options_by_name()[name].is_read_by(profile.model.task)
     }
     if planning is not None and not _is_recommended(request) and planning.settings is not None:
         chosen = planning.settings.options

@@ -20,6 +20,7 @@ from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, load_hosts
+from distributed.hosts.local_python import without_strange_pythons
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 
@@ -60,7 +61,7 @@ class Lookout:
         self._typed: dict[str, Discovery] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._browsing = Discovery(Sources(hosts_files=self._files)).__enter__()
+        self._browsing = Discovery(Sources(hosts_files=self._files, configurations=True)).__enter__()
         self._thread = threading.Thread(target=self._follow, name="lookout", daemon=True)
         self._thread.start()
 
@@ -152,7 +153,7 @@ def _searched(state: State, files: Iterable[tuple[Origin, Path]]) -> tuple[str, 
 
 def _hosts(path: Path) -> Hosts | None:
     with contextlib.suppress(MusterError):
-        return load_hosts(path)
+        return without_strange_pythons(load_hosts(path))
     return None
 
 

@@ -15,7 +15,13 @@ from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, split_address
 
 HERE_KEY = "here"
-_WORDS = {Seen.ONLINE: Status.OK, Seen.CHECKING: Status.WORKING, Seen.OFFLINE: Status.FAILED, Seen.UNCHECKED: Status.OK}
+_WORDS = {
+    Seen.ONLINE: Status.OK,
+    Seen.CHECKING: Status.WORKING,
+    Seen.OFFLINE: Status.FAILED,
+    Seen.OTHER_KEY: Status.FAILED,
+    Seen.UNCHECKED: Status.OK,
+}
 SSH_CONFIG = "ssh_config"
 """Setting of a row: the OpenSSH configuration that its hosts file names."""
 _KEPT = ("key", "python", "project_path", "devices", "interface", "found_at")

@@ -139,6 +139,7 @@ def _check(row: MachineRow, one: Examined) -> CheckRow:
         fix=worst.fix if worst else "",
         findings=findings,
         fixable=any(finding.safe for finding in failing),
+        memory=one.memory,
     )
 
 

@@ -16,6 +16,7 @@ class Status(str, Enum):
     WARNING = "warning"
     FAILED = "failed"
     SKIPPED = "skipped"
+    STOPPED = "stopped"
 
 
 class Need(str, Enum):
@@ -66,6 +67,19 @@ class RunRow(Row):
     path: str = ""
     started: str = ""
     live: bool = False
+
+
+_ENDINGS = {
+    "completed": Status.OK,
+    "cancelled": Status.STOPPED,
+    "failed": Status.FAILED,
+    "damaged": Status.FAILED,
+}
+
+
+def status_of_run(word: str, live: bool) -> Status:
+    """Return how a run is drawn; ``word``: the status that a list of runs gives it."""
+    return Status.WORKING if live else _ENDINGS.get(word, Status.WARNING)
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,8 @@ class CheckRow(Row):
     findings: tuple[FindingRow, ...] = ()
     fixable: bool = False
     """Whether any finding can be mended from here."""
+    memory: tuple[int, int] = (0, 0)
+    """Free bytes and all, of the smallest device that trains; 0: unknown."""
 
 
 # --------------------------------------------------------------------------------------------------------------- links

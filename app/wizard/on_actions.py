@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.wizard import actions as do
-from app.wizard.gates import blockers
+from app.wizard.gates import blockers, started
 from app.wizard.state import AccessRow, Answers, CheckRow, Launch, Links, MachineRow, Need, Plan, Status, Strategy
 from app.wizard.state import WizardState as State
 from app.wizard.steps import ORDER, Step, after, before
@@ -57,6 +57,8 @@ def _next(state: State, _: do.Next) -> State:
 def _back(state: State, _: do.Back) -> State:
     if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
         return _notice(state, "the run is being started")
+    if state.step is Step.LAUNCH and started(state):
+        return _to(state, Step.HOME)  # behind it lies a plan that is carried out
     return _to(state, before(state.step, state.far))
 
 
@@ -69,7 +71,7 @@ def _go_to(state: State, action: do.GoTo) -> State:
 
 
 def _new_setup(state: State, _: do.NewSetup) -> State:
-    return _to(state, Step.MACHINES)
+    return _to(replace(state, launch=Launch()) if started(state) else state, Step.MACHINES)
 
 
 def _rerun(state: State, action: do.Rerun) -> State:
@@ -211,7 +213,9 @@ def _retry_plan(state: State, key: str) -> State:
 
 
 def _retry_launch(state: State, key: str) -> State:
-    return _confirm(replace(state, step=Step.PLAN), do.Confirm()) if state.launch.status is Status.FAILED else state
+    if state.launch.status is not Status.FAILED:
+        return state
+    return _confirm(replace(state, step=Step.PLAN), do.Confirm(do.IN_CLEAR))  # as it was confirmed before
 
 
 _NOT_WELL = (Status.FAILED, Status.WARNING)
@@ -301,13 +305,23 @@ def _save_as(state: State, action: do.SaveAs) -> State:
     return _answer(state, save_as=action.name.strip())
 
 
-def _save_only(state: State, _: do.SaveOnly) -> State:
-    reasons = blockers(state) if state.step is Step.PLAN else ("there is no plan yet",)
+def _not_yet(state: State, said: str) -> tuple[str, ...]:
+    """Return why the Plan cannot be carried out; ``said``: what the person typed."""
+    if state.step is not Step.PLAN:
+        return ("there is no plan yet",)
+    unsaid = state.plan.in_clear and said.strip().casefold() != do.IN_CLEAR
+    return (*blockers(state), *([f"not encrypted: {state.plan.in_clear[0]}; nothing was done"] if unsaid else []))
+
+
+def _save_only(state: State, action: do.SaveOnly) -> State:
+    reasons = _not_yet(state, action.said)
     return _notice(state, reasons[0]) if reasons else state
 
 
-def _confirm(state: State, _: do.Confirm) -> State:
-    reasons = blockers(state) if state.step is Step.PLAN else ("there is no plan yet",)
+def _confirm(state: State, action: do.Confirm) -> State:
+    if state.step is Step.PLAN and started(state) and not action.another:
+        return _to(state, Step.LAUNCH)
+    reasons = _not_yet(state, action.said)
     if reasons:
         return _notice(state, reasons[0])
     return _to(replace(state, launch=Launch(status=Status.WORKING)), Step.LAUNCH)

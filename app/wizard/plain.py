@@ -17,6 +17,7 @@ from app.wizard.prompts import Prompter, prompter
 from app.wizard.services import Services
 from app.wizard.state import AccessRow, Launch, Need, Row, Status, WizardState
 from app.wizard.steps import Step, visited
+from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 
 Watch = Callable[[Path], int]
@@ -177,7 +178,9 @@ class Conversation:
         """Ask what only a person can answer."""
         if row.need is Need.TRUST:
             self._ask.say(f"{row.name} is met for the first time; its host key is {row.fingerprint}")
-            self._ask.say(f"compare it on that machine with: {row.compare}")
+            self._ask.say(
+                f"compare it, to its end {row.fingerprint[-COMPARED:]}, with what this prints there: {row.compare}"
+            )
             answer = self._choice("y: it is the right machine, s: go on without it, Enter: look again")
             if answer in ("y", "yes"):
                 self._do(do.TrustKey(row.key, row.fingerprint))
@@ -279,15 +282,21 @@ class Conversation:
             return
         answer = self._choice("Enter: do this, s: save it and start nothing, n NAME: save under another name")
         if not answer:
-            self._do(do.Confirm())
+            self._do(do.Confirm(self._said_in_clear()))
         elif answer == "s":
-            self._do(do.SaveOnly())
+            self._do(do.SaveOnly(self._said_in_clear()))
             self._until(lambda state: state.plan.saved or bool(state.notice), 20.0)
             self._ask.say(self._state.notice)
         elif answer.startswith("n "):
             self._do(do.SaveAs(answer[2:].strip()))
         elif answer != "b":
             self._ask.say("that is none of the answers")
+
+    def _said_in_clear(self) -> str:
+        """Return what the person says of training traffic that others can read; nothing where they cannot."""
+        if not self._state.plan.in_clear:
+            return ""
+        return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' if that is meant:")
 
     # ----------------------------------------------------------------------------------------------------- launch
 

@@ -12,6 +12,7 @@ from app.wizard.services import Request
 from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
 from distributed.planning.document import Planning
 from distributed.preparation.code_sync import collect
+from distributed.run.planning import Planned
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -38,7 +39,8 @@ def plan_of(request: Request, config: Path | None = None) -> Plan:
     planning = chosen_planning(request)
     kept = keeping(request, planning, config)
     profile = profile_of(request, planning, kept, config)
-    run = _run_plan(request, planning, profile)
+    planned = _planned(request, planning, profile)
+    run = planned.plan if planned is not None else None
     size = _bytes(run) if run is not None and any(not row.here for row in request.machines) else 0
     changes = tuple(_changes(request, kept, planning, size))
     engine = run.engine if run is not None else "hub"
@@ -50,7 +52,7 @@ def plan_of(request: Request, config: Path | None = None) -> Plan:
         seconds=(request.chosen.total_seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
         encrypted=tuple(_encrypted(request, engine, together)),
-        in_clear=(CLEAR,) if together and engine == "torch" else (),
+        in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
         profile=kept.name,
         files=tuple(change.what for change in changes if change.key.startswith("file:")),
         command=kept.command,
@@ -68,9 +70,9 @@ def profile_of(request: Request, planning: Planning | None, kept: Keeping, confi
     return as_saved(resolved(answers, config).profile, kept)
 
 
-def _run_plan(request: Request, planning: Planning | None, profile: Profile) -> RunPlan | None:
+def _planned(request: Request, planning: Planning | None, profile: Profile) -> Planned | None:
     found = request.planning
-    return found.planned(planning, profile).plan if isinstance(found, Forecast) else None
+    return found.planned(planning, profile) if isinstance(found, Forecast) else None
 
 
 def way_in_words(chosen: CandidateRow | None, request: Request) -> str:

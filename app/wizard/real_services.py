@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.console import command_line
+from app.wizard.machine_rows import status_of_run
 from app.wizard.services import JobAnswers, Request, Sight, Tell, Watch
 from app.wizard.state import (
     AccessRow,
@@ -50,7 +52,7 @@ class RealServices:
 
     def home(self) -> Home:
         from app.wizard.saved_profiles import profile_rows
-        from distributed.runs import list_runs
+        from training.runs import list_runs
 
         runs = tuple(_run_row(run) for run in list_runs(self._output)[:RUNS])
         rows = tuple(sorted(runs, key=lambda row: not row.live))
@@ -71,11 +73,12 @@ class RealServices:
         from app.wizard.machine_entries import row_of
         from app.wizard.saved_profiles import saved_hosts
         from distributed.hosts.file import load_hosts
+        from distributed.hosts.local_python import without_strange_pythons
 
         path = saved_hosts(self._config).get(profile)
         if path is None:
             return ()
-        hosts = load_hosts(path)
+        hosts = without_strange_pythons(load_hosts(path))
         return tuple(row_of(machine, hosts.ssh_config) for machine in hosts.machines)
 
     # ------------------------------------------------------------------------------------------- access, checks, links
@@ -138,6 +141,7 @@ class RealServices:
         from app.wizard.forecasting import make_forecast, strategy_of
         from app.wizard.job_looks import resolved
 
+        self._check_code(request.job)
         return strategy_of(make_forecast(request, resolved(request.job, self._config).profile, tell))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
@@ -159,24 +163,29 @@ class RealServices:
     def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
         from app.wizard.launching import launch
 
+        self._check_code(request.job)
         return launch(request, see, self._config)
+
+    def _check_code(self, job: JobAnswers) -> None:
+        """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
+        from app.wizard.job_looks import resolved
+        from distributed.preparation.custom_code import check_code
+
+        found = resolved(job, self._config)
+        source = found.origins["model_path"].file
+        hint = f"look at it, then: {command_line('plan', job.profile, '--trust-code')}"
+        check_code(found.profile, source, hint, named=source is None)
 
     def close(self) -> None:
         """Nothing is held between calls."""
 
 
 def _run_row(run: Any) -> RunRow:
-    """``run``: a :class:`distributed.runs.RunSummary`."""
-    statuses = {
-        "completed": Status.OK,
-        "failed": Status.FAILED,
-        "damaged": Status.FAILED,
-        "interrupted": Status.WARNING,
-    }
+    """``run``: a :class:`training.runs.RunSummary`."""
     row = RunRow(
         key=run.run_id,
         name=run.profile,
-        status=Status.WORKING if run.live else statuses.get(run.status, Status.OK),
+        status=status_of_run(run.status, run.live),
         words=run.status,
         cause=run.damage,
         path=str(run.path),

@@ -73,6 +73,8 @@ class CandidateRow(Row):
     over: str = ""
     """The machine that trains alone, ``hub NAME``, or ``torch``."""
     members: tuple[str, ...] = ()
+    predicted: bool = True
+    """``False``: what the strategy costs is not known."""
     step_seconds: float = 0.0
     steps: int = 0
     samples: int = 0

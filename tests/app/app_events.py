@@ -63,7 +63,7 @@ STATUSES = ("started", "ready", "joined", "left", "lost", "done", "failed")
 MEMBER_EVENTS = st.one_of(
     st.builds(MemberEvent, time=number, status=st.sampled_from(STATUSES), name=text, message=text),
     st.builds(ProgressEvent, time=number, phase=text, done=whole, total=st.none() | whole),
-    st.builds(step, whole, time=number, loss=st.floats(), compute=number, wait=number, samples=whole),
+    st.builds(step, whole, time=number, loss=st.floats(-1e39, 1e39), compute=number, wait=number, samples=whole),
     st.builds(sync, whole, weight_hash=text),
     st.builds(evaluation, whole, st.floats(0, 2), split=st.sampled_from(["validation", "test"])),
     st.builds(SnapshotEvent, time=number, step=whole, path=text, bytes=whole, seconds=number),

@@ -13,8 +13,10 @@ from app.follow import Follower, follow_lines
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
+from training.bounded import LONGEST_LINE
 from training.events import ErrorEvent, Event, RunEvent, WarningEvent
 from training.local_plan import plan_local_run
+from training.outcome import write_end
 from training.run_folder import RunFolder
 
 
@@ -38,6 +40,14 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b"o\nthree\nhalf")
     assert [line for line in lines if line] == [b"two", b"three"]
+
+
+def test_a_line_without_end_comes_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * (2 * LONGEST_LINE) + b"\nend\n")
+    lines = [line for line in follow_lines(path, lambda: False) if line]
+    assert lines[-1] == b"end" and max(map(len, lines)) < 2 * LONGEST_LINE
+    assert b"".join(lines[:-1]) == b"x" * (2 * LONGEST_LINE)
 
 
 def test_readers_see_what_is_written_while_they_read(folder: RunFolder) -> None:
@@ -101,3 +111,18 @@ def test_the_error_of_an_earlier_attempt_is_forgotten(folder: RunFolder) -> None
     seen(follower)
     ended = follower.ended(RunState())
     assert (ended.hint, ended.exit_code) == ("", ExitCode.STOPPED)
+
+
+def test_a_resume_that_does_not_begin_ends_with_its_own_cause_though_the_run_is_as_before(folder: RunFolder) -> None:
+    folder.append(RunEvent(status="running"))
+    folder.finish("cancelled", {"steps": 9}, "stopped")
+    folder.close()
+    with RunFolder.resume(folder.path, folder.plan(), []) as again:
+        again.append(RunEvent(status="starting"))
+        again.append(ErrorEvent(message="no data", hint="look", exit_code=int(ExitCode.BAD_INPUT)))
+        write_end(again, again.append, "failed", ExitCode.BAD_INPUT, "no data")
+    follower = Follower(folder.path)
+    seen(follower)
+    ended = follower.ended(RunState())
+    assert (ended.status, ended.message, ended.hint, ended.exit_code) == ("failed", "no data", "look", 2)
+    assert RunFolder.open(folder.path).metadata.status == "cancelled"

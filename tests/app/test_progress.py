@@ -183,3 +183,12 @@ def test_any_events_can_be_shown(events: list[Event], width: int) -> None:
     for event in numbered:
         display(event)
     assert all(line.isprintable() for line in lines)
+
+
+def test_texts_that_were_cut_are_told_once_there_are_steps(plain: Plain) -> None:
+    def with_cut(at: int) -> Event:
+        return evaluation(at, 0.5).model_copy(update={"metrics": {"wer": 0.5, "cut": 0.25}})
+
+    before, after = plain.feed(RunEvent(status="running", total_steps=2, time=0.0), with_cut(0), with_cut(2))[-2:]
+    assert "cut" not in before
+    assert after == "[0:00] WER on validation: 50.0 % -> 50.0 %, 25.0 % of the texts cut (step 2)"

@@ -50,6 +50,11 @@ def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
     assert reduce_events(events).step == 7
 
 
+def test_a_newcomer_does_not_take_the_runs_steps_away() -> None:
+    joins = MemberEvent(member=1, status="joined", name="b", message="joins a running group")
+    assert reduce_events([step(28), RunEvent(status="paused"), joins]).step == 28
+
+
 def test_bytes_are_not_counted_twice() -> None:
     steps = [step(1, bytes_sent=70, bytes_received=150), step(2, bytes_sent=40, bytes_received=60)]
     member = reduce_events([*steps, sync(1)]).members[0]

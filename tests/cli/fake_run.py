@@ -16,7 +16,7 @@ from training.events import (
     StepEvent,
     SyncEvent,
 )
-from training.local_run import LocalOutcome
+from training.outcome import LocalOutcome, write_end
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.run_metadata import Status
@@ -96,6 +96,8 @@ class FakeRun:
         self._on_start(self)
 
     def wait(self) -> LocalOutcome:
+        if self._events:
+            self._folder.begin("running")
         for event in self._events:
             self._on_event(self._folder.append(event))
         self._on_wait(self)
@@ -105,7 +107,7 @@ class FakeRun:
             (self._folder.path / "model").mkdir()
             (self._folder.path / "model" / "config.json").write_text("{}")
         metrics = {"after": {"test": {"wer": 0.03}}, "seconds": 83.0, "samples_per_second": 32.0}
-        self._folder.finish(self._status, metrics, self._message)
+        write_end(self._folder, self._folder.append, self._status, self._code, self._message, lambda: metrics)
         return LocalOutcome(self._status, self._folder.path, metrics, self._code, self._message, "the hint")
 
     def request_stop(self, message: str) -> None:

@@ -101,3 +101,10 @@ def test_a_model_is_evaluated_on_a_split(model: Path, speech: Path, capsys: Capt
 def test_a_split_that_is_not_there_is_named(model: Path, speech: Path, capsys: Capture) -> None:
     assert main(["evaluate", str(model), str(speech), "--split", "validation"]) == 2
     assert "has no split 'validation'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_lone_table_is_evaluated_whole(model: Path, speech: Path, capsys: Capture) -> None:
+    table = (speech / "test.csv").rename(speech / "any.csv")
+    assert main(["evaluate", str(model), str(table)]) == 0
+    assert "on 3 recordings of any.csv" in capsys.readouterr().out

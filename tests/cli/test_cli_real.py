@@ -88,7 +88,7 @@ def test_ctrl_c_keeps_a_snapshot_and_the_resumed_run_makes_the_other_steps() -> 
     assert len(workers_of(folder)) == 2
     assert not [pid for pid in workers_of(folder) if psutil.pid_exists(pid)]
     logs = {path.name: path.read_bytes() for path in folder.logs.iterdir()}
-    assert last.startswith(f"stopped; the snapshot of step {made} is kept; resume with: ")
+    assert last.startswith(f"stopped; the snapshot of step {made} is kept, 0 steps lost; resume with: ")
     assert last.endswith(f"--resume {folder.metadata.run_id}")
     assert run("distributed-train", "--resume", folder.metadata.run_id).returncode == 0
     assert steps_of(folder) == list(range(1, 41))

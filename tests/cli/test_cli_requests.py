@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from app.cli.main import main
+from app.cli.requests import _answer
 from app.holder import start_holder
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
+from training.events import RequestEvent, RunEvent
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -31,13 +34,16 @@ def test_a_run_of_this_machine_obeys_another_terminal(tmp_path: Path, capsys: py
     assert (started.returncode, run_id) == (0, next(output.iterdir()).name[:20]), started.stderr
     muster.until_step(run_id, 3, members=2)
     assert ask("snapshot")["outcome"] == "done"
-    assert ask("pause")["message"] == "the run is paused"
+    assert str(ask("pause")["message"]).startswith("the run is paused after step ")
+    assert ask("snapshot")["outcome"] == "done"
     assert ask("resume")["outcome"] == "done"
     assert ask("drop", "worker-1")["machine"] == "worker-1"
     assert main(["ask", "nanogpt", "drop", "worker-7", "--output", str(output)]) == 1
     assert "known: worker-0, worker-1" in capsys.readouterr().out
     assert main(["stop", "nanogpt", "--output", str(output)]) == 0
-    assert capsys.readouterr().out == "this machine: nothing is left\n"
+    kept, left = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"stopped; the snapshot of step \d+ is kept, 0 steps lost", kept)
+    assert left == "this machine: nothing is left"
     assert RunFolder.open(muster.folder_of(run_id)).metadata.status == "cancelled"
 
 
@@ -54,3 +60,16 @@ def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.
     folder = write_demo_run(tmp_path, machines=1)
     assert main(["ask", str(folder), "pause"]) == 2
     assert "nobody works on" in capsys.readouterr().err
+
+
+def test_who_adds_a_machine_to_a_paused_run_is_told_why_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [
+        RunEvent(status="paused"),
+        RequestEvent(request="1", action="add", machine="b", outcome="accepted"),
+        RequestEvent(request="1", action="add", machine="b", outcome="done", message="trains with the others"),
+    ]
+    folder = write_run(tmp_path, said)
+    assert _answer(folder, "1").outcome == "done"
+    assert re.search(r"the run is paused: a machine joins when it goes on: .* ask .* resume", capsys.readouterr().err)

@@ -12,6 +12,7 @@ from fake_run import FakeRun, step, training
 from app.cli.dry_run import rehearse
 from app.cli.train import TrainRequest, distributed_train, plan_of
 from profiles.errors import BadInput, ExitCode, RunFailed
+from training import stop_signals
 from training.run_folder import RunFolder
 
 Capture = pytest.CaptureFixture[str]
@@ -131,11 +132,13 @@ def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: 
     assert train(run) == 130
     assert run.calls == ["start", "stop: stopped by the user"]
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("stopped; the snapshot of step 6 is kept; resume with: ")
+    assert last.startswith("stopped; the snapshot of step 6 is kept, 0 steps lost; resume with: ")
     assert last.endswith(f"distributed-train --resume {only_run().name[:20]}")
 
 
-def test_a_second_signal_ends_everything_at_once() -> None:
+def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signals, "ONE_PRESS", 0.0)
+
     def twice(run: FakeRun) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -173,6 +176,12 @@ def test_a_failed_resume_keeps_the_folder() -> None:
     first = stopped_run()
     train(FakeRun([], "failed", ExitCode.BAD_INPUT, "gone"), profile="", overrides={}, resume=first.name[:20])
     assert only_run() == first
+
+
+def test_a_run_without_a_snapshot_is_not_resumed() -> None:
+    train(FakeRun(training()[:5], "cancelled", ExitCode.STOPPED, on_wait=FakeRun.kill))
+    with pytest.raises(BadInput, match="no snapshot.*start a new run"):
+        train(FakeRun(), profile="", overrides={}, resume="demo")
 
 
 def test_a_run_is_not_resumed_and_rehearsed() -> None:

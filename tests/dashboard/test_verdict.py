@@ -7,7 +7,7 @@ from run_folders import BEGAN, started, steps
 
 from app.run_state import RunState, reduce_events
 from app.verdict import Alone, ending, lag, problems, slowest, verdict
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent
+from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 
@@ -51,17 +51,20 @@ def test_silence_is_noticed() -> None:
 
 
 def test_nobody_works_on_it() -> None:
-    assert words(going(), live=False) == "Interrupted · its supervisor is gone · step 20/100"
+    said = words(going(), live=False)
+    assert said == "Interrupted · its supervisor is gone · step 20/100 · no snapshot is kept, 20 steps lost"
+
+
+def test_a_stopped_run_says_what_is_kept_and_what_is_lost() -> None:
+    written = [SnapshotEvent(member=m, step=18, path="", bytes=1, seconds=1, live=(0, 1, 2)) for m in range(3)]
+    end = RunEvent(time=BEGAN + 21, status="cancelled", message="the snapshot of step 18 is kept, 2 steps lost")
+    assert words(going(*written, end)) == "Stopped · step 20/100 · the snapshot of step 18 is kept, 2 steps lost"
 
 
 @pytest.mark.parametrize(("status", "word"), [("completed", "Completed"), ("failed", "Failed"), ("paused", "Paused")])
 def test_what_the_run_says_of_itself(status: str, word: str) -> None:
     state = going(RunEvent.model_validate({"time": BEGAN + 21, "status": status, "message": "why"}))
     assert words(state).startswith(word)
-
-
-def test_a_loss_that_is_no_number_is_watched() -> None:
-    assert words(going(*steps(21, 21, loss=float("nan")))).startswith("Watch · 3/3 machines · the loss is not a number")
 
 
 def test_the_end_is_told_with_its_doubt() -> None:

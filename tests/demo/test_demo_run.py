@@ -17,10 +17,10 @@ from app.demo.run_plan import demo_plan
 from app.demo.script import script_of
 from app.run_state import reduce_events
 from distributed.run.requests import leave_request
-from distributed.runs import list_runs
 from profiles.errors import BadInput
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
 from training.run_folder import RunFolder, new_run_id
+from training.runs import list_runs
 
 pytestmark = pytest.mark.slow
 

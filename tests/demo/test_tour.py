@@ -14,7 +14,10 @@ from training.run_files import is_live
 from training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("app", "distributed", "profiles", "training", "config.ini", "cli_typer.py", "wizard.py", "constraints.txt")
+COPIED = (
+    "app", "distributed", "profiles", "training", "config.ini", "cli_typer.py", "wizard.py", "constraints.txt",
+    "requirements.lock",
+)  # fmt: skip
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
@@ -53,7 +56,7 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.until("May we log in there?", "first meeting", "? password")
         terminal.press("Enter")
         terminal.until("It is the same")
-        terminal.press("Enter")
+        terminal.press("a")
         terminal.until("1 of 2 let us in")
         terminal.press("Down", "Enter")
         terminal.until("Install a key")

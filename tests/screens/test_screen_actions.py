@@ -11,10 +11,14 @@ from textual.screen import Screen
 
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
+from app.wizard.state import Launch, Status
 from app.wizard.steps import Step
+from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import ACCESS, DESK, at
 from tests.wizard.fake_services import FakeServices
+from training.local_plan import plan_local_run
+from training.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +34,7 @@ SENT: list[tuple[Step, list[str], do.Action]] = [
     (Step.ACCESS, ["s"], do.Skip("SHA256:attic")),
     (Step.ACCESS, ["r"], do.Retry("SHA256:attic")),
     (Step.ACCESS, ["down", "down", "enter", *"pw", "enter"], do.GivePassword("SHA256:pc", "pw")),
-    (Step.ACCESS, ["down", "down", "down", "enter", "enter"], do.TrustKey("SHA256:studio", ACCESS[3].fingerprint)),
+    (Step.ACCESS, ["down", "down", "down", "enter", "a"], do.TrustKey("SHA256:studio", ACCESS[3].fingerprint)),
     (Step.CHECKS, ["F"], do.FixAll()),
     (Step.CHECKS, ["down", "f"], do.Fix("SHA256:studio", "")),
     (Step.CHECKS, ["down", "down", "f"], do.Fix("SHA256:studio", "torch")),
@@ -69,6 +73,34 @@ def test_keys_send_actions(step: Step) -> None:
         run(WizardApp(steering, clock=fixed_clock), lambda pilot, s=steering, k=keys, w=wanted: drive(pilot, s, k, w))
 
 
+def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> None:
+    launch = Launch(status=Status.OK, run="output/20260921-130000-ab12-talk")
+    steering = at(Step.PLAN, launch=launch)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert "Started: 20260921-130000-ab12. Enter shows it, n starts another one." in text(pilot.app)
+        await pilot.press("enter")
+        assert steering.done == [do.Confirm()]
+        await pilot.press("n")
+        assert steering.done == [do.Confirm(), do.Confirm(another=True)]
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -> None:
+    plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
+    with RunFolder.create(tmp_path, plan, []) as folder:
+        screen = at(Step.LAUNCH, launch=Launch(status=Status.OK, run=str(folder.path)))
+
+        folder.finish("cancelled", {})
+
+    async def ended(pilot: Pilot[Any]) -> None:
+        assert "The run has ended: cancelled" in text(pilot.app)
+        assert "background" not in text(pilot.app)
+
+    run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
+
+
 def test_a_live_run_opens_and_escape_comes_back() -> None:
     opened: list[Path] = []
 
@@ -78,9 +110,13 @@ def test_a_live_run_opens_and_escape_comes_back() -> None:
 
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("enter")
-        assert opened == [Path("output/20260921-130000-ab12-talk")]
+        assert opened == [Path("output/20260921-130000-ab12-talk")] and steering.done == []
+        pilot.app.pop_screen()
+        await pilot.pause()
+        assert [type(done) for done in steering.done] == [do.Retry]  # it may have ended meanwhile
 
-    app = WizardApp(at(Step.HOME), clock=fixed_clock, dashboard=dashboard)
+    steering = at(Step.HOME)
+    app = WizardApp(steering, clock=fixed_clock, dashboard=dashboard)
     assert app.run_of_interest() is None
     run(app, drive)
     assert app.run_of_interest() == opened[0]

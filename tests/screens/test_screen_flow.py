@@ -182,6 +182,8 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
         await pilot.press("escape")
         assert app.wizard.state.answers.trusted == ()
         await pilot.press("enter", "enter")
+        assert app.wizard.state.answers.trusted == ()
+        await pilot.press("enter", "a")
         await until(pilot, lambda: (ANNA.key, print_) in app.wizard.state.answers.trusted)
 
     drive_set_up(services, drive)

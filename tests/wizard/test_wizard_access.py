@@ -13,6 +13,7 @@ from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.machine_looks import access_row
 from app.wizard.state import MachineRow, Need, Status
+from distributed.ssh.config_files import accept
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
@@ -48,6 +49,7 @@ def test_a_server_that_stalls_is_said_to_stall(lab: LightLab, monkeypatch: pytes
 def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_path: Path) -> None:
     config = tmp_path / "ssh_config"
     config.write_text(f"UserKnownHostsFile {tmp_path / 'known_hosts'}\nMatch all\nInclude {lab.ssh_config}\n")
+    accept(str(config))
     stranger = row("fine", config)
     found = access_row(stranger, ("SHA256:of-another",))
     assert (found.need, found.code, found.status) == (Need.TRUST, "unknown_host_key", Status.WARNING)

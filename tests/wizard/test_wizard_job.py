@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.wizard.job_looks import data_of, fit_rows, job_of, resolved
-from app.wizard.model_size import parameters
 from app.wizard.services import JobAnswers
-from app.wizard.state import CheckRow, FindingRow, Job, MachineRow, OptionRow, Status
+from app.wizard.state import CheckRow, Job, MachineRow, OptionRow, Status
+from distributed.checks.findings import Health
+from distributed.checks.job_findings import judge_memory
+from distributed.planning.model_size import size_for
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.data_findings import findings
@@ -69,28 +71,21 @@ def test_broken_recordings_are_counted(tmp_path: Path) -> None:
     assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "low", "high"),
-    [("examples/tiny_whisper", 100_000, 2_000_000), ("examples/nanogpt/model", 10_000, 10**8)],
-)
-def test_a_models_size_is_known_from_its_files(folder: str, low: int, high: int) -> None:
-    assert low < parameters(str(ROOT / folder)) < high
-
-
-def test_sizes_of_weights_are_counted(tmp_path: Path) -> None:
-    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": [5]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert parameters(str(tmp_path)) == 17
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert parameters(str(tmp_path)) == 0
-
-
-def test_a_model_that_does_not_fit_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("free", "total", "words"), [(7, 15, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
+def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: int, total: int, words: str) -> None:
     header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     profile = resolved(JobAnswers("demo", (("model_path", str(tmp_path)),))).profile
-    seen = FindingRow("memory", "memory", Status.OK, seen="7.3 of 15.6 GB free")
-    (row,) = fit_rows([ANNA], profile, {ANNA.key: CheckRow(ANNA.key, "anna", findings=(seen,))})
-    assert (row.status, row.words) == (Status.FAILED, "does not fit")
-    (unknown,) = fit_rows([MachineRow("x", "x")], profile, {})
-    assert unknown.words == "not known yet"
+    memory = (free * 2**30, total * 2**30)
+    (row,) = fit_rows([ANNA], profile, {ANNA.key: CheckRow(ANNA.key, "anna", memory=memory)})
+    assert row.words == words
+    said = {"machine": "x", "hardware": "x", "power": {"source": ""}, "inhibitor": "", "mtu": {}}
+    health = Health.model_validate({**said, "memory": {"free": memory[0], "total": memory[1]}})
+    finding = judge_memory(profile, size_for(profile), None, health)
+    assert finding.seen.startswith(f"about {row.needed / 2**30:.1f} GB needed (estimated)")
+    assert finding.level == {"does not fit": "problem", "tight": "warning", "fits": "ok"}[words]
+
+
+def test_what_is_not_known_does_not_keep_out() -> None:
+    profile = resolved(JobAnswers("demo")).profile
+    assert fit_rows([MachineRow("x", "x")], profile, {})[0].words == "not known yet"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.actions import Action
 from app.wizard.gates import blockers
+from app.wizard.machine_rows import status_of_run
 from app.wizard.observations import Begun, Done, Failed, Kind, Observation, Sighted, Task, Told
 from app.wizard.services import Sight
 from app.wizard.slots import stamp, wanted
@@ -20,6 +22,7 @@ from app.wizard.state import (
     DataRow,
     Home,
     Job,
+    Launch,
     LinkRow,
     MachineRow,
     Machines,
@@ -46,7 +49,7 @@ ACTIONS = st.one_of(
     st.builds(do.ChooseProfile, TEXT), st.builds(do.SetOption, TEXT, TEXT), st.builds(do.ResetOption, TEXT),
     st.builds(do.ChooseStrategy, st.integers(-2, 5)), st.builds(do.SetInterval, st.integers(-5, 10**9)),
     st.builds(do.SetPreference, TEXT | st.just("least-traffic")), st.builds(do.SaveAs, TEXT),
-    st.just(do.SaveOnly()), st.just(do.Confirm()), st.builds(do.Drop, KEYS),
+    st.just(do.SaveOnly()), st.builds(do.Confirm, another=st.booleans()), st.builds(do.Drop, KEYS),
 )  # fmt: skip
 ROWS = st.lists(st.sampled_from([HERE, ANNA, BERT, replace(ANNA, aliases=("typed:ada@c",))]), unique_by=lambda r: r.key)
 FOUND = {
@@ -184,3 +187,41 @@ def test_two_machines_of_one_name_stay_two() -> None:
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA, twin)))))
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.Pick(twin.key, True))
     assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
+
+
+def started() -> WizardState:
+    """A set-up whose run has made its first step."""
+    at_plan = apply(apply(begin(), Sighted(Sight(Machines((HERE, ANNA))))), do.NewSetup())
+    at_plan = replace(at_plan, step=Step.PLAN, plan=Plan(status=Status.OK))
+    launched = apply(at_plan, do.Confirm())
+    assert launched.step is Step.LAUNCH
+    return replace(launched, launch=replace(launched.launch, status=Status.OK, run="output/1"))
+
+
+def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_asked_for() -> None:
+    state = apply(started(), do.GoTo(Step.PLAN))
+    assert state.step is Step.PLAN
+    again = apply(state, do.Confirm())
+    assert again.step is Step.LAUNCH  # it is shown
+    assert again.launch is state.launch  # and nothing is started
+    another = apply(state, do.Confirm(another=True))
+    assert (another.step, another.launch.status, another.launch.run) == (Step.LAUNCH, Status.WORKING, "")
+
+
+def test_back_from_a_run_that_trains_leads_home_and_a_new_set_up_starts_its_own_run() -> None:
+    state = apply(started(), do.Back())
+    assert state.step is Step.HOME
+    state = replace(apply(state, do.NewSetup()), step=Step.PLAN)
+    assert apply(state, do.Confirm()).launch.status is Status.WORKING
+
+
+def test_a_start_that_failed_may_be_tried_again() -> None:
+    failed = replace(started(), launch=Launch(status=Status.FAILED, run="output/1"))
+    assert apply(failed, do.Back()).step is Step.PLAN
+    assert apply(apply(failed, do.Back()), do.Confirm()).launch.status is Status.WORKING
+
+
+@pytest.mark.parametrize(("word", "mark"), [("completed", Status.OK), ("cancelled", Status.STOPPED)])
+def test_a_run_that_was_stopped_has_no_tick(word: str, mark: Status) -> None:
+    assert status_of_run(word, live=False) is mark
+    assert status_of_run(word, live=True) is Status.WORKING

@@ -1,0 +1,112 @@
+"""Files of others that run commands or code here: a person names them, or is asked once, before anything of them runs.
+
+What is agreed to is remembered by its content; a change asks again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.console import agreed, command_line, say, visible
+from distributed.hosts.file import Hosts, load_hosts
+from profiles.errors import BadInput
+from profiles.resolve import Resolved
+from profiles.schema import Profile
+
+if TYPE_CHECKING:
+    from distributed.preparation.custom_code import CustomCode
+
+USUAL_HOSTS = Path("distributed_hosts.json")
+
+
+def somebody(as_json: bool = False) -> bool:
+    """Whether a person sits at this terminal and can be asked; who wants a document is not."""
+    return not as_json and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
+    """Read a hosts file, if a person stands behind what it may run here: an SSH configuration, an interpreter.
+
+    Args:
+        named: the person has named this file; one that only lies here, or that another file names, is asked about.
+        person: whether somebody can be asked.
+
+    Raises:
+        BadInput: it cannot be used, or nobody stands behind it.
+    """
+    hosts = load_hosts(file)
+    stand_behind(hosts, file, named=named, person=person)
+    return hosts
+
+
+def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None:
+    """Use what a hosts file may run here only where a person stands behind it; see :func:`read_hosts`.
+
+    Raises:
+        BadInput: nobody does.
+    """
+    from distributed.hosts.local_python import accept_pythons, strange_pythons
+    from distributed.ssh.config_files import accept, accepted
+
+    if named:
+        accept(hosts.ssh_config)
+        accept_pythons(hosts)
+    wanted = [*_configuration(hosts.ssh_config)] if not accepted(hosts.ssh_config) else []
+    wanted += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
+    if not wanted:
+        return
+    if person:
+        say(f"{visible(file)} may run programs on this computer:")
+        for line in wanted:
+            say(f"  {visible(line)}")
+        if agreed("Use it?"):
+            accept(hosts.ssh_config)
+            accept_pythons(hosts)
+            return
+    message = f"{file} may run commands here, and nobody has agreed to what it says: {wanted[0]}"
+    raise BadInput(message, f"look at it, then name the file: {command_line('access', '--hosts', str(file))}")
+
+
+def _configuration(config: str) -> Iterator[str]:
+    """Yield what an SSH configuration does here."""
+    from distributed.ssh.config_files import accepted_before, commands_in
+
+    since = " and has changed since it was accepted" if accepted_before(config) else ""
+    yield f"it names the SSH configuration {config}, which says how this computer connects{since}"
+    for command in commands_in(config):
+        yield f"which runs: {command}"
+
+
+def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> None:
+    """Let a profile's own Python code run only where a person stands behind it.
+
+    Args:
+        trusted: the person has said that it is.
+        person: whether somebody can be asked.
+
+    Raises:
+        BadInput: nobody does.
+    """
+    origin = found.origins["model_path"]
+    named = trusted or origin.file is None
+    stand_behind_code(found.profile, origin.file or "the command line", named=named, person=person)
+
+
+def stand_behind_code(profile: Profile, source: object, *, named: bool, person: bool) -> None:
+    """As :func:`stand_behind_profile`; ``source`` is the file that names the code, ``named``: the person has."""
+    if profile.model.task == "custom":
+        from distributed.preparation.custom_code import check_code
+
+        hint = "look at it, then add --trust-code"
+        check_code(profile, source, hint, named=named, ask=_asked if person else None)
+
+
+def _asked(code: CustomCode, source: str) -> bool:
+    others = len(set(code.beside) - {code.file})
+    since = ", which has changed since it was agreed to" if code.changed else ""
+    say(f"{visible(source)} wants Python code to be run on this computer{since}:")
+    say(f"  {visible(code.file)}{f', and what it imports of {others} files beside it' if others else ''}")
+    return agreed("Run it?")

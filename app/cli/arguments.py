@@ -1,0 +1,31 @@
+"""Arguments that several commands have: one name, one meaning, one line of help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")]
+RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")]
+Statuses = Annotated[
+    list[str], typer.Option("--status", help="running, completed, failed, cancelled, interrupted ...; may be repeated.")
+]
+Setting = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
+]
+ModelReference = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
+]
+Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
+]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
+HostNames = Annotated[
+    list[str] | None, typer.Argument(metavar="HOST", help="What you would type after ssh, or names of the file.")
+]

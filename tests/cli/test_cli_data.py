@@ -1,0 +1,109 @@
+"""A data set that cannot be used is told by the process that starts, before anything that trains is loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_run import FakeRun, training
+
+from app.cli.main import main
+from app.cli.train import TrainRequest, distributed_train
+from profiles.errors import BadInput, ExitCode
+from profiles.resolve import profile_from_options
+from training.tasks.early_look import check_data
+
+ROOT = Path(__file__).parents[2]
+FAULTS = {
+    "": "the table is empty",
+    "id,audio_path,text\n": "the table is empty",
+    "id,audio,text\na,a.wav,one\n": "no column 'audio_path' or 'file_name'",
+    "id,audio_path,words\na,a.wav,one\n": "no column 'text'",
+    "id,audio_path,text\na,nowhere.wav,one\n": "nowhere.wav is not there",
+    "id,audio_path,text\na,a.wav,one,two\n": "4 fields, but the first line names 3",
+    "id,audio_path,text\na,a.wav,one\n": "one clip and no validation split",
+}
+
+
+@pytest.fixture
+def table() -> Path:
+    Path("speech").mkdir()
+    Path("speech/a.wav").write_bytes(b"not listened to")
+    return Path("speech/train.csv")
+
+
+@pytest.mark.parametrize(("text", "words"), FAULTS.items())
+def test_a_bad_table_starts_nothing(table: Path, text: str, words: str) -> None:
+    table.write_text(text)
+    run = FakeRun(training())
+    with pytest.raises(BadInput, match=words):
+        distributed_train(TrainRequest("whisper-tiny-lora", {"dataset": "speech", "language": "en"}), run)
+    assert run.plan is None
+    assert not Path("output").exists()
+
+
+def test_what_was_moved_is_told_before_a_run_goes_on(table: Path) -> None:
+    table.write_text("id,audio_path,text\na,a.wav,one\nb,a.wav,two\n")
+    request = {"dataset": "speech", "language": "en"}
+    stopped = FakeRun(training(), "cancelled", ExitCode.STOPPED, "stopped", on_wait=FakeRun.kill)
+    distributed_train(TrainRequest("whisper-tiny-lora", request), stopped)
+    (run,) = Path("output").iterdir()
+    before = sorted(path.name for path in run.iterdir())
+    table.rename("speech/elsewhere.csv")
+    again = FakeRun(training())
+    with pytest.raises(BadInput, match="neither train.csv nor metadata.csv"):
+        distributed_train(TrainRequest(resume=run.name[:20]), again)
+    assert again.plan is None
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+@pytest.mark.parametrize(("name", "words"), [("nowhere.txt", "no such file"), ("empty.txt", "the file is empty")])
+def test_a_text_that_is_not_there(name: str, words: str) -> None:
+    Path("empty.txt").touch()
+    with pytest.raises(BadInput, match=words):
+        check_data(profile_from_options("text", {"task": "causal_lm", "dataset_path": name}))
+
+
+def test_a_data_set_of_the_hub_or_of_a_factory_is_not_looked_at() -> None:
+    check_data(profile_from_options("hub", {"dataset_path": "owner/name"}))
+    check_data(profile_from_options("own", {"task": "custom", "model_path": "a.b:c"}))
+
+
+WITHOUT_TORCH = """
+import sys
+from app.cli.main import main
+for command in (
+    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech"],
+    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--dry-run"],
+    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--hosts", "hosts.json"],
+    ["plan", "whisper-tiny-lora", "--set", "dataset=speech"],
+    ["evaluate", "model", "speech/train.csv"],
+):
+    assert main(command) == 2
+print([name for name in ("torch", "transformers") if name in sys.modules])
+"""
+
+
+def test_no_command_loads_torch_to_find_a_bad_table(table: Path) -> None:
+    table.write_text("id,audio,text\na,a.wav,one\n")
+    Path("hosts.json").write_text('{"workers": ["192.0.2.1"]}')
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done.stderr
+    assert done.stderr.count("no column 'audio_path'") == 5
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_a_split_that_is_not_there_is_told_before_the_model_is_loaded(
+    table: Path, split: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_text("id,audio_path,text\na,a.wav,one\n")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    assert main(["evaluate", "model", "speech/train.csv", "--split", split]) == 2
+    assert ("has no split" if split == "test" else "one clip") in capsys.readouterr().err
