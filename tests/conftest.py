@@ -13,6 +13,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon as they see the screen
 
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
@@ -20,9 +21,9 @@ settings.load_profile("house")
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache() -> object:
-    """Keep caches of this session out of the user's cache folder."""
+    """Keep caches and approvals of this session out of the user's folders."""
     with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
+        os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder
         yield
 
 

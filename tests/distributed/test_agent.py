@@ -41,7 +41,7 @@ class Agents:
         self.root = root
         self.folder = root / "runs" / "run-1" / "0"
 
-    def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0) -> None:
+    def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0, **more: Any) -> None:
         document = {
             "argv": ["{python}", "-c", program],
             "env": {"PLACE": "{folder}"},
@@ -49,6 +49,7 @@ class Agents:
             "links": {"inputs/code": str(self.root)},
             "lease": lease,
             "grace": grace,
+            **more,
         }
         command = [sys.executable, str(AGENT), str(self.root), "start", "run-1", "0"]
         done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=20)
@@ -169,6 +170,30 @@ def test_a_worker_that_does_not_listen_is_killed_after_the_grace(agents: Agents)
     until(lambda: agents.pids() == [])
 
 
+SLOW = """
+import pathlib, sys, time
+print("up", flush=True)
+sys.stdin.readline()
+time.sleep(1)
+pathlib.Path("kept").touch()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["the lease ends", "the agent is killed"])
+def test_a_worker_with_long_steps_has_the_grace_that_they_need(agents: Agents, killed: bool) -> None:
+    agents.start(SLOW, lease=60.0 if killed else 1.0, grace=0.1)
+    attachment = agents.attach()
+    attachment.hear(lambda message: message.get("event") == "up\n")
+    attachment.say(beat=1, grace=30.0)
+    attachment.say(n=1, files={"heard": ""})
+    until((agents.folder / "heard").exists)
+    attachment.close()
+    if killed:
+        os.kill(json.loads((agents.folder / "agent.json").read_text())["agent"], signal.SIGKILL)
+    until(lambda: agents.pids() == [])
+    assert (agents.folder / "kept").exists()
+
+
 def test_a_killed_agent_takes_its_worker_along(agents: Agents) -> None:
     agents.start(DEAF, grace=0.3)
     state = agents.folder / "agent.json"
@@ -224,6 +249,15 @@ def test_a_line_without_end_comes_in_pieces(agents: Agents) -> None:
     logs = [record["log"] for record in found if "log" in record]
     assert [len(log) for log in logs] == [agent.LONGEST_LINE, 1000]
     assert max(len(json.dumps(record)) for record in found) < MAX_LINE
+    attachment.close()
+
+
+def test_what_is_set_there_wins_over_the_defaults(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_THERE", "own")
+    program = "import os; print(os.environ['SET_THERE'], os.environ['NOT_SET'], flush=True)"
+    agents.start(program, defaults={"SET_THERE": "default", "NOT_SET": "default"})
+    attachment = agents.attach()
+    assert attachment.records(lambda record: "event" in record)[-1]["event"].split() == ["own", "default"]
     attachment.close()
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
 from distributed.planning.job import Figures, Workload, job_of, read_figures, write_figures
 from profiles.errors import BadInput
-from profiles.schema import ModelSettings, Profile, TrainingSettings
+from profiles.schema import ModelSettings, Profile, StrategySettings, TrainingSettings
 
 few = settings(max_examples=30)
 WORKLOAD = Workload(trainable=100, total=1000, samples=640)
@@ -170,6 +170,23 @@ def test_the_job_of_a_profile() -> None:
         1600, 4, "scratch", "least-traffic", 0.05,
     )  # fmt: skip
     assert job.steps_of(2) == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "planned_as", "start"),
+    [
+        ({"task": "custom"}, "auto", "scratch"),
+        ({"task": "custom"}, "pretrained", "pretrained"),
+        ({"task": "whisper"}, "auto", "pretrained"),
+        ({"task": "whisper"}, "scratch", "scratch"),
+    ],
+)
+def test_a_custom_model_is_new_unless_the_profile_says_otherwise(
+    model: dict[str, Any], planned_as: Any, start: str
+) -> None:
+    chosen = profile(**model).model_copy(update={"strategy": StrategySettings(planned_as=planned_as, bucket_mb=2.0)})
+    found = job_of(chosen, WORKLOAD)
+    assert (found.start, found.bucket_mb) == (start, 2.0)
 
 
 @pytest.mark.parametrize("model", [{"model_path": "other"}, {"tuning": "lora", "model_path": "mine"}])

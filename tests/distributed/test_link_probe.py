@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.measuring import link_probe
+from distributed.measuring.interface_figures import Together
 from distributed.measuring.link_figures import Figures, program
-from distributed.measuring.link_probe import Listener, measure
+from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
-from distributed.measuring.own_interfaces import parse_addresses, parse_net_dev, parse_netstat
+from distributed.measuring.own_interfaces import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from distributed.ssh.shell import LIMIT, encode
 
 TOKEN = "0123456789abcdef" * 2
@@ -47,6 +48,19 @@ def test_two_ends_of_loopback(listener: Listener) -> None:
     assert min(figures.mbit, figures.mbit_back) > 10
     assert 0 < figures.rtt_ms < 1000
     assert listener.refused == 0
+
+
+def test_several_peers_at_once(listener: Listener) -> None:
+    other = Listener(TOKEN)
+    try:
+        peers = [{"addresses": ["127.0.0.1"], "port": one.port, "token": TOKEN, "ends": ["lo", "lo"]}
+                 for one in (listener, other)]  # fmt: skip
+        found = Together.model_validate(together(peers))
+        with pytest.raises(OSError, match="fewer than two peers answer"):
+            together(peers[:1])
+    finally:
+        other.close()
+    assert min(found.mbit, found.mbit_back) > 10
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n", b"\0" * 33, b"f" * 32 + b"c"])
@@ -170,3 +184,11 @@ def test_whatever_a_system_prints(text: str) -> None:
     assert all(isinstance(name, str) and address for name, address in parse_addresses(text))
     assert parse_netstat(text) >= 0
     assert parse_net_dev(text, "eth0") >= 0
+    assert all(rate >= 0 for rate in parse_media(text).values())
+
+
+def test_rates_of_cards() -> None:
+    media = "en1: flags=8863<UP> mtu 1500\n\tmedia: autoselect (10Gbase-T <full-duplex>)\n\tstatus: active\n"
+    wifi = "en2: flags=8863<UP> mtu 1500\n\tmedia: autoselect\n"
+    en0 = IFCONFIG + "\tmedia: autoselect (1000baseT <full-duplex,flow-control>)\n"
+    assert parse_media(en0 + media + wifi) == {"en0": 1000, "en1": 10_000}

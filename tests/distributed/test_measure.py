@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
-from distributed.measuring import measure
+from distributed.measuring import machine_figures, measure
+from distributed.measuring.interface_figures import AllInterfaces, InterfaceFigures, known_slower, telling_peers
 from distributed.measuring.link_figures import Figures, PairFigures, rounds
 from distributed.measuring.machine_figures import Seat, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured, Wish
@@ -119,6 +121,17 @@ def test_rubbish_instead_of_a_short_run(said: list[bytes]) -> None:
         figures_of(seat(), inputs(), iter(said))
 
 
+def test_what_a_short_run_is_at_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(machine_figures, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    progress = [{"kind": "progress", "phase": "features", "done": done, "total": 9} for done in range(9)]
+    steps = [{"kind": "progress", "phase": "steps\x1b of 4 samples", "done": True, "total": None}]
+    told: list[str] = []
+    figures_of(seat(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append)
+    name = seat().member.name
+    assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps  of 4 samples"]
+
+
 def test_earlier_figures_until_they_are_old(tmp_path: Path) -> None:
     cache = MeasurementCache(tmp_path / "new")
     key = {"identity": "SHA256:x"}
@@ -143,6 +156,13 @@ def test_a_busy_link_is_marked() -> None:
     _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other=30)]))
     assert (sends, other) == ("a                       100* / 0.5", "b            90* / 0.5")
     assert not pair(other=4).busy
+
+
+def test_a_machine_that_others_used_is_named() -> None:
+    said = figures_of(seat(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
+    (remark,) = [line for line in remark_lines(Measured(["a"], speeds=[said])) if "other programs" in line]
+    assert remark.startswith("a: other programs used 63% of its processors meanwhile")
+    assert remark_lines(Measured(["a"], speeds=[SPEED])) == []
 
 
 def test_long_names_are_whole_and_no_line_is_too_long() -> None:
@@ -180,20 +200,47 @@ def test_the_way_that_runs_take_is_named() -> None:
 def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     found: PairFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
-
-    def look(links: Any, tell: Any) -> list[PairFigures]:
-        tried.append(len(links))
-        return [found]
-
-    monkeypatch.setattr(measure, "measure_links", look)
-    ends = [(cast(Any, SimpleNamespace(name=name)), f"SHA256:{name}") for name in ("a", "b")]
+    tried = scripted(monkeypatch, found)
     wishes = (Wish(), Wish(), Wish(doubtful_age=60), Wish(max_age=0, doubtful_age=60))
     counts = []
     for wish in wishes:
-        assert measure._links(ends, wish, MeasurementCache(tmp_path), lambda line: None) == [found]
+        pairs, _ = measure._links(ends("a", "b"), wish, MeasurementCache(tmp_path), lambda line: None)
+        assert pairs == [found]
         counts.append(len(tried))
     assert counts == [1, 2, 2, 3]
+
+
+def ends(*names: str) -> list[tuple[Any, str]]:
+    return [(cast(Any, SimpleNamespace(name=name)), f"SHA256:{name}") for name in names]
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, found: PairFigures) -> list[list[frozenset[str]]]:
+    """Every link is like ``found``; return, for each time that some were measured, the pairs that were."""
+    tried: list[list[frozenset[str]]] = []
+
+    def look(probes: Any, tell: Any, known: Any) -> list[PairFigures]:
+        wanted = [pair for pair in itertools.combinations(probes, 2) if frozenset(pair) not in known]
+        tried.append([frozenset(pair) for pair in wanted])
+        return [found.model_copy(update={"source": one, "target": other}) for one, other in wanted]
+
+    monkeypatch.setattr(measure, "probing", lambda links: contextlib.nullcontext({link.name: link for link in links}))
+    monkeypatch.setattr(measure, "measure_links", look)
+    monkeypatch.setattr(measure, "measure_interfaces", lambda probes, pairs, tell: AllInterfaces())
+    return tried
+
+
+def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = scripted(monkeypatch, pair())
+    for names in ("ab", "abc", "abc"):
+        measure._links(ends(*names), Wish(), MeasurementCache(tmp_path), lambda line: None)
+    assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
+
+
+def test_a_hub_carries_what_it_showed_with_several_at_once() -> None:
+    hub = AllInterfaces(figures=(InterfaceFigures(machine="a", mbit=290, mbit_back=285, peers=3),))
+    second = SPEED.model_copy(update={"machine": Machine(name="b")})
+    cluster = Measured(["a", "b"], [pair()], [SPEED, second], interfaces=hub).figures.cluster
+    assert [cluster.interface(name) for name in "ab"] == [285, 100]
 
 
 def test_a_link_is_measured_anew_where_this_machine_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,15 +255,15 @@ def test_a_link_is_measured_anew_where_this_machine_has_another_address(monkeypa
 def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     profile = load_profile("nanogpt").profile
-    (only,) = machines_of(None, profile).machines
+    (only,) = machines_of(None, profile, False).machines
     assert only.here
     for name in ("distributed_hosts.json", "mine.json"):
         Path(name).write_text(json.dumps({"master": f"{name[:4]}.local"}))
     named = load_profile("nanogpt", {"hosts": "mine.json"}).profile
-    found = [machines_of(file, one).machines[0].host for file, one in ((None, profile), (None, named))]
+    found = [machines_of(file, one, False).machines[0].host for file, one in ((None, profile), (None, named))]
     assert found == ["dist.local", "mine.local"]
     with pytest.raises(BadInput, match="no such hosts file"):
-        machines_of(Path("none.json"), profile)
+        machines_of(Path("none.json"), profile, False)
 
 
 def test_the_document_of_the_planner() -> None:
@@ -232,3 +279,32 @@ def test_the_document_of_the_planner() -> None:
 def test_no_document_without_a_machine() -> None:
     with pytest.raises(BadInput, match="no machine has run the task"):
         _ = Measured(["a", "b"], [pair()]).figures
+
+
+RATES = {"a": 95.0, "b": 95.0, "c": 95.0, "d": 40.0}
+STAR = [pair(mbit).model_copy(update={"source": "hub", "target": name}) for name, mbit in RATES.items()]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "cards", "peers"),
+    [
+        (STAR, {}, "abcd"),
+        (STAR, {"eth0": 1000.0}, "abcd"),
+        (STAR, {"eth0": 200.0}, "abc"),
+        (STAR, {"eth0": 100.0}, ""),
+        (STAR[:1], {}, ""),
+        ([pair(940).model_copy(update={"source": "hub", "target": name}) for name in "abc"], {"eth0": 1000.0}, ""),
+        ([pair(wireless=True).model_copy(update={"source": "hub", "target": name}) for name in "ab"], {}, ""),
+    ],
+)
+def test_several_at_once_are_asked_where_a_link_alone_does_not_tell(
+    pairs: list[PairFigures], cards: dict[str, float], peers: str
+) -> None:
+    assert "".join(one.target for one in telling_peers("hub", pairs, cards)) == peers
+
+
+def test_who_is_slow_towards_a_fast_hub_is_not_asked_itself() -> None:
+    hub = InterfaceFigures(machine="hub", mbit=290, mbit_back=280, peers=4)
+    assert known_slower("a", STAR, [hub])
+    assert not known_slower("a", STAR, [hub.model_copy(update={"mbit": 100})])
+    assert not known_slower("hub", STAR, [])

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from distributed.machine.link import link_to
-from distributed.measuring.link_figures import PairFigures, measure_links
+from distributed.measuring.interface_figures import measure_interfaces
+from distributed.measuring.link_figures import PairFigures, Probe, measure_links, probing
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
@@ -24,15 +25,22 @@ TRIES = 3
 """A processor that others use makes a fast link look slow, never fast."""
 
 
-def measured(lab: Lab) -> PairFigures:
+@contextlib.contextmanager
+def probed(lab: Lab) -> Iterator[dict[str, Probe]]:
     hosts = lab.hosts()
     links = [link_to(machine, hosts) for machine in hosts.machines]
     try:
-        (found,) = measure_links(links, lambda pair: None)
-        return found
+        with probing(links) as probes:
+            yield probes
     finally:
         for link in links:
             link.close()
+
+
+def measured(lab: Lab) -> PairFigures:
+    with probed(lab) as probes:
+        (found,) = measure_links(probes, lambda pair: None)
+        return found
 
 
 @contextlib.contextmanager
@@ -83,6 +91,21 @@ def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
     lab["b"].set_rate(100)
     with traffic(lab["b"].address, 30):
         assert measured(lab).busy
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_a_hub_has_more_than_any_of_its_links(make_lab: MakeLab) -> None:
+    lab = make_lab("hub", "b", "c", "d")
+    lab["hub"].set_rate(1000)
+    for name in "bcd":
+        lab[name].set_rate(100)
+    with probed(lab) as probes:
+        pairs = measure_links(probes, lambda pair: None)
+        found = {one.machine: one.each_way for one in measure_interfaces(probes, pairs, lambda line: None).figures}
+    assert max(one.link.mbit for one in pairs) < 110
+    assert found["hub"] > 200
+    assert max(found.get(name, 0.0) for name in "bcd") < 110
 
 
 @pytest.mark.slow

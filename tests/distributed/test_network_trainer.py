@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from distributed.launcher import DistributedLauncher
 from distributed.network_trainer import NetworkTrainer, _with_machine
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError
@@ -163,6 +164,22 @@ def test_samples_that_cannot_be_sent_are_refused(tmp_path: Path, job: ModuleType
     assert said.startswith("train_dataset: sample 0 holds a value of type builtins.object")
 
 
+def test_auto_is_chosen_by_measuring_the_very_job(
+    tmp_path: Path, job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, list[str], list[str]]] = []
+
+    def plan(launcher: DistributedLauncher) -> Any:
+        inputs = collect(plan_local_run(launcher._profile, 2))
+        files = [sorted(inputs.trees[place].files) for place in ("inputs/user", "inputs/dataset")]
+        seen.append((launcher._profile.strategy.strategy, *files))
+        raise BadInput("enough")
+
+    monkeypatch.setattr(DistributedLauncher, "plan", plan)
+    assert refused(tmp_path, job.build, job.points, loss=job.loss) == "enough"
+    assert seen == [("auto", ["helper_of_job.py", "job_of_user.py"], ["job.json"])]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestOnMachines:
@@ -214,7 +231,9 @@ class TestOnMachines:
         signal.signal(signal.SIGINT, before)
 
     @pytest.mark.usefixtures("heard")
-    def test_ctrl_c_stops_the_run_everywhere(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
+    def test_ctrl_c_stops_the_run_everywhere_and_it_can_be_resumed(
+        self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any
+    ) -> None:
         lab = make_light_lab("a")
         pressed = threading.Event()
 
@@ -223,15 +242,20 @@ class TestOnMachines:
                 pressed.set()
                 _thread.interrupt_main()
 
+        steps = {"max_steps": 80, "batch_size": 4, "threads": 1}
         given: dict[str, Any] = {"loss": job.slow_loss, "hosts": lab.hosts_file, "on_event": press}
         with pytest.raises(KeyboardInterrupt):
-            NetworkTrainer(job.Net(), job.points(), output_dir=tmp_path / "output", **given).fit(max_steps=5000)
+            NetworkTrainer(job.build, job.points(), output_dir=tmp_path / "output", **given).fit(**steps)
         (folder,) = (tmp_path / "output").iterdir()
         assert RunFolder.open(folder).metadata.status == "cancelled"
         inputs = collect(RunFolder.open(folder).plan())  # what a resumed run takes
         assert sorted(inputs.trees["inputs/user"].files) == ["helper_of_job.py", "job_of_user.py"]
         assert "job.json" in inputs.trees["inputs/dataset"].files
         until(lambda: ours(lab["a"]) == [])
+        resumed = NetworkTrainer(job.build, job.points(), output_dir=tmp_path / "output", **given).fit(resume=folder)
+        assert {e.step for e in RunFolder.open(folder).events() if isinstance(e, StepEvent)} == set(range(1, 81))
+        local = LocalTrainer(job.build, job.points(), loss=job.loss, workers=1, output_dir=tmp_path / "local")
+        assert all(torch.equal(a, b) for a, b in zip(local.fit(**steps).parameters(), resumed.parameters()))
 
     def test_a_script_brings_what_it_defines(self, make_light_lab: MakeLightLab, tmp_path: Path) -> None:
         lab = make_light_lab("a")

@@ -21,6 +21,7 @@ from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
 from distributed.preparation import uv_binary
 from distributed.preparation.code_sync import folder_tree
+from distributed.preparation.offline_wheels import hashed_for
 from distributed.preparation.provision import Recipe, find_environment, look, provision, usual_recipe
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
@@ -106,6 +107,21 @@ def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     begin = time.monotonic()
     assert provision(link, again.append, RECIPE) == python == find_environment(link, RECIPE)
     assert time.monotonic() - begin < 10 and again == []  # far under 2 s where nothing else runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_package_with_another_hash_is_refused(sound: bool, wheels: Path, tmp_path: Path) -> None:
+    (wheel,) = wheels.iterdir()
+    digest = hashlib.sha256(wheel.read_bytes() if sound else b"another file").hexdigest()
+    recipe = Recipe(RECIPE.requirements, RECIPE.lock, f"musterling==1.0 \\\n    --hash=sha256:{digest}\n")
+    hashed = hashed_for(recipe.hashes, builder.find(tmp_path, recipe.digest), recipe.requirements)
+    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
+    if sound:
+        assert Path(builder.build(tmp_path, order, "", str(wheels))).is_file()
+        return
+    with pytest.raises(builder.Unbuildable, match="another file than the one that was tested"):
+        builder.build(tmp_path, order, "", str(wheels))
 
 
 def test_another_lock_is_another_environment(link: Link) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.preparation.code_sync import REPOSITORY
-from distributed.preparation.offline_wheels import collect_wheels, is_like_here, locked_for, platforms, target_options
+from distributed.preparation.offline_wheels import (
+    collect_wheels,
+    hashed_for,
+    is_like_here,
+    locked_for,
+    platforms,
+    target_options,
+)
 from distributed.preparation.provision import usual_recipe
 from profiles.errors import BadInput
 
@@ -36,6 +44,14 @@ def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
     names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, usual_recipe().requirements)}
     assert names >= {"torch", "numpy", "sympy", "grpcio", "pyarrow", "huggingface-hub", "python-dateutil"}
     assert not names & {"pytest", "mypy", "textual", "plotly", "tensorboard", "wandb"}
+
+
+def test_what_is_installed_by_hash_is_what_is_needed_there_and_all_but_torch() -> None:
+    recipe = usual_recipe()
+    text = hashed_for(recipe.hashes, MAC, recipe.requirements)
+    pins = re.findall(r"^([\w.-]+==\S+) \\\n    --hash=sha256:", text, re.MULTILINE)
+    wanted = [pin for pin in locked_for(recipe.lock, MAC, recipe.requirements) if not pin.startswith("torch==")]
+    assert len(wanted) > 30 and sorted(pins) == sorted(wanted)
 
 
 def test_the_platforms_of_a_mac_and_of_linux() -> None:

@@ -19,6 +19,7 @@ from distributed.machine.here import HereConnection, HereProcess, Process
 from distributed.machine.link import Link
 from distributed.ssh.errors import ConnectTimeout
 from distributed.workers import remote_worker
+from distributed.workers.agent_records import Record
 from distributed.workers.remote_worker import LOST, Assignment, Patience, RemoteWorker
 from profiles.errors import ExitCode
 from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
@@ -152,13 +153,41 @@ def test_a_machine_that_stays_away_is_lost(machines: Machines, monkeypatch: pyte
     assert worker.end_reason.startswith("not reached for")
 
 
-@pytest.mark.parametrize("said", ["", "rubbish", "[]", '{"commands": []}', '{"commands": 0}\n{"end": 1, "seq": 1}'])
+HELLO = '{"commands": 0}\n'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "rubbish",
+        "[]",
+        '{"commands": []}',
+        '{"commands": 1e999}',
+        HELLO + '{"end": "1", "why": [], "seq": 1}',
+        HELLO + '{"pid": Infinity, "seq": 1}',
+        HELLO + '{"end": 1' + "0" * 400 + ', "why": "", "seq": 1}',
+        HELLO + '{"log": "\\ud800", "seq": 1}',
+        HELLO + "[" * 10_000,
+    ],
+)
 def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
     worker = machines.worker(Patience(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
     machines.instead = ["printf", "%s\\n", said] if said else ["true"]
     assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
     assert worker.exit_code() == LOST
+
+
+def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_worker, "LOG_BUDGET", 1 << 20)
+    worker = machines.worker()
+    for number in range(1, 300):
+        worker._take(Record(seq=number, log="x" * 9_999 + "\n"))
+    kept = machines.log.getvalue()
+    assert len(kept) < (1 << 20) + 100 and kept.endswith(b"... more than 1 MiB of log: the rest is not kept\n")
 
 
 def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machines: Machines) -> None:
@@ -172,7 +201,7 @@ def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machi
 
     begin = time.monotonic()
     worker._write(cast(Process, Taking()), 9, stop)
-    assert written == [b'{"beat": 1}\n'] * 3 and time.monotonic() - begin >= 0.15
+    assert [json.loads(line)["beat"] for line in written] == [1] * 3 and time.monotonic() - begin >= 0.15
 
 
 def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> None:

@@ -13,7 +13,8 @@ from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB, until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
-from training.local_run import LocalOutcome, LocalRun
+from training.local_run import LocalRun
+from training.outcome import LocalOutcome
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

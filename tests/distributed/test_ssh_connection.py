@@ -167,7 +167,7 @@ def test_writing_to_a_command_that_has_ended_says_so(a: SshConnection) -> None:
 def test_a_background_process_outlives_its_stream(lab: LightLab, a: SshConnection) -> None:
     script = "nohup sleep 61.5 >/dev/null 2>&1 & echo $!"
     pid = int(a.run(["sh", "-c", script]).stdout)
-    assert pid in lab["a"].pids("sleep 61.5")
+    _until(lambda: pid in lab["a"].pids("sleep 61.5"))  # it is a shell until it becomes that
     assert a.run(["kill", str(pid)]).ok
 
 
@@ -207,7 +207,7 @@ def test_a_cut_off_put_does_not_take_the_files_name(lab: LightLab) -> None:
     assert not whole.exists()
 
 
-def _until(done: Callable[[], bool], patience: float = 5.0) -> None:
+def _until(done: Callable[[], bool], patience: float = 30.0) -> None:
     end = time.monotonic() + patience
     while not done():
         assert time.monotonic() < end

@@ -166,11 +166,12 @@ def test_pipeline_opens_the_folder_once_it_has_weights(tmp_path: Path, rows: Row
     assert isinstance(recognizer({"raw": samples, "sampling_rate": rate})["text"], str)
 
 
-def test_model_folder_is_what_its_script_makes(tmp_path: Path) -> None:
-    script = EXAMPLES / "make_tiny_whisper.py"
-    subprocess.run([sys.executable, str(script), "--output", str(tmp_path)], check=True, capture_output=True)
+@pytest.mark.parametrize("shape", ["tiny", "scratch"])
+def test_model_folder_is_what_its_script_makes(tmp_path: Path, shape: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "make_tiny_whisper.py"), "--shape", shape, "--output", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert made == {path.name: path.read_bytes() for path in MODEL.iterdir()}
+    assert made == {path.name: path.read_bytes() for path in (EXAMPLES / f"{shape}_whisper").iterdir()}
 
 
 @pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs espeak-ng")

@@ -16,7 +16,7 @@ WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whi
 def test_the_shipped_config_is_whole() -> None:
     assert validate_config() == []
     shipped = [entry for entry in list_profiles() if entry.source == CONFIG]
-    assert [entry.name for entry in shipped] == ["demo", *WHISPER, "nanogpt"]
+    assert [entry.name for entry in shipped] == ["demo", "whisper-scratch", *WHISPER, "nanogpt"]
     assert all(entry.description for entry in shipped)
 
 
@@ -27,6 +27,12 @@ def test_profiles_that_run_as_they_are_have_their_files(name: str) -> None:
     assert Path(profile.data.dataset_path).exists()
 
 
+def test_training_from_scratch_on_own_recordings_needs_no_hub() -> None:
+    profile = load_profile("whisper-scratch", {"dataset": "/"}).profile
+    extractor = json.loads(Path(profile.model.model_path, "preprocessor_config.json").read_text())
+    assert (profile.model.from_scratch, extractor["chunk_length"]) == (True, 30)
+
+
 @pytest.mark.parametrize("name", WHISPER)
 def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
     with pytest.raises(BadInput, match="pass --dataset FOLDER"):
@@ -34,7 +40,7 @@ def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
     assert load_profile(name, {"dataset": "/"}).profile.model.model_path.startswith("openai/whisper-")
 
 
-@pytest.mark.parametrize("name", ["demo", *WHISPER, "nanogpt"])
+@pytest.mark.parametrize("name", ["demo", "whisper-scratch", *WHISPER, "nanogpt"])
 def test_every_profile_leaves_the_strategy_to_the_planner_or_names_a_known_one(name: str) -> None:
     strategy = load_profile(name, complete=False).profile.strategy.strategy
     assert strategy == "auto" or check_strategy(strategy)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +145,23 @@ def test_commands_in_hints_are_there() -> None:
         for file in path.rglob("*.py"):
             for name in re.findall(r"(?<!``)cli_typer\.py ([a-z][a-z-]+)", file.read_text()):
                 assert name in _commands().commands, (str(file), name)
+
+
+@pytest.mark.slow
+def test_the_readmes_training_from_python_runs_as_it_stands(tmp_path: Path) -> None:
+    snippets = [body for language, body in FENCE.findall((ROOT / "README.md").read_text()) if "LocalTrainer" in body]
+    (tmp_path / "snippet.py").write_text(snippets[0])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "snippet.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert "'validation': {'loss': " in done.stdout, done.stderr
+
+
+@every_page
+def test_python_that_starts_workers_is_guarded(page: Path) -> None:
+    for language, body in FENCE.findall(page.read_text()):
+        if language == "python" and ".fit(" in body:
+            assert '\nif __name__ == "__main__":' in f"\n{body}", body
 
 
 def test_the_readme_promises_what_was_measured() -> None:

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 TARGETS = {
@@ -18,6 +20,7 @@ TARGETS = {
     "lint",
     "format",
     "proto",
+    "lock",
     "lab",
     "lab-test",
     "bench",
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder with the Makefile and a .venv whose Python writes down what it is asked."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -59,12 +62,30 @@ def test_help_names_every_target() -> None:
     assert set(listed) == TARGETS
 
 
-def test_torch_comes_first_and_the_rest_under_the_constraints(clone: Path) -> None:
+def test_all_but_torch_is_installed_by_hash_and_nothing_else_is_fetched(clone: Path) -> None:
     assert _make(clone, "setup").returncode == 0
-    first, second = _asked(clone)
-    assert first.startswith("-m pip install")
-    assert first.endswith("-c constraints.txt torch==2.13.0")
-    assert second.endswith("-c constraints.txt -e .[dev]")
+    hashed, torch, own = _asked(clone)
+    assert hashed.endswith("--no-deps --require-hashes --only-binary :all: -r requirements.lock")
+    assert torch.endswith("-c constraints.txt torch==2.13.0")
+    assert own.endswith("--no-deps --no-build-isolation -e .")
+
+
+def _pins(name: str) -> dict[tuple[str, str], str]:
+    """Markers by package and version."""
+    found = re.findall(r"^([\w.-]+)==([^\s;]+) *;? *([^\\\n]*)", (ROOT / name).read_text(), re.MULTILINE)
+    return {(canonicalize_name(package), version): marker.strip() for package, version, marker in found}
+
+
+def test_the_lock_has_the_versions_that_are_pinned() -> None:
+    pinned, locked = _pins("constraints.txt"), _pins("requirements.lock")
+    assert {package for package, _ in pinned.keys() - locked.keys()} == {"torch", "wandb"}
+    for other in locked.keys() - pinned.keys():
+        assert not Marker(locked[other]).evaluate()  # of systems that are not ours
+
+
+def test_the_lock_is_hashes_of_packages_and_names_no_place() -> None:
+    shape = re.compile(r"# |    --hash=sha256:[0-9a-f]{64}( \\)?$|[\w.-]+==\S+( ; [^\\]+)? \\$")
+    assert [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not shape.match(line)] == []
 
 
 def test_the_second_set_up_has_nothing_to_do(clone: Path) -> None:
@@ -81,7 +102,7 @@ def test_other_pins_are_installed(clone: Path) -> None:
     _asked(clone)
     (clone / "constraints.txt").write_text("torch==9.9\n")
     _make(clone, "setup")
-    assert _asked(clone)[0].endswith("torch==9.9")
+    assert _asked(clone)[1].endswith("torch==9.9")
 
 
 def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
@@ -102,7 +123,7 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
 )
 def test_a_target_sets_up_and_then_runs(target: str, commands: list[str], clone: Path) -> None:
     assert _make(clone, target).returncode == 0
-    assert _asked(clone)[2:] == commands  # after the two of the set-up
+    assert _asked(clone)[3:] == commands  # after the three of the set-up
 
 
 def test_bench_runs_every_script_that_is_one(clone: Path) -> None:
@@ -110,7 +131,7 @@ def test_bench_runs_every_script_that_is_one(clone: Path) -> None:
     (clone / "benchmarks" / "speed.py").write_text('if __name__ == "__main__":\n    pass\n')
     (clone / "benchmarks" / "helpers.py").write_text("x = 1\n")
     assert _make(clone, "bench").returncode == 0
-    assert _asked(clone)[2:] == ["benchmarks/speed.py"]
+    assert _asked(clone)[3:] == ["benchmarks/speed.py"]
 
 
 def test_a_python_that_is_too_old_is_one_clear_line(clone: Path) -> None:

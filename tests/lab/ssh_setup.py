@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from distributed.ssh.config_files import accept
 from tests.lab.spec import HostSpec, LabUnavailable
 
 FAKETIME = (
@@ -112,6 +113,7 @@ def client_config(folder: Path, places: Iterable[Place], key: Path) -> Path:
     (folder / "known_hosts").write_text("\n".join(known) + "\n")
     path = folder / "ssh_config"
     path.write_text("\n".join(blocks))
+    accept(str(path))
     return path
 
 

@@ -1,0 +1,185 @@
+"""Who answers under the name of a known machine with another host key is shown as that, and never as the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.wizard.lookout import _is_present
+from app.wizard.machine_entries import Naming
+from app.wizard.state import Status as RowStatus
+from distributed.discovery import path_watch
+from distributed.discovery.known_machines import Candidate, KnownKeys, look_up, with_expected
+from distributed.discovery.machine_identity import machines
+from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind
+from distributed.discovery.sightings import (
+    Failed,
+    Identified,
+    Observation,
+    Origin,
+    Problem,
+    Sighted,
+    Sighting,
+    SightingKey,
+    State,
+    Status,
+    apply,
+)
+from distributed.hosts.schema import Hosts, Machine
+from distributed.ssh.config import SshTarget
+from distributed.ssh.host_keys import Expected, HostKeyInfo, KnownHosts
+
+T = TypeVar("T")
+PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
+KNOWN = Expected("studio.local", (("ssh-ed25519", "SHA256:studio"),))
+
+
+def sighted(name: str, expected: Expected = KNOWN, origin: Origin = Origin.HOSTS_FILE) -> Sighted:
+    return Sighted(Sighting(SightingKey(origin, "", name), name, f"{name}.local", (PLACE,), expected=expected))
+
+
+def folded(*observations: Sighted | Identified | Failed) -> State:
+    state = State()
+    for observation in observations:
+        state = apply(state, observation)
+    return state
+
+
+def shows(fingerprint: str, key_type: str = "ssh-ed25519") -> Identified:
+    return Identified(PLACE, fingerprint, (), ((key_type, fingerprint),))
+
+
+def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() -> None:
+    (found,) = machines(folded(sighted("studio"), shows("SHA256:evil")))
+    assert found.status is Status.OTHER_KEY and found.status.value == "another key than the known one"
+    assert found.problem is not None and "SHA256:evil" in found.problem.message
+    assert "ssh-keygen -R studio.local" in found.problem.hint
+    (row,) = Naming((), ()).rows([found])
+    assert row.status is RowStatus.FAILED and row.cause == found.problem.message
+
+
+@pytest.mark.parametrize(
+    ("of_the_known_type", "status"),
+    [("SHA256:studio", Status.ONLINE), ("SHA256:evil", Status.OTHER_KEY), ("", Status.OTHER_KEY)],
+)
+def test_who_shows_a_key_of_another_type_is_asked_for_one_of_the_known_type(
+    of_the_known_type: str, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An impostor may have a key of another type; so may the machine itself, beside the known one."""
+    asked: list[str] = []
+
+    def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo:
+        asked.append(kind)
+        known = kind and of_the_known_type
+        return answer(of_the_known_type) if known else answer("SHA256:other", "ecdsa-sha2-nistp256")
+
+    monkeypatch.setattr(path_watch, "read_host_key", read)
+    for first in (sighted("studio"), sighted("stranger", Expected())):  # its known name may be seen afterwards
+        asked.clear()
+        found = next(one for one in machines(watched(first, sighted("studio"))) if "studio" in one.names)
+        assert found.status is status and asked[-1] == "ssh-ed25519"
+
+
+def test_who_does_not_answer_when_asked_for_the_known_type_is_not_online(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo | Problem:
+        return Problem("stalled", "no end") if kind else answer("SHA256:other", "ecdsa-sha2-nistp256")
+
+    monkeypatch.setattr(path_watch, "read_host_key", read)
+    (found,) = machines(watched(sighted("studio")))
+    assert found.status is Status.OFFLINE
+
+
+class Shown(HostKeyInfo):
+    """A key with a fingerprint that can be read."""
+
+    @property
+    def fingerprint(self) -> str:
+        return self.blob.decode()
+
+
+def answer(fingerprint: str, key_type: str = "ssh-ed25519") -> HostKeyInfo:
+    return Shown("", "", key_type, fingerprint.encode())
+
+
+def watched(*seen: Sighted) -> State:
+    """Return the state after these sightings, one after the other, with all looks that are due after each."""
+    state = State()
+
+    def observe(observation: Observation) -> None:
+        nonlocal state
+        state = apply(state, observation)
+
+    async def aside(call: Callable[[], T]) -> T:
+        return call()
+
+    async def look() -> None:
+        watch = path_watch.PathWatch(observe, aside, KnownKeys())
+        for sighting in seen:
+            observe(sighting)
+            for due in list(watch.due(state)):
+                await due
+
+    asyncio.run(look())
+    return state
+
+
+def test_an_impostor_that_is_gone_is_offline() -> None:
+    gone = Failed(PLACE, Problem("timeout", "no answer"))
+    (found,) = machines(folded(sighted("studio"), shows("SHA256:evil"), gone))
+    assert found.status is Status.OFFLINE
+
+
+def test_a_machine_that_is_met_at_the_address_of_another_stays_itself() -> None:
+    """An address given out anew: the machine that has it now is well, and the name that leads there is not."""
+    pi = sighted("pi", Expected("pi.local", (("ssh-ed25519", "SHA256:pi"),)), Origin.SSH_CONFIG)
+    found = machines(folded(sighted("studio"), pi, shows("SHA256:pi")))
+    assert {machine.name: machine.status for machine in found} == {
+        "studio": Status.OTHER_KEY,
+        "pi": Status.ONLINE,
+    }
+
+
+@given(st.lists(st.sampled_from(["a", "b"]), max_size=3), st.lists(st.sampled_from(["s", "t"]), min_size=1))
+def test_no_name_is_online_with_a_key_that_refutes_it(known: list[str], names: list[str]) -> None:
+    expected = Expected("x", tuple(("ssh-ed25519", key) for key in known))
+    found = machines(folded(*(sighted(name, expected) for name in names), shows("a")))
+    assert all((machine.status is Status.ONLINE) == (not known or "a" in known) for machine in found)
+
+
+def known_hosts(path: Path, name: str, blob: bytes) -> Path:
+    path.write_text(f"{name} ssh-ed25519 {base64.b64encode(blob).decode()}\n")
+    return path
+
+
+def test_an_announced_name_that_is_known_brings_its_key_along(tmp_path: Path) -> None:
+    """Of who announces itself nothing is believed: not that it is the machine of that name either."""
+    file = known_hosts(tmp_path / "known_hosts", "studio.local", b"the key of the studio")
+    announced = sighted("studio", Expected(), Origin.BONJOUR).sighting
+    seen = with_expected(announced, KnownHosts.read([file]).expected)
+    (found,) = machines(folded(Sighted(seen), shows("SHA256:evil")))
+    assert found.status is Status.OTHER_KEY
+
+
+def test_an_entry_of_a_file_is_expected_to_have_the_key_that_ssh_knows(tmp_path: Path) -> None:
+    file = known_hosts(tmp_path / "known_hosts", "[127.0.0.1]:2222", b"another key")
+    config = tmp_path / "config"
+    config.write_text(f"Host box\n  HostName 127.0.0.1\n  Port 2222\n  UserKnownHostsFile {file}\n")
+    target = SshTarget("box", "box", config_file=str(config))
+    seen = look_up(Candidate(Origin.SSH_CONFIG, target), Interfaces(()))
+    assert seen is not None
+    assert seen.expected == KnownHosts.read([file]).expected("[127.0.0.1]:2222")
+    assert seen.expected.refutes((("ssh-ed25519", "SHA256:evil"),))
+
+
+@pytest.mark.parametrize("answer", [shows("SHA256:evil"), shows("SHA256:studio")])
+def test_a_saved_machine_is_only_present_with_its_own_key(answer: Identified) -> None:
+    entry = Machine(name="studio")
+    online = [one for one in machines(folded(sighted("studio"), answer)) if one.status is Status.ONLINE]
+    assert _is_present(entry, Hosts(machines=(entry,)), online) == (answer.fingerprint == "SHA256:studio")

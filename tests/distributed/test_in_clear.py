@@ -1,0 +1,97 @@
+"""``engine = auto`` sends nothing over a network in clear, whatever it would gain; a person may choose it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_figures import cluster, job, joined, machine
+from test_run_planning import link
+
+from app.wizard import actions as do
+from app.wizard.state import WizardState
+from app.wizard.steps import Step
+from app.wizard.transitions import apply
+from distributed.planning.cluster import Cluster
+from distributed.planning.document import Planning
+from distributed.planning.planner import plan
+from distributed.planning.reasons import settings_of
+from distributed.planning.words import sentence
+from distributed.preparation.preflight import Facts
+from distributed.run.planning import apply_planning
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from tests.distributed.test_preflight import SOUND
+from tests.screens.states import at
+
+FOUR = cluster([80, 80, 80, 80], 2000)
+MUCH = job(37_800_000, samples=100_000)
+
+
+def best(planning: Planning) -> str:
+    assert planning.best is not None
+    return planning.best.choice.engine
+
+
+def test_torch_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> None:
+    planning = plan(FOUR, MUCH)
+    rival = max(c.useful_speed_up for c in planning.ranking if c.choice.engine == "torch")
+    assert planning.best is not None and rival > 1.05 * planning.best.useful_speed_up
+    assert best(planning) == "hub"
+    (reason,) = [reason for reason in planning.reasons if reason.code == "faster-in-clear"]
+    assert "--set engine=torch" in sentence(reason)
+    assert best(plan(FOUR, MUCH.model_copy(update={"engine": "torch"}))) == "torch"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(1, 50), min_size=1, max_size=3), st.floats(10, 10_000))
+def test_no_plan_is_in_clear_unasked(speeds: list[float], mbit: float) -> None:
+    there = cluster(speeds, mbit)
+    planning = plan(there, job())
+    assert best(planning) == "hub"
+
+
+def test_devices_of_one_machine_may_use_torch() -> None:
+    box = joined([machine("box:cuda:0", 80, identity="box"), machine("box:cuda:1", 80, identity="box")])
+    planning = plan(box, job(37_800_000))
+    assert "torch" in {candidate.choice.engine for candidate in planning.ranking}
+    assert "faster-in-clear" not in {reason.code for reason in planning.reasons}
+
+
+def forced(there: Cluster, engine: str) -> Planning:
+    """A plan that chose torch, as one of an earlier time or of somebody else may have."""
+    wanted = job(engine=engine)
+    planning = plan(there, wanted)
+    index = next(i for i, c in enumerate(planning.ranking) if c.choice.engine == "torch")
+    chosen = settings_of(planning.ranking[index], there, wanted)
+    return planning.model_copy(update={"chosen": index, "settings": chosen})
+
+
+@pytest.mark.parametrize(("planned_as", "started_as", "taken"), [
+    ("auto", "auto", False), ("auto", "torch", True), ("torch", "auto", True),
+])  # fmt: skip
+def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: str, taken: bool) -> None:
+    machines: list[tuple[object, Facts]] = [(link(name, f"10.0.0.{n}"), SOUND) for n, name in enumerate("ab", 1)]
+    profile = Profile.model_validate({"name": "p", "strategy": {"engine": started_as}})
+    planning = forced(cluster([8, 8], 300), planned_as)
+    if not taken:
+        with pytest.raises(BadInput, match="in clear"):
+            apply_planning(planning, profile, machines)  # type: ignore[arg-type]
+        return
+    assert apply_planning(planning, profile, machines).in_clear  # type: ignore[arg-type]
+
+
+def at_plan(*in_clear: str) -> WizardState:
+    state: WizardState = at(Step.PLAN).state
+    return replace(state, plan=replace(state.plan, in_clear=in_clear))
+
+
+@pytest.mark.parametrize("action", [do.Confirm, do.SaveOnly])
+@pytest.mark.parametrize("said", ["", "y", "yes"])
+def test_the_set_up_goes_on_in_clear_only_after_the_words(said: str, action: type[do.Confirm]) -> None:
+    before = at_plan("whoever is on that network can read it")
+    assert "not encrypted" in apply(before, action(said)).notice
+    assert "not encrypted" not in apply(before, action("In clear ")).notice
+    assert "not encrypted" not in apply(at_plan(), action()).notice
