@@ -21,12 +21,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.runs import find_run
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
 from tests.lab.terminal import CLI, Terminal, environment
 from training.events import StepEvent
 from training.run_folder import RunFolder
+from training.runs import find_run
 
 SECRET = "a-password-nobody-has"
 NAMES = ("one", "two")

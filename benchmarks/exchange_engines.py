@@ -46,9 +46,11 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
         return lambda name, values: torch.distributed.all_reduce(values.clone())
     if engine == "torch":
+        from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup
 
-        exchange = TorchGroup.connect(address, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
+        token = read_token(Path(secrets))
+        exchange = TorchGroup.connect(address, token, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
     else:
         from training.exchange.member import HubMember
 
@@ -127,6 +129,7 @@ def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str
         from training.exchange.store_server import serve_store
 
         store, port = serve_store()
+        store.admit(folder)
         yield f"127.0.0.1:{port}"
         store.close()
     else:

@@ -27,10 +27,10 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.runs import find_run
 from tests.lab.lab import Lab
 from training.events import Event, RunEvent, SnapshotEvent, StepEvent, TimingEvent
 from training.run_folder import RunFolder
+from training.runs import find_run
 
 PATIENCE = 180.0
 STEPS_BEFORE_STOP = 3

@@ -48,9 +48,11 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
 
         exchange = HubMember.connect(address, Path(secrets) / f"member-{rank}", "bench", rank, world, f"m{rank}", 60)
     else:
+        from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup
 
-        exchange = TorchGroup.connect(address, rank, world, torch.device("cpu"), "", 60, "bench")
+        token = read_token(Path(secrets))
+        exchange = TorchGroup.connect(address, token, rank, world, torch.device("cpu"), "", 60, "bench")
     values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
     print("ready", flush=True)
     for codec in CODECS:
@@ -120,6 +122,7 @@ def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[
         from training.exchange.torch_group import serve_store
 
         store, port = serve_store()
+        store.admit(folder)
         return f"127.0.0.1:{port}", lambda: store and None
     from training.exchange.certificates import issue_run_certificates
     from training.processes import HubProcess

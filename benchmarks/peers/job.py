@@ -22,6 +22,7 @@ from training.events import EventSink, MemberEvent, StepEvent
 from training.exchange.solo import SoloExchange
 from training.optimizer import build_optimizer, set_learning_rate
 from training.precision import Precision
+from training.samples import Samples
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.tasks.registry import task_from_profile
 
@@ -42,7 +43,8 @@ class Job:
         self.model.train()
         self.optimizer = build_optimizer(self.model, self.settings)
         schedule = SampleSchedule(len(self.task.train), self.settings.seed, 1)
-        self.source = BatchSource(self.task, schedule, rank, self.settings.seed)
+        self.samples = Samples(self.task, self.settings.seed)
+        self.source = BatchSource(self.task, schedule, rank, self.samples)
         self.sizes = dict.fromkeys(range(world), self.settings.batch_size)
         self.peak = scaled_learning_rate(
             self.settings.learning_rate,
@@ -90,6 +92,7 @@ class Job:
         precision = Precision(None, torch.device("cpu"))
         evaluator = Evaluator(
             self.task,
+            self.samples,
             self.model,
             SoloExchange(),
             self.profile.evaluation,
@@ -97,7 +100,7 @@ class Job:
             precision,
             torch.device("cpu"),
         )
-        self.emit(evaluator.evaluate("validation", self.settings.max_steps, (0,)))
+        self.emit(evaluator.evaluate("validation", self.settings.max_steps, {0: 1}))
         self.source.close()
 
 
