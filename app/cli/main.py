@@ -10,11 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from app.cli.arguments import (
-    Device,
     HostNames,
     Json,
-    Language,
-    ModelReference,
     Output,
     PlanFile,
     RunReference,
@@ -26,16 +23,20 @@ from app.cli.arguments import (
 from app.cli.boundary import run_app
 from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
+from app.cli.evaluate import evaluate
 from app.cli.measure import measure
 from app.cli.plan import plan
 from app.cli.replay import replay
 from app.cli.report import report
 from app.cli.track import track
+from app.cli.transcribe import transcribe
 from app.cli.web import web
 from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 OUTPUT = Path("output")
+OWN_FILES = (transcribe, evaluate, discover, announce, measure, plan, report, replay, track, web, demo_run)
+"""Commands whose signature stands beside their body."""
 
 
 def _app(**settings: Any) -> typer.Typer:
@@ -235,35 +236,6 @@ def ask(
     return ask_command(output, run, action, machine, as_json)
 
 
-def transcribe(
-    model: ModelReference,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Sound files.")],
-    language: Language = "",
-    device: Device = "auto",
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Write down what is said in sound files."""
-    from app.cli.models import ModelRequest, transcribe_command
-
-    return transcribe_command(ModelRequest(output, model, device, language, as_json), files)
-
-
-def evaluate(
-    model: ModelReference,
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
-    split: Annotated[str, typer.Option("--split", help="Part of the data set; empty: test, or all of a table.")] = "",
-    language: Language = "",
-    device: Device = "auto",
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Measure WER and CER of a model on a data set."""
-    from app.cli.models import ModelRequest, evaluate_command
-
-    return evaluate_command(ModelRequest(output, model, device, language, as_json), dataset, split)
-
-
 @runs.callback()
 def runs_root(context: typer.Context, output: Output = OUTPUT, as_json: Json = False) -> ExitCode | None:
     """List, show, compare and clean runs."""
@@ -377,15 +349,8 @@ def command_tree(with_options: bool) -> typer.Typer:
     app.command("distributed-check")(distributed_check)
     app.command()(access)
     app.command()(clean)
-    for command in (attach, logs, ask, stop, transcribe, evaluate, discover, announce):
+    for command in (attach, logs, ask, stop, *OWN_FILES):
         app.command()(command)
-    app.command()(measure)
-    app.command()(plan)
-    app.command()(report)
-    app.command()(replay)
-    app.command()(track)
-    app.command()(web)
-    app.command()(demo_run)
     app.add_typer(runs, name="runs", invoke_without_command=True)
     app.add_typer(profiles, name="profiles", invoke_without_command=True)
     return app
