@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from training.published_models import made_folder
 
 # Before anything imports torch or transformers; inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +21,8 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
+_TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-tiny.en"))  # of the user's own cache
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache() -> object:
@@ -25,6 +30,14 @@ def _own_cache() -> object:
     with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
         os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder
         yield
+
+
+@pytest.fixture(scope="session")
+def whisper_tiny_en() -> Path:
+    """Folder of OpenAI's tiny.en, 38 M weights, which ``examples/whisper_tiny_en.py`` makes; skips where it is not."""
+    if not (_TINY_EN / "model.safetensors").is_file():
+        pytest.skip("needs tiny.en: .venv/bin/python examples/whisper_tiny_en.py, or its folder in MUSTER_TINY_EN")
+    return _TINY_EN
 
 
 def pytest_xdist_auto_num_workers() -> int:
