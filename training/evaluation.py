@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from profiles.errors import BadInput
 from profiles.schema import EvaluationSettings
+from training.answers import from_payloads, to_payload
 from training.batches import move
 from training.data import evaluation_slice
 from training.events import EvaluationEvent
@@ -19,7 +22,8 @@ from training.memory import does_not_fit, give_back, is_out_of_memory
 from training.modes import evaluating
 from training.precision import Precision
 from training.samples import Samples
-from training.tasks.base import Task
+from training.tasks.base import Answer, Task
+from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
 """Of anything that is counted."""
@@ -31,6 +35,8 @@ class Evaluator:
     Args:
         stops: asked between two batches whether this member is to stop.
         warn: takes one line for each member that says what cannot be.
+        run_dir: takes what the model wrote for each sample of the test split, or of the validation split where there is
+            none: before the first step, and in the newest evaluation after it. ``None``: it is not kept.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Evaluator:
         device: torch.device,
         stops: Callable[[], bool] = lambda: False,
         warn: Callable[[str], None] = lambda message: None,
+        run_dir: Path | None = None,
     ) -> None:
         self._task = task
         self._samples = samples
@@ -57,6 +64,8 @@ class Evaluator:
         self._stops = stops
         self._warn = warn
         self._stopped: set[int] = set()
+        self._folder = run_dir / FOLDER if run_dir is not None else None
+        self._answers: list[Answer] = []
 
     def evaluate(
         self, split: str, step: int, members: Mapping[int, int], again: int = 0, heeds: bool = True
@@ -84,6 +93,8 @@ class Evaluator:
             self._stopped |= stopped
             return None
         sums = self._added({rank: gathered[rank] for rank in gathered if rank in staying}, len(data), staying)
+        if self._keeps(split):
+            self._keep(split, step, f"{name}/answers", staying)
         samples = int(sums.pop("samples", 0.0))
         metrics = self._task.metrics(sums)
         return EvaluationEvent(
@@ -94,6 +105,26 @@ class Evaluator:
             samples=samples,
             seconds=time.monotonic() - start,
         )
+
+    def _keeps(self, split: str) -> bool:
+        chosen = "test" if "test" in self._task.evaluation else "validation"
+        return self._folder is not None and self._task.writes_texts and split == chosen
+
+    def _keep(self, split: str, step: int, name: str, members: Mapping[int, int]) -> None:
+        """Bring together what the model wrote; the first member writes it into the folder."""
+        assert self._folder is not None
+        gathered = self._exchange.gather(name, to_payload(self._answers))
+        if self._exchange.rank != min(members):
+            return
+        size = len(self._task.evaluation[split])
+        answers = from_payloads(gathered, {rank: evaluation_slice(size, members, rank) for rank in members})
+        path = self._folder / (NAME if step else BEFORE)
+        if missing := size - len(answers):
+            self._warn(f"{path.name} lacks {missing} of the {size} samples of {split}: who evaluated them did not tell")
+        try:
+            write_predictions(path, self._task.predictions(split, answers))
+        except BadInput as error:  # the figures are there all the same
+            self._warn(f"{error.message}; what the model wrote is not kept")
 
     def _added(self, gathered: Mapping[int, bytes], size: int, staying: Mapping[int, int]) -> dict[str, float]:
         """Add what the members measured; who says what cannot be is left out, by all alike."""
@@ -114,6 +145,7 @@ class Evaluator:
     def _sums(self, split: str, indices: range) -> dict[str, float] | None:
         """Return the sums over this member's share; ``None`` if it is to stop."""
         totals, at = [], indices.start
+        self._answers = []
         with evaluating(self._model):
             while at < indices.stop:
                 if self._stops():
@@ -137,7 +169,9 @@ class Evaluator:
                 return {}
             count, batch = made
             with self._precision.autocast():
-                sums = self._task.evaluate(self._model, move(batch, self._device), self._settings.eval_generate)
+                moved = move(batch, self._device)
+                sums, answers = self._task.answer(self._model, moved, self._settings.eval_generate)
+            self._answers += answers
             return {**sums, "samples": float(count)}
         except Exception as error:
             if not is_out_of_memory(error):

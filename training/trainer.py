@@ -155,6 +155,7 @@ class Trainer:
             self.device,
             self.control.stop_is_near,
             self._warn,
+            self.run_dir,
         )
         self.state = MemberState(self.model, self.optimizer, self.precision.scaler, self.device)
         # Dropout must differ between members; weights were made before this line.

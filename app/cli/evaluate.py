@@ -15,6 +15,9 @@ def evaluate(
     model: ModelReference,
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
     split: Annotated[str, typer.Option("--split", help="Part of the data set; empty: test, or all of a table.")] = "",
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", metavar="FILE", help="Write what it wrote for each clip, as CSV.")
+    ] = None,
     language: Language = "",
     device: Device = "auto",
     output: Output = Path("output"),
@@ -23,4 +26,4 @@ def evaluate(
     """Measure WER and CER of a model on a data set."""
     from app.cli.models import ModelRequest, evaluate_command
 
-    return evaluate_command(ModelRequest(output, model, device, language, as_json), dataset, split)
+    return evaluate_command(ModelRequest(output, model, device, language, as_json), dataset, split, predictions)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.breakdown_words import breakdown_document, breakdown_lines
 from app.console import duration_text, say, say_error, show_json, show_line, visible
 from app.figures import metric_label, metric_text
 from app.progress import PlainProgress
@@ -16,6 +17,7 @@ from app.run_state import RunState
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
 from training.runs import find_model
+from training.tasks.predictions import write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
 _CUT = " (no end when they were far longer than the longest transcript)"
@@ -63,8 +65,11 @@ def transcribe_command(request: ModelRequest, files: Sequence[Path]) -> ExitCode
     return code
 
 
-def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCode:
+def evaluate_command(request: ModelRequest, dataset: str, split: str, out: Path | None = None) -> ExitCode:
     """Measure a model on one split of a data set, or on a lone table.
+
+    Args:
+        out: takes what it wrote for every recording, as CSV.
 
     Raises:
         BadInput: the model, the data set or the split cannot be found or used.
@@ -76,7 +81,7 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
     with PlainProgress(f"evaluating {model}", RunState()) as progress, _only_data_on_stdout():
         from training.tasks.transcription import evaluate_model  # imports torch
 
-        metrics = evaluate_model(
+        measured = evaluate_model(
             model,
             dataset,
             split,
@@ -84,8 +89,13 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
             language=request.language,
             progress=lambda phase, done, total: progress(ProgressEvent(phase=phase, done=done, total=total)),
         )
+    metrics = measured.metrics
+    if out is not None:
+        write_predictions(out, measured.predictions)
     if request.as_json:
-        show_json({"model": str(model), "dataset": dataset, "split": split, "metrics": metrics, "exit_code": 0})
+        found = {"model": str(model), "dataset": dataset, "split": split, "metrics": metrics}
+        kept = {"predictions": str(out) if out is not None else None}
+        show_json({**found, "breakdown": breakdown_document(measured.predictions), **kept, "exit_code": 0})
         return ExitCode.DONE
     counted = {name: metrics[name] for name in ("samples", "hours") if name in metrics}
     for name, value in metrics.items():
@@ -94,6 +104,10 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str) -> ExitCod
     length = duration_text(counted["hours"] * 3600) if "hours" in counted else "-"
     part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
     show_line(f"on {counted.get('samples', 0):.0f} recordings of {visible(part)}, {length} of sound")
+    for line in breakdown_lines(measured.predictions):
+        show_line(line)
+    if out is not None:
+        say(f"what it wrote for each: {out}")
     return ExitCode.DONE
 
 

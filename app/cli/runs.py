@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from app.breakdown_words import breakdown_document, breakdown_lines, predictions_in
 from app.console import (
     agreed,
     bytes_text,
@@ -73,7 +74,9 @@ def show_command(output: Path, reference: str, as_json: bool) -> ExitCode:
         state = at_its_end(state, run.status, folder.metadata.error_message)
     if as_json:
         details = folder.metadata.model_dump()
-        show_json({**details, **_summary_document(run), "state": state_document(state), "bytes": size_of(path)})
+        heard = breakdown_document(predictions_in(path)[1])
+        figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
+        show_json({**details, **_summary_document(run), **figures})
     else:
         for line in _details(run, folder, state):
             show_line(line)
@@ -213,6 +216,8 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")
     lines += evaluation_lines(state)
+    before, after = predictions_in(run.path)
+    lines += breakdown_lines(after, before)
     lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")

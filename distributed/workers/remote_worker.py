@@ -29,6 +29,7 @@ from profiles.errors import ExitCode, MusterError
 from training.events import ErrorEvent, WarningEvent, from_line, to_line
 from training.processes import WAITING
 from training.stopping import Progress
+from training.tasks.predictions import FOLDER
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
@@ -363,12 +364,20 @@ class RemoteWorker:
         while True:
             try:
                 fetch_folder(self._link, *self._place, "model", self._run_dir / "model")
-                return
+                break
             except (SshError, TimeoutError) as error:
                 if time.monotonic() > end:
                     hint = f"it is still there: {self._link.root}/runs/{'/'.join(self._place)}/model"
                     raise SshError(self._link.name, f"its model could not be fetched ({error})", hint) from None
                 time.sleep(0.5)
+        self._fetch_predictions()
+
+    def _fetch_predictions(self) -> None:
+        """Bring what the model wrote in the evaluations, if this worker kept it; the model is here without it."""
+        target = self._run_dir / FOLDER
+        with contextlib.suppress(SshError, TimeoutError, OSError):
+            if not target.exists():
+                fetch_folder(self._link, *self._place, FOLDER, target)
 
     def _say_goodbye(self) -> None:
         """Let the agent go; where it cannot be told, its lease ends it."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from training.tasks.predictions import Prediction
 
 Batch = Mapping[str, Any]
 """A collated batch: tensors by name (nested containers are moved to the device too)."""
@@ -26,6 +29,16 @@ class SizedDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+class Answer(NamedTuple):
+    """What a model wrote for one sample of a split."""
+
+    sample: int
+    """Its place in the split."""
+    text: str
+    cut: bool
+    """It had not ended at its bound."""
+
+
 class Task(ABC):
     """One kind of job. The trainer calls ``prepare``, then ``build_model``, then the rest in a loop."""
 
@@ -39,6 +52,9 @@ class Task(ABC):
     draws_globally: bool = True
     """Whether reading a sample or making a batch may draw from the generators that everybody in the process shares
     (torch's, numpy's, Python's). Where it does not, batches are made while the model computes."""
+
+    writes_texts: bool = False
+    """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
 
     train: SizedDataset
     """Set by :meth:`prepare`."""
@@ -91,6 +107,14 @@ class Task(ABC):
         """
         weight = self.weight(batch)
         return {"loss_sum": float(self.loss(model, batch)) * weight, "weight": weight}
+
+    def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
+        """Return the sums of :meth:`evaluate` and, where the model writes texts, what it wrote."""
+        return self.evaluate(model, batch, generate), []
+
+    def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
+        """Return answers beside what is right; empty where a task gives none."""
+        return []
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn summed :meth:`evaluate` results into metrics; ``loss`` is always there if it was measured."""

@@ -12,7 +12,7 @@ import datasets
 
 from profiles.errors import BadInput
 from training.tasks.hub import reachable
-from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column
+from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, SPLITS, Clip, SpeechSplits, find_text_column
 
 logger = logging.getLogger("muster.data")
 
@@ -80,13 +80,16 @@ def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
     texts = dataset[text]
     languages = dataset["language"] if "language" in dataset.column_names else [""] * len(dataset)
     ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))
+    further = {name: dataset[name] for name in (*SPEAKER_COLUMNS, *NOISE_COLUMNS) if name in dataset.column_names}
     undecoded = dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False))
     clips = []
     for row, (identity, said, language) in enumerate(zip(ids, texts, languages)):
         cleaned = unicodedata.normalize("NFC", str(said or "")).strip()
         if cleaned:
             source = HubSource(undecoded, audio, row)
-            clips.append(Clip(f"{identity}", source, cleaned, f"{where}, row {row}", str(language or "")))
+            columns = {name: str(cells[row]) for name, cells in further.items() if cells[row] is not None}
+            place = f"{where}, row {row}"
+            clips.append(Clip(f"{identity}", source, cleaned, place, str(language or ""), columns=columns))
     if len(clips) < len(dataset):
         logger.warning("%s: %d rows without a text are left out", where, len(dataset) - len(clips))
     return clips

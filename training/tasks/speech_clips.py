@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("muster.data")
 
 TEXT_COLUMNS = ("text", "text_verbatim", "text_perfect", "transcription", "sentence")
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "voice", "client_id")
+"""Names that the column of who speaks goes by."""
+NOISE_COLUMNS = ("snr", "noise")
+"""Speech-to-noise ratio in dB, or the kind of noise."""
 HELD_OUT = 0.1
 """Share of the training clips that is held out if there is no validation split."""
 
@@ -58,6 +62,8 @@ class Clip:
     language: str = ""
     duration: float | None = None
     """Length in seconds as the table says; ``None`` if it does not say."""
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Further columns of its table: who speaks, what noise there is, whatever a person noted."""
 
 
 SpeechSplits = dict[str, list[Clip]]

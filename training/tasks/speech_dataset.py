@@ -15,6 +15,7 @@ from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, 
 from training.tasks.tables import Row, Table, read_table
 
 AUDIO_COLUMNS = ("audio_path", "file_name")
+_OWN_COLUMNS = ("id", "language", "duration")
 
 
 def read_speech(path: str, text_column: str = "") -> SpeechSplits:
@@ -121,7 +122,9 @@ def _clip(row: Row, audio: str, text: str) -> Clip:
     path = Path(row.cells[audio]).expanduser()
     source = FileSource(path if path.is_absolute() else row.table.parent / path)
     identity = row.cells.get("id") or row.cells[audio]
-    return Clip(identity, source, row.cells[text], row.where, row.cells.get("language", ""), row.number("duration"))
+    further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
+    seconds = row.number("duration")
+    return Clip(identity, source, row.cells[text], row.where, row.cells.get("language", ""), seconds, further)
 
 
 def _refuse_doubled(clips: Sequence[Clip]) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
 from training.precision import select_device
 from training.tasks.audio import AudioError, Samples, decode
-from training.tasks.base import Progress
+from training.tasks.base import Answer, Progress
+from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
 from training.tasks.whisper import SpeechData, WhisperTask
 from training.tasks.whisper_model import WhisperModelWrapper
@@ -57,6 +58,16 @@ def transcribe(
     return _transcribe_all(listener, files, batch_size)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a model reaches on one split."""
+
+    metrics: dict[str, float]
+    """``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``."""
+    predictions: list[Prediction]
+    """What it wrote for every clip, in the order of the table."""
+
+
 def evaluate_model(
     model_dir: str | Path,
     dataset: str,
@@ -69,8 +80,8 @@ def evaluate_model(
     cache_dir: str = "",
     max_new_tokens: int = 0,
     progress: Progress = lambda phase, done, total: None,
-) -> dict[str, float]:
-    """Return what a model reaches on one split: ``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``.
+) -> Measured:
+    """Measure what a model reaches on one split.
 
     The split is ``test`` where none is named, and all of a lone table.
 
@@ -94,28 +105,32 @@ def evaluate_model(
     data = task.prepare_split(split, clips, progress)
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
-    sums = _sum_over(
+    sums, answers = _sum_over(
         task, model.to(select_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
     )
-    return {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+    metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+    return Measured(metrics, task.predictions_of(data, answers))
 
 
 @torch.no_grad()
 def _sum_over(
     task: WhisperTask, model: nn.Module, data: SpeechData, batch_size: int, report: Callable[[int], None]
-) -> dict[str, float]:
+) -> tuple[dict[str, float], list[Answer]]:
     device = next(model.parameters()).device
     sums: dict[str, float] = {}
+    answers: list[Answer] = []
     for start in range(0, len(data), batch_size):
         samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
         batch = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in task.collate(samples, None).items()
         }
-        for name, value in task.evaluate(model, batch, generate=True).items():
+        part, said = task.answer(model, batch, generate=True)
+        for name, value in part.items():
             sums[name] = sums.get(name, 0.0) + value
+        answers += said
         report(start + len(samples))
-    return sums
+    return sums, answers
 
 
 def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:

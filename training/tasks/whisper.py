@@ -19,9 +19,10 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.modes import evaluating
-from training.tasks.base import Batch, Progress, SizedDataset, Task
+from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.features import Features, FeatureStore, open_features
+from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip, hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
@@ -61,6 +62,8 @@ class SpeechSample:
     """Code; empty: the task's default."""
     longest: int
     """Tokens of the longest transcript of its split, the end token included."""
+    index: int
+    """In its split."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class SpeechData:
     def __getitem__(self, index: int, /) -> SpeechSample:
         features = self.store[self.positions[index]]
         text, language = self.clips[index].text, self.languages[index]
-        return SpeechSample(features, self.tokens[index], text, language, self.longest)
+        return SpeechSample(features, self.tokens[index], text, language, self.longest, index)
 
     @cached_property
     def longest(self) -> int:
@@ -104,6 +107,7 @@ class WhisperTask(Task):
         self.profile = profile
         self.wrapper = WhisperModelWrapper(profile.model)
         self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
+        self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
         self.train: SizedDataset
         self.evaluation: dict[str, SizedDataset] = {}
@@ -252,6 +256,7 @@ class WhisperTask(Task):
             "texts": [sample.text for sample in samples],
             "languages": languages,
             "longest": max(sample.longest for sample in samples),
+            "indices": [sample.index for sample in samples],
         }
 
     def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
@@ -277,15 +282,35 @@ class WhisperTask(Task):
         return loss
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
+        return self.answer(model, batch, generate)[0]
+
+    def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
         heard = self.wrapper.hear(model, batch["input_features"])
         weight = self.weight(batch)
         sums = {"loss_sum": float(self._loss(model, batch, encoder_outputs=heard)) * weight, "weight": weight}
+        answers: list[Answer] = []
         if generate:
             bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)
             said = self.wrapper.generate(model, heard, batch["languages"], bound)
             sums.update(self._count(batch["texts"], [one.text for one in said], batch["languages"]))
             sums.update(texts=float(len(said)), cut_texts=float(sum(one.cut for one in said)))
-        return sums
+            answers = [Answer(index, *one) for index, one in zip(batch["indices"], said, strict=True)]
+        return sums, answers
+
+    def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
+        data = self.evaluation[split]
+        assert isinstance(data, SpeechData)
+        return self.predictions_of(data, answers)
+
+    def predictions_of(self, data: SpeechData, answers: Sequence[Answer]) -> list[Prediction]:
+        """Return answers beside the clips of a split, in the order of its table."""
+        found = []
+        for answer in sorted(answers):
+            clip, language = data.clips[answer.sample], data.languages[answer.sample] or self.default_language
+            normalize, seconds = self._normalizer(language), data.store.seconds[data.positions[answer.sample]]
+            normalised = (normalize(clip.text), normalize(answer.text))
+            found.append(prediction_of(clip, answer.text, normalised, answer.cut, language, seconds))
+        return found
 
     def _count(self, texts: Sequence[str], heard: Sequence[str], languages: Sequence[str]) -> dict[str, float]:
         pairs = [(self._normalizer(code), text, said) for text, said, code in zip(texts, heard, languages)]

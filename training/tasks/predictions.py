@@ -1,0 +1,156 @@
+"""What a model wrote for every clip, beside what was said: ``predictions.csv``.
+
+One line a clip, readable by any spreadsheet. The edits are counted on the normalised texts, which are there too, so
+that whoever reads the file needs neither the model nor its normaliser.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profiles.errors import BadInput
+from training.run_files import explain, write_whole
+from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, FileSource
+from training.tasks.tables import Row, read_table
+
+FOLDER = "evaluation"
+"""Of a run: what its model wrote for the clips of an evaluation."""
+NAME = "predictions.csv"
+BEFORE = "before.csv"
+"""The same before the first step."""
+
+_COUNTS = ("edits", "words", "char_edits", "chars")
+_COLUMNS = (
+    *("id", "audio", "speaker", "language", "duration", "noise", "reference", "prediction"),
+    *("normalised_reference", "normalised_prediction", *_COUNTS, "cut"),
+)
+_LARGEST = 1 << 28
+"""Bytes of a file that is read, some millions of short clips."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One clip, what is said in it, and what a model wrote."""
+
+    id: str
+    audio: str
+    """Path of the recording; empty where it is in no file of its own."""
+    reference: str
+    prediction: str
+    normalised_reference: str
+    normalised_prediction: str
+    edits: int
+    """Substitutions, deletions and insertions of words between the normalised texts."""
+    words: int
+    """Of the normalised reference."""
+    char_edits: int
+    chars: int
+    cut: bool = False
+    """The text had not ended at its bound."""
+    speaker: str = ""
+    language: str = ""
+    duration: float | None = None
+    """Seconds."""
+    noise: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Further columns of the table that the clip is from."""
+
+
+def prediction_of(
+    clip: Clip, said: str, normalised: tuple[str, str], cut: bool, language: str, seconds: float
+) -> Prediction:
+    """Return the line of one clip.
+
+    Args:
+        normalised: reference and prediction.
+    """
+    from training.tasks.word_errors import count_errors  # imports transformers
+
+    counted = count_errors([normalised[0]], [normalised[1]])
+    return Prediction(
+        id=clip.id,
+        audio=str(clip.audio.path) if isinstance(clip.audio, FileSource) else "",
+        reference=clip.text,
+        prediction=said,
+        normalised_reference=normalised[0],
+        normalised_prediction=normalised[1],
+        edits=int(counted["word_edits"]),
+        words=int(counted["words"]),
+        char_edits=int(counted["char_edits"]),
+        chars=int(counted["chars"]),
+        cut=cut,
+        speaker=first_of(clip.columns, SPEAKER_COLUMNS),
+        language=language,
+        duration=seconds,
+        noise=first_of(clip.columns, NOISE_COLUMNS),
+        columns={name: text for name, text in clip.columns.items() if name and name not in _COLUMNS},
+    )
+
+
+def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first cell of these columns that holds something."""
+    return next((cells[name] for name in names if cells.get(name)), "")
+
+
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    """Write the file, whole or not at all; its folder is made.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    further = list(dict.fromkeys(name for one in predictions for name in one.columns))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *further])
+    for one in predictions:
+        writer.writerow([*_cells(one), *(one.columns.get(name, "") for name in further)])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.getvalue().encode("utf-8", "replace"))
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from error
+
+
+def _cells(one: Prediction) -> list[object]:
+    seconds = "" if one.duration is None else f"{one.duration:.3f}"
+    cells = {**vars(one), "duration": seconds, "cut": int(one.cut)}
+    return [cells[name] for name in _COLUMNS]
+
+
+def read_predictions(path: Path) -> list[Prediction]:
+    """Read what :func:`write_predictions` wrote.
+
+    Raises:
+        BadInput: not there, too large, a column is missing, an id is there twice, or a count is none.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+    if size > _LARGEST:
+        raise BadInput(f"{path}: larger than {_LARGEST >> 20} MiB", "give a predictions.csv")
+    table = read_table(path)
+    for name in ("id", "reference", "prediction", "normalised_reference", "normalised_prediction", *_COUNTS):
+        table.column((name,), "predictions")
+    found = [_read(row) for row in table.rows]
+    if len({one.id for one in found}) < len(found):
+        raise BadInput(f"{path}: an id is there twice", "give the predictions.csv of one evaluation")
+    return found
+
+
+def _read(row: Row) -> Prediction:
+    def count(name: str) -> int:
+        text = row.cells.get(name, "")
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise BadInput(f"{row.where}, column {name}: {text[:50]!r} is not a count", "evaluate again to write it")
+        return int(text)
+
+    counts = {name: count(name) for name in _COUNTS}
+    texts = {name: row.cells.get(name, "") for name in _COLUMNS if name not in (*_COUNTS, "cut", "duration")}
+    further = {name: text for name, text in row.cells.items() if name not in _COLUMNS}
+    cut = row.cells.get("cut", "") not in ("", "0")
+    return Prediction(**texts, **counts, cut=cut, duration=row.number("duration"), columns=further)  # type: ignore[arg-type]
