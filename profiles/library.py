@@ -20,7 +20,7 @@ REFERENCES: dict[str, frozenset[str]] = {
     "group": frozenset({"description"}),
     "model": frozenset({"group", "description"}),
     "dataset": frozenset({"description"}),
-    "profile": frozenset({"group", "model", "dataset", "description"}),
+    "profile": frozenset({"group", "model", "dataset", "description", "stand_in"}),
     "distributed": frozenset({"description"}),
 }
 """Kinds of section, and what each may hold beside options."""

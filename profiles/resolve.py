@@ -36,6 +36,8 @@ class Resolved:
     profile: Profile
     origins: dict[str, Origin]
     """Of every option by name."""
+    stand_in: str = ""
+    """The profile to train where this one's model cannot be had; empty: none."""
 
     def value(self, option: str) -> str:
         """Return the value of an option as an INI file would hold it."""
@@ -124,7 +126,18 @@ def resolve(library: Library, name: str, overrides: Mapping[str, str]) -> Resolv
     origins = {
         spec.name: merged.settings[spec.name].origin if spec.name in merged.settings else DEFAULT for spec in options()
     }
-    return Resolved(profile, origins)
+    return Resolved(profile, origins, _stand_in(library, name))
+
+
+def _stand_in(library: Library, name: str) -> str:
+    setting = layer_of(library.find("profile", name)).get("stand_in")
+    if setting is None or not setting.value:
+        return ""
+    others = [other for other in library.names("profile") if other != name]
+    if setting.value not in others:
+        message = setting.origin.describe("stand_in", setting.value)
+        raise BadInput(f"{message}: there is no other profile of this name", hint_for(setting.value, others, ""))
+    return setting.value
 
 
 def _validated(name: str, merged: Merged) -> Profile:

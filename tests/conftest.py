@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from training.published_models import made_folder
+from training.tasks.published_models import made_folder
 
 # Before anything imports torch or transformers; inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,6 +13,7 @@ from training.gpus import count_gpus
 from training.plan import MemberPlan, RunPlan
 from training.run_folder import new_run_id
 from training.strategies.registry import check_strategy
+from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
 
@@ -30,7 +31,7 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
     threads = profile.training.threads or max(1, whole_cores() // workers)
     strategy = profile.strategy
     name = "allreduce" if strategy.strategy == "auto" else check_strategy(strategy.strategy)
-    chosen = profile.model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
+    chosen = with_local_model(profile).model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
     devices = _device_indices(profile.training.device, workers) if here else [0] * workers
     return RunPlan(
         run_id=new_run_id(),

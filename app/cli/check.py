@@ -11,7 +11,7 @@ from distributed.checks.examination import Examined, examine, repair
 from distributed.checks.findings import Finding
 from distributed.preparation.preflight import Readiness
 from profiles.errors import ExitCode
-from profiles.resolve import load_profile
+from training.tasks.published_models import usable_profile
 
 
 def check_command(
@@ -27,7 +27,7 @@ def check_command(
     Raises:
         BadInput: the hosts file or the profile cannot be used.
     """
-    job = load_profile(profile, {}).profile if profile else None
+    job = usable_profile(profile, tell=say).profile if profile else None
     task = job.model.task if job else "whisper"
     hosts = read_hosts(hosts_file or USUAL_HOSTS, named=hosts_file is not None, person=somebody(as_json))
     found = examine(hosts, task, trust(trust_new), job)

@@ -57,9 +57,9 @@ def measure(
     from distributed.measuring.measure import Wish
     from distributed.measuring.measure import measure as measure_all
     from distributed.planning.job import write_figures
-    from profiles.resolve import load_profile
+    from training.tasks.published_models import usable_profile
 
-    found_profile = load_profile(profile, merged_overrides(settings, {}, {}))
+    found_profile = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
     stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
     chosen = found_profile.profile
     both = links == machines

@@ -53,11 +53,12 @@ def plan(
     """Predict every way to train a profile on these machines, and say which is best and why."""
     from app.cli.approval import somebody, stand_behind_profile
     from app.cli.option_flags import merged_overrides
+    from app.console import say
     from distributed.planning.document import write_planning
     from distributed.run.planning import PlanWish
-    from profiles.resolve import load_profile
+    from training.tasks.published_models import usable_profile
 
-    found = load_profile(profile, merged_overrides(settings, {}, {}))
+    found = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
     chosen = found.profile
     wish = PlanWish(preference, lost_quality / 100)
     if figures is not None:

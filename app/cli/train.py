@@ -21,6 +21,7 @@ from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.runs import find_run, plan_to_resume
 from training.tasks.early_look import check_data
+from training.tasks.published_models import usable_profile
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        found = load_profile(request.profile, request.overrides)
+        found = usable_profile(request.profile, request.overrides, tell=say)
         stand_behind_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
     if request.overrides.get("task") == "custom" and request.overrides.get("model_path"):

@@ -19,8 +19,9 @@ from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library
 from profiles.options import OptionSpec, check_value, less_memory, options
-from profiles.resolve import Resolved, load_profile
+from profiles.resolve import Resolved
 from profiles.schema import Profile
+from training.tasks.published_models import usable_profile
 
 MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
 """Options that everybody sees; the others are folded under "advanced"."""
@@ -39,10 +40,10 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
         BadInput: it cannot be used.
     """
     given = dict(answers.options)
-    found = load_profile(answers.profile, given, config, complete=complete)
+    found = usable_profile(answers.profile, given, config, complete=complete)
     starter = found.origins["hosts"] == DEFAULT and not _is_saved(answers.profile, config)
     open_ways = {name: value for name, value in WAYS.items() if starter and name not in given}
-    return load_profile(answers.profile, {**given, **open_ways}, config, complete=complete) if open_ways else found
+    return usable_profile(answers.profile, {**given, **open_ways}, config, complete=complete) if open_ways else found
 
 
 def _is_saved(name: str, config: Path | None) -> bool:
@@ -78,6 +79,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         if spec.name not in _OWN and (spec.is_read_by(current.profile.model.task) or spec.name in given)
     ]
     profile = current.profile
+    said, fix = _about_the_model(answers.profile, profile)
     return Job(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),
@@ -85,9 +87,17 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         model=given.get("model") or profile.model_name or profile.model.model_path,
         dataset=given.get("dataset") or profile.dataset_name or profile.data.dataset_path,
         status=Status.FAILED if whole or problems.keys() & {"model", "dataset", ""} else Status.OK,
-        cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), ""),
-        fix="choose another one" if problems.keys() & {"model", "dataset"} else "",
+        cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), said),
+        fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
     )
+
+
+def _about_the_model(wanted: str, profile: Profile) -> tuple[str, str]:
+    """What a person should know of a profile that another one stands in for, and what to do."""
+    if profile.name == wanted:
+        return "", ""
+    said = f"the published model of {wanted} cannot be had: {profile.name} ({profile.model_name}) stands in"
+    return said, "connect to the network for it"
 
 
 def _without_place(message: str, name: str, given: Mapping[str, str]) -> str:

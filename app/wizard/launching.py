@@ -23,9 +23,9 @@ from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
 from distributed.run.planning import PlanWish
 from profiles.errors import MusterError, RunFailed
-from profiles.resolve import load_profile
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.plan import RunPlan
+from training.tasks.published_models import usable_profile
 
 See = Callable[[Launch], None]
 STEPS = ("checked", "code and data", "program", "joined", "first step")
@@ -67,7 +67,7 @@ def start(kept: Keeping, request: Request, see: See, config: Path | None) -> tup
         lines.append(line)
         see(replace(_asking(names), progress=tuple(lines[-_LOG_LINES:])))
 
-    profile = load_profile(kept.name, {}, config).profile
+    profile = usable_profile(kept.name, {}, config).profile
     trackers = checked_trackers(profile.run.trackers)
     manner = Manner(tell, trust_in(request.trusted))
     launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, manner, PlanWish(planning=kept.planning))

@@ -20,6 +20,7 @@ from distributed.preparation.preflight import Facts
 from distributed.preparation.transfer import Lack
 from profiles.errors import MusterError
 from profiles.schema import Profile
+from training.tasks.published_models import with_local_model
 
 
 @dataclass
@@ -50,7 +51,9 @@ def look_at_job(
 
     What is wrong with the job itself is a finding of every machine.
     """
-    found = JobLook(profile, here=judge_port(profile.strategy.hub_port), everywhere=judge_origin(profile))
+    found = JobLook(
+        profile, here=judge_port(profile.strategy.hub_port), everywhere=judge_origin(with_local_model(profile))
+    )
     found.size = size_for(profile)
     if not machines:
         return found

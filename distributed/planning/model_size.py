@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
+from training.tasks.published_models import hub_snapshots, local_folder
 
 _LONGEST_HEADER = 100_000_000
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
@@ -31,15 +31,11 @@ class ModelSize:
 
 def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
     """Return the folder of a model on this machine: its own, or what the hub's library has kept; ``None`` if none."""
-    path = Path(model_path).expanduser()
+    path = Path(local_folder(model_path)).expanduser()
     if path.is_dir():
         return path
-    if model_path.count("/") != 1:
-        return None
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    hub = cache or Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = sorted((hub / f"models--{model_path.replace('/', '--')}" / "snapshots").glob("*/config.json"))
-    return found[-1].parent if found else None
+    found = hub_snapshots(model_path, cache, "config.json") if model_path.count("/") == 1 else []
+    return found[-1] if found else None
 
 
 def size_for(profile: Profile) -> ModelSize | None:

@@ -27,7 +27,7 @@ def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def make_run(profile: str = "demo") -> str:
+def make_run(profile: str = "demo-scratch") -> str:
     distributed_train(TrainRequest(profile, {"workers": "2"}), FakeRun(training()))
     newest: str = max(path.name for path in Path("output").iterdir())[:20]
     return newest
@@ -84,13 +84,13 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(capsys: 
         ("distributed-train dem", "there is no profile 'dem'", "did you mean 'demo'?"),
         ("distributed-train demo --local 0", "too small", ""),
         ("distributed-train demo --local two", "not a whole number", ""),
-        ("distributed-train demo --strategy dilco", "unknown strategy 'dilco'", "did you mean 'diloco'?"),
+        ("distributed-train demo-scratch --strategy dilco", "unknown strategy 'dilco'", "did you mean 'diloco'?"),
         ("distributed-train demo --model nosuch", "neither a [model:NAME]", ""),
         ("distributed-train demo --set lerning_rate=1", "unknown option 'lerning_rate'", "did you mean"),
         ("distributed-train demo --set x", "not of the form key=value", "learning_rate=1e-3"),
         ("distributed-train demo --set seed=1 --seed 2", "'seed' is given twice", "once"),
         ("distributed-train demo --lora-merge --no-lora-merge", "contradict", "one of the two"),
-        ("distributed-train demo --output notes/deeper", "a file is in the way", "--output"),
+        ("distributed-train demo-scratch --output notes/deeper", "a file is in the way", "--output"),
         ("distributed-train --resume nothing", "no run 'nothing'", "start one"),
         ("runs sho", "No such command 'sho'", "Did you mean 'show'?"),
         ("runs show", "Missing argument 'RUN'", "runs show --help"),
@@ -186,7 +186,7 @@ def test_a_run_is_shown_with_the_state_of_its_events(capsys: Capture) -> None:
 def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
     make_run()
     capsys.readouterr()
-    assert main(["runs", "show", "demo"]) == 0
+    assert main(["runs", "show", "demo-scratch"]) == 0
     out = capsys.readouterr().out
     assert "steps     6/6" in out
     assert "WER     test  98.0 % -> 3.0 %" in out

@@ -43,9 +43,9 @@ def test_a_run_without_a_model_says_how_to_go_on(capsys: Capture) -> None:
     from app.cli.train import TrainRequest, distributed_train
     from profiles.errors import ExitCode
 
-    distributed_train(TrainRequest("demo"), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
+    distributed_train(TrainRequest("demo-scratch"), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
     capsys.readouterr()
-    assert main(["transcribe", "demo", "x.wav", "--json"]) == 2
+    assert main(["transcribe", "demo-scratch", "x.wav", "--json"]) == 2
     assert "--resume" in json.loads(capsys.readouterr().out)["error"]["hint"]
 
 
@@ -77,13 +77,13 @@ def test_the_model_of_a_run_is_found_by_its_profile(model: Path, speech: Path, c
 
     from app.cli.train import TrainRequest, distributed_train
 
-    distributed_train(TrainRequest("demo"), FakeRun(training()))
+    distributed_train(TrainRequest("demo-scratch"), FakeRun(training()))
     (run,) = Path("output").iterdir()
     (run / "model" / "config.json").unlink()
     (run / "model").rmdir()
     (run / "model").symlink_to(model)
     capsys.readouterr()
-    assert main(["transcribe", "demo", str(speech / "audio" / "clip0.wav"), "--json"]) == 0
+    assert main(["transcribe", "demo-scratch", str(speech / "audio" / "clip0.wav"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == str(RunFolder.open(run).model)
 
 

@@ -19,12 +19,12 @@ Capture = pytest.CaptureFixture[str]
 
 
 def train(run: FakeRun, **changes: Any) -> ExitCode:
-    request: dict[str, Any] = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    request: dict[str, Any] = {"profile": "demo-scratch", "overrides": {"workers": "2"}, **changes}
     return distributed_train(TrainRequest(**request), run)
 
 
 def rehearsal(run: FakeRun, **changes: Any) -> ExitCode:
-    request: dict[str, Any] = {"profile": "demo", "overrides": {"workers": "2"}, **changes}
+    request: dict[str, Any] = {"profile": "demo-scratch", "overrides": {"workers": "2"}, **changes}
     return rehearse(TrainRequest(**request), run)
 
 
@@ -84,8 +84,8 @@ def test_a_custom_job_needs_no_profile() -> None:
 
 
 def test_the_command_line_is_kept_in_the_metadata() -> None:
-    train(FakeRun(training()), command=("cli_typer.py", "distributed-train", "demo"))
-    assert RunFolder.open(only_run()).metadata.command == ["cli_typer.py", "distributed-train", "demo"]
+    train(FakeRun(training()), command=("cli_typer.py", "distributed-train", "demo-scratch"))
+    assert RunFolder.open(only_run()).metadata.command == ["cli_typer.py", "distributed-train", "demo-scratch"]
 
 
 def test_a_failed_run_ends_with_one_error_and_the_way_back(capsys: Capture) -> None:
@@ -181,7 +181,7 @@ def test_a_failed_resume_keeps_the_folder() -> None:
 def test_a_run_without_a_snapshot_is_not_resumed() -> None:
     train(FakeRun(training()[:5], "cancelled", ExitCode.STOPPED, on_wait=FakeRun.kill))
     with pytest.raises(BadInput, match="no snapshot.*start a new run"):
-        train(FakeRun(), profile="", overrides={}, resume="demo")
+        train(FakeRun(), profile="", overrides={}, resume="demo-scratch")
 
 
 def test_a_run_is_not_resumed_and_rehearsed() -> None:
@@ -193,7 +193,7 @@ def test_a_run_is_not_resumed_and_rehearsed() -> None:
     ("changes", "message"),
     [
         ({"overrides": {"learning_rate": "1"}, "profile": ""}, "takes no other learning_rate"),
-        ({"overrides": {}, "profile": "nanogpt"}, "is of profile 'demo'"),
+        ({"overrides": {}, "profile": "nanogpt"}, "is of profile 'demo-scratch'"),
     ],
 )
 def test_resume_refuses_what_would_make_it_another_run(changes: dict[str, object], message: str) -> None:
@@ -205,7 +205,7 @@ def test_resume_refuses_what_would_make_it_another_run(changes: dict[str, object
 def test_a_completed_run_is_not_resumed() -> None:
     train(FakeRun(training()))
     with pytest.raises(BadInput, match="is completed"):
-        train(FakeRun(), profile="", overrides={}, resume="demo")
+        train(FakeRun(), profile="", overrides={}, resume="demo-scratch")
 
 
 def test_a_dry_run_measures_and_leaves_nothing(

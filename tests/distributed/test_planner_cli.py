@@ -37,7 +37,7 @@ def run(*arguments: str | Path) -> int:
 
 
 def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
-    assert run("demo", "--hosts", "mine.json") == 2
+    assert run("demo-scratch", "--hosts", "mine.json") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
@@ -46,14 +46,14 @@ def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
 
 
 def test_the_choice_in_a_few_lines(figures: Path, capsys: Capture) -> None:
-    assert run("demo", "--figures", figures) == 0
+    assert run("demo-scratch", "--figures", figures) == 0
     out = capsys.readouterr().out
     assert "3 machines with allreduce reach the same loss" in out
     assert re.search(r"^  c: \d+ samples", out, re.MULTILINE)
 
 
 def test_the_explanation_is_80_columns_wide(figures: Path, capsys: Capture) -> None:
-    assert run("demo", "--figures", figures, "--explain", "--set", "strategy=auto") == 0
+    assert run("demo-scratch", "--figures", figures, "--explain", "--set", "strategy=auto") == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith(">  allreduce") for line in lines)
@@ -62,7 +62,7 @@ def test_the_explanation_is_80_columns_wide(figures: Path, capsys: Capture) -> N
 
 
 def test_json_is_one_document(figures: Path, capsys: Capture) -> None:
-    assert run("demo", "--figures", figures, "--json") == 0
+    assert run("demo-scratch", "--figures", figures, "--json") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert document["chosen"] == 0
     assert document["settings"]["options"]["strategy"] == "allreduce"
@@ -70,9 +70,9 @@ def test_json_is_one_document(figures: Path, capsys: Capture) -> None:
 
 
 def test_a_written_plan_fits_its_profile(figures: Path, tmp_path: Path) -> None:
-    assert run("demo", "--figures", figures, "--out", tmp_path / "plan.json") == 0
+    assert run("demo-scratch", "--figures", figures, "--out", tmp_path / "plan.json") == 0
     planning = read_planning(tmp_path / "plan.json")
-    profile = load_profile("demo").profile
+    profile = load_profile("demo-scratch").profile
     assert planning.overlay(profile).strategy.codec in ("fp32", "bf16")
     assert planning.made_for.profile
     assert planning.made_for.figures
@@ -81,7 +81,7 @@ def test_a_written_plan_fits_its_profile(figures: Path, tmp_path: Path) -> None:
 def test_only_the_machines_of_the_hosts_file(figures: Path, tmp_path: Path, capsys: Capture) -> None:
     hosts = tmp_path / "hosts.json"
     hosts.write_text(json.dumps({"master": "a", "workers": ["B", "elsewhere"]}))
-    assert run("demo", "--figures", figures, "--hosts", hosts, "--explain") == 0
+    assert run("demo-scratch", "--figures", figures, "--hosts", hosts, "--explain") == 0
     out = capsys.readouterr().out
     assert "2 machines with allreduce" in out
     assert "elsewhere is in the hosts file and was not measured" in out
@@ -89,18 +89,18 @@ def test_only_the_machines_of_the_hosts_file(figures: Path, tmp_path: Path, caps
 
 def test_a_job_that_fits_nowhere_is_exit_code_3(tmp_path: Path, capsys: Capture) -> None:
     small = joined([machine("a", memory_free=1_000_000)])
-    assert run("demo", "--figures", written(tmp_path, small)) == 3
+    assert run("demo-scratch", "--figures", written(tmp_path, small)) == 3
     assert "the job fits none of these machines" in capsys.readouterr().out
 
 
 def test_figures_of_another_model(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path, cluster([8]), WORKLOAD.model_copy(update={"model_path": "other"}))
-    assert run("demo", "--figures", path) == 2
+    assert run("demo-scratch", "--figures", path) == 2
     assert "the figures are of other (full)" in capsys.readouterr().err
 
 
 def test_a_plan_that_cannot_be_written(figures: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert run("demo", "--figures", figures, "--out", tmp_path / "no" / "plan.json") == 2
+    assert run("demo-scratch", "--figures", figures, "--out", tmp_path / "no" / "plan.json") == 2
     assert "give another place with --out FILE" in capsys.readouterr().err
 
 
@@ -117,5 +117,5 @@ def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture)
     example = re.search(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert example is not None
     (tmp_path / "figures.json").write_text(example[1])
-    assert run("demo", "--figures", tmp_path / "figures.json", "--explain") == 0
+    assert run("demo-scratch", "--figures", tmp_path / "figures.json", "--explain") == 0
     assert "hub" in capsys.readouterr().out

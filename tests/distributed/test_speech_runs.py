@@ -31,13 +31,15 @@ SHORTER = (
 def train_and_transcribe(lab: Any, folder: Path) -> None:
     muster = Muster(folder, lab.hosts_file)
     hosts = ["--hosts", str(lab.hosts_file)]
-    trained = muster.run("distributed-train", "demo", *hosts, *SHORTER, "--threads", "1", "--eval-interval", "0")
+    trained = muster.run(
+        "distributed-train", "demo-scratch", *hosts, *SHORTER, "--threads", "1", "--eval-interval", "0"
+    )
     assert trained.returncode == 0, trained.stderr
     assert "WER" in trained.stdout
     assert [ours(host) for host in lab] == [[] for _ in lab]
     (run,) = (folder / "output").iterdir()
     sound = SOUND.parent / next(line for line in SOUND.read_text().split(",") if line.endswith(".opus"))
-    written = muster.run("transcribe", "demo", str(sound), "--json")
+    written = muster.run("transcribe", "demo-scratch", str(sound), "--json")
     assert written.returncode == 0, written.stderr
     said = json.loads(written.stdout)
     assert folder / said["model"] == run / "model"

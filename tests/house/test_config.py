@@ -9,6 +9,7 @@ from profiles.errors import BadInput
 from profiles.library import CONFIG
 from profiles.resolve import list_profiles, load_profile, validate_config
 from training.strategies.registry import check_strategy
+from training.tasks.published_models import SCRIPTS
 
 WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whisper-large-v3-lora"]
 
@@ -16,15 +17,23 @@ WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whi
 def test_the_shipped_config_is_whole() -> None:
     assert validate_config() == []
     shipped = [entry for entry in list_profiles() if entry.source == CONFIG]
-    assert [entry.name for entry in shipped] == ["demo", "whisper-scratch", *WHISPER, "nanogpt"]
+    assert [entry.name for entry in shipped] == ["demo", "demo-scratch", "whisper-scratch", *WHISPER, "nanogpt"]
     assert all(entry.description for entry in shipped)
 
 
-@pytest.mark.parametrize("name", ["demo", "nanogpt"])
+@pytest.mark.parametrize("name", ["demo-scratch", "nanogpt"])
 def test_profiles_that_run_as_they_are_have_their_files(name: str) -> None:
     profile = load_profile(name).profile
     assert Path(profile.model.model_path, "config.json").is_file()
     assert Path(profile.data.dataset_path).exists()
+
+
+def test_the_demo_is_a_fine_tune_and_stands_on_its_own_where_nothing_can_be_had() -> None:
+    demo = load_profile("demo")
+    stand_in = load_profile(demo.stand_in).profile
+    assert demo.profile.model.model_path in SCRIPTS
+    assert demo.profile.data == stand_in.data.model_copy(update={"augmentation": demo.profile.data.augmentation})
+    assert (demo.profile.model.from_scratch, stand_in.model.from_scratch) == (False, True)
 
 
 def test_training_from_scratch_on_own_recordings_needs_no_hub() -> None:
@@ -40,7 +49,7 @@ def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
     assert load_profile(name, {"dataset": "/"}).profile.model.model_path.startswith("openai/whisper-")
 
 
-@pytest.mark.parametrize("name", ["demo", "whisper-scratch", *WHISPER, "nanogpt"])
+@pytest.mark.parametrize("name", ["demo", "demo-scratch", "whisper-scratch", *WHISPER, "nanogpt"])
 def test_every_profile_leaves_the_strategy_to_the_planner_or_names_a_known_one(name: str) -> None:
     strategy = load_profile(name, complete=False).profile.strategy.strategy
     assert strategy == "auto" or check_strategy(strategy)

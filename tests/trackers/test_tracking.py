@@ -203,10 +203,10 @@ def test_a_missing_library_is_said_with_the_command_before_anything_starts(
         checked_trackers("csv, wandb,trackio")
     assert caught.value.hint.endswith("-m pip install wandb trackio")
     monkeypatch.chdir(tmp_path)
-    assert main(["distributed-train", "demo", "--local", "1", "--trackers", "wandb"]) == 2
+    assert main(["distributed-train", "demo-scratch", "--local", "1", "--trackers", "wandb"]) == 2
     assert "pip install wandb" in capsys.readouterr().err
     assert not (tmp_path / "output").exists()
-    assert main(["distributed-train", "demo", "--local", "1", "--trackers", "cvs"]) == 2
+    assert main(["distributed-train", "demo-scratch", "--local", "1", "--trackers", "cvs"]) == 2
     assert "'cvs' is none of csv, tensorboard" in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from distributed.planning.model_size import size_for
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.data_findings import findings
+from training.tasks.published_models import made_folder
 
 ROOT = Path(__file__).parents[2]
 DEMO = JobAnswers("demo")
@@ -89,3 +90,20 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: i
 def test_what_is_not_known_does_not_keep_out() -> None:
     profile = resolved(JobAnswers("demo")).profile
     assert fit_rows([MachineRow("x", "x")], profile, {})[0].words == "not known yet"
+
+
+def test_it_is_said_that_another_profile_stands_in() -> None:
+    job = job_of(DEMO)
+    assert (job.model, job.status) == ("tiny-commands", Status.OK)
+    assert job.cause == "the published model of demo cannot be had: demo-scratch (tiny-commands) stands in"
+
+
+def test_the_demo_fine_tunes_where_its_model_is_there(
+    whisper_tiny_en: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made_folder("openai/whisper-tiny.en").parent.mkdir(parents=True)
+    made_folder("openai/whisper-tiny.en").symlink_to(whisper_tiny_en)
+    job = job_of(DEMO)
+    assert (job.model, job.dataset, job.cause) == ("whisper-tiny-en", "spoken-commands", "")
+    assert resolved(DEMO).value("model_path") == "openai/whisper-tiny.en"  # the saved profile may travel

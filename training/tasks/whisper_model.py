@@ -26,6 +26,7 @@ from profiles.schema import ModelSettings
 from training.tasks.features import LogMel
 from training.tasks.hub import check_model_path, load
 from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
+from training.tasks.published_models import local_folder
 from training.tasks.recompute import recompute_activations
 from training.tasks.whisper_prompt import complete_generation, language_code
 
@@ -57,7 +58,7 @@ class WhisperModelWrapper:
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
         self.adapter = _adapter_folder(settings.model_path)
-        self.path = _base_of(self.adapter) if self.adapter else settings.model_path
+        self.path = local_folder(_base_of(self.adapter) if self.adapter else settings.model_path)
         self.config: WhisperConfig = self._read_config()
         self.tokenizer: Any = load(self._text_path, "tokenizer", self._read_tokenizer)
         self.extractor: WhisperFeatureExtractor = load(self._text_path, "feature extractor", self._read_extractor)

@@ -1,0 +1,127 @@
+"""Where the weights of a published model come from, and what stands in where they cannot be had."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import BadInput
+from profiles.resolve import load_profile
+from training.local_plan import plan_local_run
+from training.tasks import published_models
+from training.tasks.published_models import local_folder, made_folder, obtain, usable_profile
+
+NAME = "openai/whisper-tiny.en"
+SCRIPT = """import pathlib, sys
+pathlib.Path({to!r}).mkdir(parents=True)
+print("error: nobody is there", file=sys.stderr)
+raise SystemExit({code})
+"""
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A computer that has no model, and reaches neither hub nor package index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(published_models, "_problems", {})
+    return tmp_path
+
+
+def script(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Path:
+    """Put a script of the test's own in the place of ours; return what it makes."""
+    path, made = folder / "make.py", folder / "ran" if code else made_folder(NAME)
+    path.write_text(SCRIPT.format(to=str(made), code=code))
+    monkeypatch.setitem(published_models.SCRIPTS, NAME, str(path))
+    return made
+
+
+def test_the_demos_model_is_made_where_no_hub_is_reached(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, said = script(world, monkeypatch, 0), []
+    profile = usable_profile("demo", tell=said.append).profile
+    assert (profile.name, profile.model.model_path) == ("demo", NAME)
+    assert said == [f"{NAME}: the hub cannot be reached; the weights come from the package index, 71 MB"]
+    assert plan_local_run(profile, 2).profile.model.model_path == str(made)
+
+
+def test_any_profile_with_this_model_profits(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script(world, monkeypatch, 0)
+    profile = usable_profile("whisper-tiny-lora", {"model": NAME, "dataset": str(world)}).profile
+    assert plan_local_run(profile, 1).profile.model.model_path == str(made)
+
+
+def test_the_stand_in_trains_where_nothing_can_be_had(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, said = script(world, monkeypatch, 1), []
+    profile = usable_profile("demo", {"max_steps": "7"}, tell=said.append).profile
+    assert (profile.name, profile.model.from_scratch, profile.training.max_steps) == ("demo-scratch", True, 7)
+    problem = f"model {NAME} cannot be had: the hub cannot be reached, and nobody is there"
+    assert said[1:] == [f"{problem}; profile demo-scratch stands in for demo"]
+    ran.rmdir()
+    usable_profile("demo")  # and it is not tried again
+    assert not ran.exists()
+
+
+def test_without_a_stand_in_it_is_an_error(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(world, monkeypatch, 1)
+    with pytest.raises(BadInput, match="cannot be had"):
+        usable_profile("whisper-tiny-lora", {"model": NAME, "dataset": str(world)})
+
+
+def test_offline_nothing_is_asked_for(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = script(world, monkeypatch, 1)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert usable_profile("demo").profile.name == "demo-scratch"
+    assert not ran.exists()
+
+
+def test_what_the_hub_has_kept_comes_first(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = script(world, monkeypatch, 1)
+    made_folder(NAME).mkdir(parents=True)
+    assert local_folder(NAME) == str(made_folder(NAME))
+    kept = world / "hub" / "models--openai--whisper-tiny.en" / "snapshots" / "a1"
+    kept.mkdir(parents=True)
+    (kept / "config.json").touch()
+    assert local_folder(NAME) == str(made_folder(NAME))  # a configuration alone is no model
+    (kept / "model.safetensors").touch()
+    shutil.rmtree(made_folder(NAME))
+    obtain(load_profile("demo").profile.model)
+    assert local_folder(NAME) == NAME
+    assert not ran.exists()
+
+
+def test_no_file_of_a_profile_can_name_a_script(world: Path) -> None:
+    """What runs is known to the program; a stranger's configuration chooses a model, never a program."""
+    config = world / "config.ini"
+    config.write_text(f"[profile:mine]\nmodel_path = {world}/make.py\ndataset_path = {world}\n")
+    (world / "make.py").write_text(f"open({str(world / 'ran')!r}, 'w')")
+    assert local_folder(str(world / "make.py")) == str(world / "make.py")
+    usable_profile("mine", config=config)
+    assert not (world / "ran").exists()
+
+
+def test_a_stand_in_must_be_there(world: Path) -> None:
+    config = world / "config.ini"
+    config.write_text("[profile:mine]\nmodel_path = a/b\ndataset_path = c/d\nstand_in = mien\n[profile:main]\n")
+    with pytest.raises(BadInput, match=r'stand_in = "mien": there is no other profile of this name'):
+        load_profile("mine", config=config)
+
+
+def test_the_scripts_are_there() -> None:
+    root = Path(published_models.__file__).parents[2]
+    assert all((root / path).is_file() for path in published_models.SCRIPTS.values())
+
+
+def test_a_folder_made_here_travels_to_the_machines(world: Path) -> None:
+    from distributed.preparation.code_sync import collect
+
+    made_folder(NAME).mkdir(parents=True)
+    (made_folder(NAME) / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+    profile = load_profile("demo", {"dataset": str(world / "cache")}).profile
+    inputs = collect(plan_local_run(profile, 1, here=False))
+    assert list(inputs.trees["inputs/model"].files) == ["config.json"]
+    assert inputs.plan.profile.model.model_path == "inputs/model"
