@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.console import visible
 from app.figures import metric_text
 from profiles.errors import BadInput
 from training.tasks.breakdown import Part, by_length, by_noise, by_speaker, confusions, part_of
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
+
+if TYPE_CHECKING:
+    from training.tasks.significance import Difference
 
 SHOWN_SPEAKERS = 24
 SHOWN_CONFUSIONS = 5
@@ -84,3 +87,40 @@ def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
 def _document(part: Part) -> dict[str, Any]:
     figures = {"recordings": part.recordings, "words": part.words, "edits": part.edits, "cut": part.cut}
     return {"name": part.name, "wer": part.wer, **figures}
+
+
+def difference_lines(found: Difference) -> list[str]:
+    """Return what two models differ by, in words."""
+    first, second = metric_text("wer", found.first), metric_text("wer", found.second)
+    interval = f"95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f} points"
+    how = f"{found.drawn} {found.units} drawn again and again, p {_p_text(found.p)}"
+    if found.shown:
+        better = "fewer" if found.difference < 0 else "more"
+        verdict = f"{abs(found.difference) * 100:.1f} points {better}"
+    else:
+        verdict = f"no difference that these {found.recordings} recordings can show"
+    lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]
+    if found.left_out:
+        lines.append(f"      {found.left_out} recordings that only one of them has heard are left out")
+    return lines
+
+
+def _p_text(p: float) -> str:
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else "under 0.001"
+
+
+def difference_document(found: Difference) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {**vars(found), "difference": found.difference, "shown": found.shown}
+
+
+def run_lines(run_dir: Path) -> list[str]:
+    """Return what a run has changed for whom: before the first step and in its newest evaluation."""
+    from training.tasks.significance import difference
+
+    before, after = predictions_in(run_dir)
+    try:
+        changed = difference_lines(difference(before, after)) if before and after else []
+    except BadInput:  # no recording is in both
+        changed = []
+    return [*changed, *breakdown_lines(after, before)]

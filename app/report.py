@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.breakdown_words import breakdown_lines, predictions_in
+from app.breakdown_words import run_lines
 from app.console import command_about, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
@@ -69,8 +69,7 @@ def completed_lines(ended: Ended) -> list[str]:
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     lines = ["", f"Done: {steps} steps in {took}{speed}", *evaluation_lines(ended.state)]
-    before, after = predictions_in(ended.run_dir)
-    lines += breakdown_lines(after, before)
+    lines += run_lines(ended.run_dir)
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [

@@ -20,6 +20,12 @@ ModelReference = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
 ]
 Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
+Prompt = Annotated[
+    str, typer.Option("--prompt", metavar="TEXT", help="Said before, for the decoder: names, spelling, style.")
+]
+Timestamps = Annotated[
+    bool | None, typer.Option("--timestamps/--no-timestamps", help="Let the model write times; else as it was saved.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
 PlanFile = Annotated[

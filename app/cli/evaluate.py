@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import Device, Json, Language, ModelReference, Output
+from app.cli.arguments import Device, Json, Language, ModelReference, Output, Prompt, Timestamps
 from profiles.errors import ExitCode
 
 
@@ -18,12 +18,20 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option("--predictions", metavar="FILE", help="Write what it wrote for each clip, as CSV.")
     ] = None,
+    against: Annotated[
+        str, typer.Option("--against", metavar="MODEL", help="Another model: how it differs, with an interval.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the drawing that the interval comes from.")] = 0,
     language: Language = "",
+    prompt: Prompt = "",
+    timestamps: Timestamps = None,
     device: Device = "auto",
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Measure WER and CER of a model on a data set."""
-    from app.cli.models import ModelRequest, evaluate_command
+    """Measure WER and CER of a model on a data set, by speaker, length and noise."""
+    from app.cli.evaluating import evaluate_command
+    from app.cli.models import ModelRequest
 
-    return evaluate_command(ModelRequest(output, model, device, language, as_json), dataset, split, predictions)
+    request = ModelRequest(output, model, device, language, prompt, timestamps, as_json)
+    return evaluate_command(request, dataset, split, out=predictions, against=against, seed=seed)

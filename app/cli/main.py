@@ -21,6 +21,7 @@ from app.cli.arguments import (
     TrustNew,
 )
 from app.cli.boundary import run_app
+from app.cli.compare import compare
 from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
 from app.cli.evaluate import evaluate
@@ -35,7 +36,7 @@ from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 OUTPUT = Path("output")
-OWN_FILES = (transcribe, evaluate, discover, announce, measure, plan, report, replay, track, web, demo_run)
+OWN_FILES = (transcribe, evaluate, compare, discover, announce, measure, plan, report, replay, track, web, demo_run)
 """Commands whose signature stands beside their body."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.breakdown_words import breakdown_document, breakdown_lines, predictions_in
+from app.breakdown_words import breakdown_document, predictions_in, run_lines
 from app.console import (
     agreed,
     bytes_text,
@@ -216,8 +216,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")
     lines += evaluation_lines(state)
-    before, after = predictions_in(run.path)
-    lines += breakdown_lines(after, before)
+    lines += run_lines(run.path)
     lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")

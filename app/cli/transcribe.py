@@ -22,4 +22,4 @@ def transcribe(
     """Write down what is said in sound files."""
     from app.cli.models import ModelRequest, transcribe_command
 
-    return transcribe_command(ModelRequest(output, model, device, language, as_json), files)
+    return transcribe_command(ModelRequest(output, model, device, language, as_json=as_json), files)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from app.breakdown_words import predictions_in
 from app.html_report.record import Record, record_of
 from app.run_state import at_its_end
 from distributed.planning.document import Planning, read_planning
@@ -20,6 +21,7 @@ from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.run_metadata import RunMetadata
 from training.runs import RunSummary, size_of, summarise
+from training.tasks.predictions import Prediction
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Evidence:
     metrics: Mapping[str, Any]
     model: Path | None
     model_bytes: int
+    predictions: tuple[list[Prediction], list[Prediction]]
+    """What the model wrote before the first step and in its newest evaluation; empty: it is not kept."""
 
     def name(self, rank: int) -> str:
         """Return what the member is called: by itself, by the plan, or by its number."""
@@ -71,6 +75,7 @@ def read_evidence(path: Path) -> Evidence:
         metrics=metrics,
         model=model,
         model_bytes=size_of(model) if model else 0,
+        predictions=predictions_in(path),
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from app.html_report import sections
 from app.html_report.charts import Chart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
+from app.html_report.recordings import recordings
 from app.html_report.sections import text
 from profiles.errors import BadInput
 from training.run_files import explain, write_whole
@@ -69,7 +70,9 @@ def _policy(scripts: tuple[str, ...]) -> str:
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )
-    allowed = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+    allowed = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
+    )
     return f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
 
 
@@ -83,6 +86,7 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
     curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
     parts = (
         ("Result", sections.result(evidence)),
+        ("Recordings", recordings(evidence)),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
         ("Network", sections.network(evidence) + f'<div class="charts">{shown("bytes", "syncs")}</div>'),
@@ -91,7 +95,7 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
         ("Warnings and errors", sections.notices(evidence)),
         ("Run it again", sections.again(evidence)),
     )
-    main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in parts)
+    main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in parts if content)
     footer = f"<footer>Written {utc_now()} from {text(evidence.path.name)}; this page loads nothing.</footer>"
     return f"{sections.heading(evidence)}<main>{main}</main>{footer}"
 

@@ -79,6 +79,8 @@ def evaluate_model(
     max_samples: int = 0,
     cache_dir: str = "",
     max_new_tokens: int = 0,
+    prompt: str = "",
+    timestamps: bool | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> Measured:
     """Measure what a model reaches on one split.
@@ -87,6 +89,9 @@ def evaluate_model(
 
     Generated texts are bounded as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
     is the share that reached the bound.
+
+    ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
+    write times too, or not; ``None``: as it was saved. See :meth:`WhisperModelWrapper.write_as`.
 
     The validation split of a data set that has none is the clips that training holds out of it.
 
@@ -100,6 +105,7 @@ def evaluate_model(
         evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
     )
     task = WhisperTask(profile)
+    task.wrapper.write_as(prompt, timestamps)
     split = split_to_evaluate(dataset, split)
     clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
     data = task.prepare_split(split, clips, progress)

@@ -33,6 +33,11 @@ from training.tasks.whisper_prompt import complete_generation, language_code
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
 
+TICK = 0.02
+"""Seconds from one token for a time to the next."""
+_TIMES = 16
+"""Tokens for times that a text of one window may take beside its words."""
+
 IGNORED = -100
 """Label of a position that does not count in the loss."""
 
@@ -67,6 +72,9 @@ class WhisperModelWrapper:
         """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
         self._check_shapes()
         self._lead = self._find_lead()
+        self._context: list[int] = []
+        self.timestamps = bool(getattr(self.generation, "return_timestamps", False)) and self.knows_times
+        """Whether texts are written with times, as the model was saved to."""
 
     @property
     def _text_path(self) -> str:
@@ -127,7 +135,43 @@ class WhisperModelWrapper:
     @property
     def room(self) -> int:
         """The decoder's positions that are left for a text."""
-        return self.max_positions - self.prompt_length
+        return self.max_positions - self.prompt_length - len(self._context)
+
+    @property
+    def knows_times(self) -> bool:
+        """Whether there are tokens for times: every 20 ms up to the length of the window."""
+        first = self.generation.no_timestamps_token_id
+        return first is not None and self.config.vocab_size > int(first) + self.log_mel.seconds / TICK
+
+    @property
+    def first_time(self) -> int:
+        """Token of the time 0; each further one is :data:`TICK` later, and no text is at or above it."""
+        no_times = self.generation.no_timestamps_token_id
+        return self.config.vocab_size if no_times is None else int(no_times) + 1
+
+    def write_as(self, prompt: str = "", timestamps: bool | None = None) -> None:
+        """Let texts be generated as if ``prompt`` had been said before, with or without times; ``None``: as saved.
+
+        Of a prompt that is longer than the decoder takes, the end counts.
+
+        Raises:
+            BadInput: the model has no token for that.
+        """
+        if timestamps and not self.knows_times:
+            raise BadInput(f"model {self.path} knows no times", "leave out --timestamps")
+        if timestamps is not None:
+            self.timestamps = timestamps
+        if prompt.strip():
+            start = self.tokenizer.get_vocab().get("<|startofprev|>")
+            if start is None:
+                raise BadInput(f"model {self.path} takes no prompt: it has no token <|startofprev|>", "leave it out")
+            ids = self.tokenizer.encode(self._lead + prompt.strip(), add_special_tokens=False)
+            special = set(self.tokenizer.all_special_ids)
+            self._context = [start, *[token for token in ids if token not in special][-self._longest_context :]]
+
+    @property
+    def _longest_context(self) -> int:
+        return self.max_positions // 2 - 2  # as OpenAI's own code has it, less the start token
 
     @property
     def default_language(self) -> str:
@@ -219,18 +263,43 @@ class WhisperModelWrapper:
 
     def generate(self, model: nn.Module, heard: Any, languages: Sequence[str], max_new_tokens: int) -> list[Said]:
         """Greedy transcripts of what :meth:`hear` gave, each at most ``max_new_tokens`` long."""
-        bound = min(max_new_tokens, self.room)
+        times = _TIMES if self.timestamps else 0
+        bound = min(max_new_tokens + times, self.room)
+        ids = self.write(model, heard, languages, bound, self.timestamps)
+        ended = (ids == self.tokenizer.eos_token_id).any(dim=1).tolist() if ids.shape[1] >= bound else [True] * len(ids)
+        return [Said(self.text(row), not end) for row, end in zip(ids.tolist(), ended)]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens say, without special ones and times."""
+        kept = [token for token in tokens if token < self.first_time]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
+
+    def write(
+        self, model: nn.Module, heard: Any, languages: Sequence[str], bound: int, timestamps: bool, **more: Any
+    ) -> torch.Tensor:
+        """Tokens [batch, at most ``bound``] that the decoder writes on what :meth:`hear` gave, the prompt left out.
+
+        Args:
+            more: goes to ``generate`` of transformers.
+        """
         generation = copy.deepcopy(self.generation)
         # Whisper adds the prompt to max_length and keeps within the positions; max_new_tokens it would refuse
         generation.max_length = bound
         generation.num_beams, generation.do_sample = 1, False
         if self.is_multilingual:
             generation.language, generation.task = list(languages), self.settings.speech_task
+        if self._context:
+            more["prompt_ids"] = torch.tensor(self._context, device=next(model.parameters()).device)
+        raw = bool(self._context) or timestamps  # else transformers would hear a window twice, or lose its times
+        if raw:
+            more["force_unique_generate_call"] = True
         with _quiet():
-            ids = unwrap(model).generate(encoder_outputs=heard, generation_config=generation)
-        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        ended = (ids == self.tokenizer.eos_token_id).any(dim=1).tolist() if ids.shape[1] >= bound else [True] * len(ids)
-        return [Said(text.strip(), not end) for text, end in zip(texts, ended)]
+            ids: torch.Tensor = unwrap(model).generate(
+                encoder_outputs=heard, generation_config=generation, return_timestamps=timestamps, **more
+            )
+        # With times the prompt lacks the token that says that there are none.
+        given = len(self._context) + self.prompt_length - int(timestamps)
+        return ids[:, given:] if raw else ids
 
     def save(self, model: nn.Module, directory: Path, language: str) -> None:
         """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.

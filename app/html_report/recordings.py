@@ -1,0 +1,165 @@
+"""The part of a report about recordings: for whom the model errs, what it takes for what, and the worst ten to hear.
+
+The sound is in the page, as MP3, which every browser plays; it is cut and bounded, so that the page can be mailed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.breakdown_words import WAYS, difference_lines
+from app.figures import metric_text
+from app.html_report.sections import table, text
+from profiles.errors import BadInput
+from training.plan import RunPlan
+from training.tasks.breakdown import Part, aligned, confusions, worst
+from training.tasks.predictions import Prediction
+from training.tasks.significance import difference
+
+if TYPE_CHECKING:
+    from app.html_report.evidence import Evidence
+
+WORST = 10
+LONGEST = 30.0
+"""Seconds of one recording in the page."""
+RATE = 16_000
+MOST_SOUND = 4 << 20
+"""Bytes of sound in a page."""
+_SHOWN_PARTS = 60
+
+
+def recordings(evidence: Evidence) -> str:
+    """Return the section; empty where nothing was kept of what a model wrote."""
+    before, after = evidence.predictions
+    if not after:
+        return ""
+    shown = [f"<p>{text(line)}</p>" for line in _changed(before, after)]
+    for way, divide in WAYS.items():
+        parts, earlier = divide(after), {part.name: part for part in divide(before)}
+        if len(parts) > 1:
+            shown.append(f"<h3>By {way}</h3>{_parts(way, parts[:_SHOWN_PARTS], earlier)}")
+            left = len(parts) - _SHOWN_PARTS
+            shown.append(f"<p>{left} more, all at most as bad.</p>" if left > 0 else "")
+    if found := confusions(after, 20):
+        rows = [(one.said or "(nothing)", one.heard or "(nothing)", one.times) for one in found]
+        shown.append(f"<h3>Taken for another</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
+    return "".join(shown) + _worst(evidence, before, after)
+
+
+def _changed(before: Sequence[Prediction], after: Sequence[Prediction]) -> list[str]:
+    try:
+        return difference_lines(difference(before, after)) if before else []
+    except BadInput:  # no recording is in both
+        return []
+
+
+def _parts(way: str, parts: Sequence[Part], before: Mapping[str, Part]) -> str:
+    rows = []
+    for part in parts:
+        first = before.get(part.name)
+        course = (metric_text("wer", first.wer) if first else "-", metric_text("wer", part.wer))
+        rows.append((part.name or "not told", *course, part.edits, part.words, part.recordings))
+    header = (way, "WER before", "WER after", "edits", "words", "recordings")
+    return table(header, rows, numbers=range(1, 6))
+
+
+def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Prediction]) -> str:
+    chosen = worst(after, WORST)
+    if not chosen:
+        return "<h3>The worst</h3><p>No recording has an error.</p>"
+    earlier = {one.id: one for one in before}
+    sounds = players(chosen, evidence.plan)
+    rows = "".join(
+        f"<tr><td>{text(one.id)}<br>{text(one.speaker)}</td><td>{sound}</td><td>{text(one.reference)}</td>"
+        f"<td>{marked(earlier[one.id]) if one.id in earlier else '-'}</td>"
+        f"<td>{marked(one, earlier.get(one.id))}</td></tr>"
+        for one, sound in zip(chosen, sounds, strict=True)
+    )
+    head = "".join(f"<th>{name}</th>" for name in ("recording", "sound", "said", "heard before", "heard after"))
+    note = (
+        "Texts are normalised as for the WER. <mark>Marked</mark> words were not said, <del>struck</del> ones "
+        "were left out, <ins>underlined</ins> ones are right that were wrong before."
+    )
+    return (
+        f'<h3>The worst {len(chosen)}</h3><p>{note}</p><div class="wide"><table class="heard"><thead><tr>{head}</tr>'
+        f"</thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def marked(one: Prediction, before: Prediction | None = None) -> str:
+    """Return the heard words with what differs from the said ones, and with what ``before`` had wrong, marked."""
+    wrong_before = _wrong_places(before) if before is not None else set()
+    words, place = [], 0
+    for said, heard in aligned(one):
+        if said == heard:
+            words.append(f"<ins>{text(heard)}</ins>" if place in wrong_before else text(heard))
+        else:
+            words += [f"<del>{text(said)}</del>"] if said else []
+            words += [f"<mark>{text(heard)}</mark>"] if heard else []
+        place += bool(said)
+    return " ".join(words)
+
+
+def _wrong_places(one: Prediction) -> set[int]:
+    """Return which of the said words were not heard as they are."""
+    found, place = set(), 0
+    for said, heard in aligned(one):
+        if said:
+            if said != heard:
+                found.add(place)
+            place += 1
+    return found
+
+
+def players(chosen: Sequence[Prediction], plan: RunPlan | None) -> list[str]:
+    """Return an audio element for each recording, or why there is none."""
+    room, elements = MOST_SOUND, []
+    files = _files(chosen, plan)
+    for one in chosen:
+        sound = _sound(files.get(one.id))
+        if isinstance(sound, str):
+            elements.append(text(sound))
+        elif (room := room - len(sound) * 4 // 3) < 0:
+            elements.append("too much sound for this page")
+        else:
+            data = base64.b64encode(sound).decode()
+            elements.append(f'<audio controls preload="none" src="data:audio/mpeg;base64,{data}"></audio>')
+    return elements
+
+
+def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:
+    """Return where the recordings are here: those of another machine are looked for in this one's data set."""
+    found = {one.id: Path(one.audio) for one in chosen if one.audio and Path(one.audio).is_file()}
+    dataset = plan.profile.data.dataset_path if plan is not None else ""
+    if len(found) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
+        return found
+    from training.tasks.speech_clips import FileSource
+    from training.tasks.speech_dataset import read_speech
+
+    wanted = {one.id for one in chosen}
+    try:
+        clips = [clip for split in read_speech(dataset).values() for clip in split if clip.id in wanted]
+    except BadInput:  # the data set is no longer what it was
+        return found
+    return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | found
+
+
+def _sound(path: Path | None) -> bytes | str:
+    """Return the beginning of a recording as MP3, or why it is not in the page."""
+    if path is None or not path.is_file():
+        return "the recording is not on this machine"
+    import soundfile
+
+    from training.tasks.audio import AudioError, decode
+
+    made = io.BytesIO()
+    try:
+        samples = decode(path, RATE, LONGEST).samples
+        soundfile.write(made, samples, RATE, format="MP3", subtype="MPEG_LAYER_III")
+    except (AudioError, soundfile.SoundFileError, ValueError) as error:
+        return f"not a readable sound file: {error}"
+    return made.getvalue()

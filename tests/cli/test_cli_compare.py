@@ -1,0 +1,62 @@
+"""``compare``: two files, or the start and the end of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+from tests.report.report_runs import write_run
+from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
+
+Capture = pytest.CaptureFixture[str]
+
+
+def written(path: Path, heard: list[str]) -> Path:
+    found = [
+        Prediction(
+            f"c{number}", "", "open door", text, "open door", text, sum(text != "open door" for _ in (1,)), 2, 0, 9,
+            speaker="ann" if number % 2 else "bob",
+        )
+        for number, text in enumerate(heard)
+    ]  # fmt: skip
+    write_predictions(path, found)
+    return path
+
+
+def test_two_files(tmp_path: Path, capsys: Capture) -> None:
+    first = written(tmp_path / "a.csv", ["open store"] * 20)
+    second = written(tmp_path / "b.csv", ["open door"] * 19 + ["open store"])
+    assert main(["compare", str(first), str(second)]) == 0
+    out = capsys.readouterr().out
+    assert "WER   50.0 % -> 2.5 %: 47.5 points fewer (95 % interval" in out
+    assert "20 recordings drawn again and again, p under 0.001" in out
+    assert "  ann  50.0 % -> 5.0 % of 20 words in 10 recordings" in out
+    assert main(["compare", str(first), str(first), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["shown"], document["difference"], document["recordings"]) == (False, 0.0, 20)
+
+
+def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None:
+    first, second = (["open store", "open door"][:: 1 - 2 * turn] for turn in (0, 1))
+    main(["compare", str(written(tmp_path / "a.csv", first)), str(written(tmp_path / "b.csv", second))])
+    assert "no difference that these 2 recordings can show" in capsys.readouterr().out
+
+
+def test_start_and_end_of_a_run(capsys: Capture) -> None:
+    run = write_run(Path("output"), [])
+    assert main(["compare", "p"]) == 2
+    assert "has not kept what its model wrote" in capsys.readouterr().err
+    written(run / FOLDER / BEFORE, ["open store"] * 12)
+    written(run / FOLDER / NAME, ["open door"] * 12)
+    assert main(["compare", "p"]) == 0
+    assert "50.0 % -> 0.0 %: 50.0 points fewer" in capsys.readouterr().out
+    assert main(["runs", "show", "p"]) == 0
+    assert "  bob  50.0 % -> 0.0 % of 12 words in 6 recordings" in capsys.readouterr().out
+
+
+def test_what_is_not_there_is_said(capsys: Capture) -> None:
+    assert main(["compare", "a.csv", "b.csv"]) == 2
+    assert main(["compare", "a", "b", "c"]) == 2
