@@ -103,6 +103,11 @@ class DataSettings(Section):
     long_audio: Literal["refuse", "cut", "skip"] = option(
         "refuse", "clips longer than the model's window", tasks=(WHISPER,)
     )
+    window: str = option(
+        "auto",
+        "what is heard of a clip in training: auto: the clip and some silence; full: the model's window; or seconds",
+        tasks=(WHISPER,),
+    )
     max_broken_share: float = option(
         0.01, "share of the samples that may be broken: they are named and left out", ge=0, le=1
     )
@@ -118,6 +123,13 @@ class DataSettings(Section):
     data_workers: int = option(
         0, "processes for feature extraction; 0: one for each core", advanced=True, tasks=(WHISPER,), ge=0
     )
+
+    @field_validator("window")
+    @classmethod
+    def _length_of_window(cls, window: str) -> str:
+        if window in ("auto", "full") or (re.fullmatch(r"\d*\.?\d+", window) and 0 < float(window) <= 3600):
+            return window
+        raise OptionError("window", "auto, full, or a number of seconds, for example 5")
 
 
 class TrainingSettings(Section):

@@ -91,6 +91,8 @@ class BatchSource:
         made = [self._batch(piece, cursor.epoch) for part in parts for piece in _cut(part, wanted.most)]
         readable = [one for one in made if one is not None]
         indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
+        longest = self._schedule.longest(cursor, wanted.batch_sizes, [index for part in parts for index in part])
+        batches = [self._task.lengthen(batch, longest) for batch in batches] if longest else batches
         weights = [self._task.weight(batch) for batch in batches]
         return StepBatches(batches, weights, indices, sum(map(len, indices)), after)
 

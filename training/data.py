@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from profiles.errors import BadInput
 
-_ORDER, _NEWCOMER = range(2)
+_ORDER, _NEWCOMER, _GROUPS = range(3)
 """Tags that keep the random streams of one seed apart."""
+_POOL = 50
+"""Blocks that are sorted by length together, as in the length-grouped sampler of transformers: enough for blocks of
+like samples, few enough that each epoch has other ones."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,24 @@ class SampleSchedule:
         seed: seed of the run.
         accumulation: micro-batches in a full step.
         drop_last: leave out what an epoch has left for a last, smaller step.
+        lengths: of each sample, where a step costs as much as its longest one; then samples of like length come
+            together (:func:`grouped`).
+        block: samples that come together: those of a step as it was planned. It belongs to the plan and not to those
+            who are there, so the order stays as it is when they change.
 
     Raises:
         BadInput: there are no samples.
     """
 
-    def __init__(self, samples: int, seed: int, accumulation: int, drop_last: bool = False) -> None:
+    def __init__(
+        self,
+        samples: int,
+        seed: int,
+        accumulation: int,
+        drop_last: bool = False,
+        lengths: NDArray[np.int64] | None = None,
+        block: int = 1,
+    ) -> None:
         if samples < 1:
             raise BadInput("the training data holds no samples", "check dataset_path and max_train_samples")
         if accumulation < 1:
@@ -63,6 +78,8 @@ class SampleSchedule:
         self.seed = seed
         self.accumulation = accumulation
         self.drop_last = drop_last
+        self._lengths = lengths
+        self._block = block
         self._epoch = -1
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -106,6 +123,16 @@ class SampleSchedule:
             own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
         return [own[i : i + size] for i in range(0, len(own), size)], self._advance(cursor, taken)
 
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], own: Sequence[int]) -> int:
+        """Return the length of the longest sample of the whole group's step at ``cursor``, and of ``own``, which a
+        newcomer has drawn by itself; 0 where all are alike."""
+        if self._lengths is None:
+            return 0
+        cursor = self.start(cursor, batch_sizes)
+        end = cursor.offset + self._group_batch(batch_sizes)
+        step = self._permutation(cursor.epoch)[cursor.offset : end]
+        return int(max(self._lengths[step].max(), self._lengths[list(own)].max(initial=0)))
+
     def steps_per_epoch(self, batch_sizes: Mapping[int, int]) -> int:
         """Return the steps of one epoch, the short last one included unless it is dropped."""
         if self.drop_last:
@@ -130,6 +157,9 @@ class SampleSchedule:
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
             self._order = _generator(self.seed, _ORDER, epoch).permutation(self.samples)
+            if self._lengths is not None:
+                rng = _generator(self.seed, _GROUPS, epoch)
+                self._order = grouped(self._order, self._lengths, self._block, rng)
             self._epoch = epoch
         return self._order
 
@@ -145,6 +175,26 @@ class SampleSchedule:
 
 def _generator(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+
+def grouped(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], block: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return ``order`` with samples of like length beside each other.
+
+    Of every :data:`_POOL` blocks the samples are sorted by length, those of one length as they were, and cut into
+    blocks. These come in random order, the longest first, so that memory runs out at once or not at all. What is less
+    than a block stays where it was, at the end.
+    """
+    whole = len(order) // block * block
+    if not whole:
+        return order
+    pools = [order[start : min(start + _POOL * block, whole)] for start in range(0, whole, _POOL * block)]
+    ranked = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+    blocks = rng.permutation(ranked.reshape(-1, block))
+    longest = int(lengths[blocks].max(axis=1).argmax())
+    blocks[[0, longest]] = blocks[[longest, 0]]
+    return np.concatenate([blocks.ravel(), order[whole:]])
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:

@@ -125,7 +125,12 @@ class Trainer:
         self.exchange.expect_model(longest_vector(self.model))
         self.optimizer = build_optimizer(self.model, self.settings)
         self.schedule = SampleSchedule(
-            len(self.task.train), self.settings.seed, self.settings.gradient_accumulation, self.settings.drop_last
+            len(self.task.train),
+            self.settings.seed,
+            self.settings.gradient_accumulation,
+            self.settings.drop_last,
+            self.task.lengths(),
+            self.plan.global_batch,
         )
         self.total_steps = self.settings.max_steps or self.schedule.total_steps(
             self.position.batch_sizes, self.settings.epochs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, shares_to_batch_sizes
+from training.data import Cursor, SampleSchedule, apportion, evaluation_slice, grouped, shares_to_batch_sizes
 
 Batches = list[list[int]]
 groups = st.dictionaries(st.integers(0, 9), st.integers(1, 7), min_size=1, max_size=4)
@@ -176,3 +177,66 @@ def test_with_drop_last_all_steps_are_full(n: int, accumulation: int, group: dic
         batches, cursor = group_step(schedule, cursor, group)
         assert sum(len(flat(batches[rank])) for rank in group) == size
     assert epochs == [0] * (n // size) + [1] * (n // size)
+
+
+def schedule_by_length(n: int, block: int, accumulation: int = 1, seed: int = 7) -> SampleSchedule:
+    lengths = np.random.default_rng(n).integers(1, 9, n)
+    return SampleSchedule(n, seed, accumulation, lengths=lengths, block=block)
+
+
+@given(samples, accumulations, groups, st.integers(1, 20))
+def test_grouping_by_length_keeps_each_sample_once_and_the_joint_batch(
+    n: int, accumulation: int, group: dict[int, int], block: int
+) -> None:
+    schedule = schedule_by_length(n, block, accumulation)
+    alone = schedule_by_length(n, block)
+    joint = {0: accumulation * sum(group.values())}
+    cursor, seen = Cursor(), []
+    while cursor.epoch == 0:
+        whole, _ = alone.step(cursor, joint, 0)
+        assert alone.longest(cursor, joint, []) == schedule.longest(cursor, group, [])
+        batches, cursor = group_step(schedule, cursor, group)
+        taken = [index for rank in sorted(group) for index in flat(batches[rank])]
+        assert taken == flat(whole)
+        seen += taken
+    assert sorted(seen) == list(range(n))
+
+
+@given(samples, st.integers(1, 20), st.integers(0, 3), st.integers(0, 100))
+def test_grouped_order_follows_from_the_cursor_alone(n: int, block: int, epoch: int, offset: int) -> None:
+    """Whoever resumes there, or asks for another epoch first, is told the same."""
+    cursor = Cursor(epoch, offset % n)
+    used = schedule_by_length(n, block)
+    used.step(Cursor(epoch + 1, 0), {0: 3}, 0)
+    assert used.step(cursor, {0: 3}, 0) == schedule_by_length(n, block).step(cursor, {0: 3}, 0)
+
+
+@given(st.integers(1, 300), st.integers(1, 5))
+def test_blocks_of_a_pool_do_not_overlap_in_length(n: int, block: int) -> None:
+    rng = np.random.default_rng(n)
+    lengths = rng.integers(1, 100, n)
+    order = rng.permutation(n)
+    found = grouped(order, lengths, block, np.random.default_rng(0))
+    whole = n // block * block
+    assert sorted(found) == sorted(order) and found[whole:].tolist() == order[whole:].tolist()
+    if not whole:
+        return
+    blocks = lengths[found[:whole]].reshape(-1, block)
+    assert blocks[0].max() == lengths[order[:whole]].max()
+    if whole <= 50 * block:  # one pool
+        ranked = blocks[np.lexsort((blocks.min(axis=1), blocks.max(axis=1)))]
+        assert (ranked[:-1].max(axis=1) <= ranked[1:].min(axis=1)).all()
+
+
+def test_grouping_makes_steps_cheaper_and_epochs_differ() -> None:
+    lengths = np.random.default_rng(1).integers(1, 101, 4000)
+    by_length = SampleSchedule(4000, 1, 1, lengths=lengths, block=16)
+    mixed = SampleSchedule(4000, 1, 1)
+
+    def cost(schedule: SampleSchedule) -> float:
+        steps = [schedule.step(Cursor(0, start), {0: 16}, 0)[0][0] for start in range(0, 4000, 16)]
+        return float(np.mean([lengths[step].max() for step in steps]))
+
+    assert cost(by_length) < 1.06 * lengths.mean() < 0.6 * cost(mixed)
+    first, second = (set(by_length.step(Cursor(epoch, 16), {0: 16}, 0)[0][0]) for epoch in (0, 1))
+    assert first != second

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 if TYPE_CHECKING:
@@ -91,6 +92,16 @@ class Task(ABC):
     @abstractmethod
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
+
+    def lengths(self) -> NDArray[np.int64] | None:
+        """How long each sample of :attr:`train` is, where a batch costs as much as its longest one; ``None`` if all
+        cost the same. Samples of like length are trained on together then."""
+        return None
+
+    def lengthen(self, batch: Batch, length: int) -> Batch:
+        """Return ``batch`` as long as a sample of ``length``, the longest of a whole step: so the result of the step
+        does not depend on how its samples are divided among members and micro-batches."""
+        return batch
 
     @abstractmethod
     def weight(self, batch: Batch) -> float:

@@ -100,9 +100,9 @@ class LogMel:
         features = (np.maximum(log, floor) + 4.0) / 4.0
         return np.ascontiguousarray(features.T, dtype=np.float32), float((max(-10.0, floor) + 4.0) / 4.0)
 
-    def fill(self, features: npt.NDArray[Any], silence: float) -> Features:
-        """Return ``features`` [mels, n] as a full window [mels, frames]."""
-        window = np.full((self.mels, self.frames), silence, dtype=np.float32)
+    def fill(self, features: npt.NDArray[Any], silence: float, frames: int = 0) -> Features:
+        """Return ``features`` [mels, n] as a window [mels, frames], a full one by default."""
+        window = np.full((self.mels, frames or self.frames), silence, dtype=np.float32)
         window[:, : features.shape[1]] = features
         return window
 
@@ -128,10 +128,18 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._silence)
 
+    @property
+    def frames(self) -> npt.NDArray[np.int64]:
+        """Frames of every clip that hold sound."""
+        return np.diff(self._ends)
+
+    def sound(self, position: int) -> tuple[npt.NDArray[np.float16], float]:
+        """Return what is stored of a clip: [mels, frames that hold sound], and the value of the silence after it."""
+        return self._data[self._ends[position] : self._ends[position + 1]].T, self._silence[position]
+
     def __getitem__(self, position: int) -> Features:
         """Return the full window [mels, frames] of a clip."""
-        stored = self._data[self._ends[position] : self._ends[position + 1]]
-        return self._log_mel.fill(stored.T, self._silence[position])
+        return self._log_mel.fill(*self.sound(position))
 
 
 def open_features(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -21,12 +22,13 @@ from profiles.schema import Profile
 from training.modes import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
-from training.tasks.features import Features, FeatureStore, open_features
+from training.tasks.features import FeatureStore, open_features
 from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip, hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
+from training.tasks.windows import Windows
 from training.tasks.word_errors import Normalizer, count_errors, normalizer_for
 
 __all__ = ["SpeechData", "SpeechSample", "WhisperModelWrapper", "WhisperTask"]
@@ -53,8 +55,12 @@ def generation_bound(longest: int, cap: int, room: int) -> int:
 class SpeechSample:
     """One clip, ready for :meth:`WhisperTask.collate`."""
 
-    features: Features
-    """[mels, frames]"""
+    features: npt.NDArray[np.float16]
+    """[mels, frames that hold sound]"""
+    silence: float
+    """Value of the frames after them."""
+    frames: int
+    """Of the clip's window in training."""
     tokens: list[int]
     """Transcript with the end token, without the prompt."""
     text: str
@@ -76,14 +82,20 @@ class SpeechData:
     positions: list[int]
     """Where in ``store`` each clip is."""
     languages: list[str]
+    windows: Windows
 
     def __len__(self) -> int:
         return len(self.clips)
 
     def __getitem__(self, index: int, /) -> SpeechSample:
-        features = self.store[self.positions[index]]
-        text, language = self.clips[index].text, self.languages[index]
-        return SpeechSample(features, self.tokens[index], text, language, self.longest, index)
+        features, silence = self.store.sound(self.positions[index])
+        text, language, frames = self.clips[index].text, self.languages[index], int(self.frames[index])
+        return SpeechSample(features, silence, frames, self.tokens[index], text, language, self.longest, index)
+
+    @cached_property
+    def frames(self) -> npt.NDArray[np.int64]:
+        """Frames of every clip's window in training."""
+        return self.windows.frames(self.store.frames[self.positions])
 
     @cached_property
     def longest(self) -> int:
@@ -106,6 +118,8 @@ class WhisperTask(Task):
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.wrapper = WhisperModelWrapper(profile.model)
+        log_mel = self.wrapper.log_mel
+        self.windows = Windows(profile.data.window, log_mel.frames, log_mel.seconds)
         self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
@@ -154,7 +168,8 @@ class WhisperTask(Task):
             raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line")
         limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
-        return SpeechData([clips[i] for i in positions], kept, store, positions, [languages[i] for i in positions])
+        spoken = [languages[i] for i in positions]
+        return SpeechData([clips[i] for i in positions], kept, store, positions, spoken, self.windows)
 
     def table(self, split: str) -> str:
         data = self.train if split == "train" else self.evaluation[split]
@@ -227,7 +242,7 @@ class WhisperTask(Task):
         assert isinstance(data, SpeechData)
         if self.default_language or all(data.languages):
             return
-        clips = torch.stack([torch.from_numpy(data[i].features) for i in range(min(_DETECT_ON, len(data)))])
+        clips = torch.from_numpy(np.stack([data.store[i] for i in data.positions[:_DETECT_ON]]))
         with evaluating(model), torch.no_grad():
             votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
         self.default_language = votes.most_common(1)[0][0]
@@ -250,6 +265,7 @@ class WhisperTask(Task):
             labels[index, start : len(row) - 1] = torch.tensor(row[start + 1 :])
         return {
             "input_features": self._features(samples, rngs),
+            "silence": [sample.silence for sample in samples],
             "decoder_input_ids": inputs,
             "labels": labels,
             "tokens": float(sum(len(sample.tokens) for sample in samples)),
@@ -260,25 +276,43 @@ class WhisperTask(Task):
         }
 
     def _features(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> torch.Tensor:
-        features = [sample.features for sample in samples]
-        strength = self.profile.data.augmentation
-        if rngs is not None and strength:
+        """Return the windows as long as the longest: in training, where there are generators, cut as the settings say,
+        each changed within its own; in evaluation full."""
+        log_mel, strength = self.wrapper.log_mel, self.profile.data.augmentation
+        if rngs is None:
+            return torch.from_numpy(np.stack([log_mel.fill(one.features, one.silence) for one in samples]))
+        windows = [log_mel.fill(one.features, one.silence, one.frames) for one in samples]
+        if strength:
             from training.tasks.augmentation import augment
 
-            features = [augment(one, strength, rng) for one, rng in zip(features, rngs)]
-        return torch.from_numpy(np.stack(features))
+            windows = [augment(window, strength, rng) for window, rng in zip(windows, rngs)]
+        longest = max(window.shape[1] for window in windows)
+        filled = [log_mel.fill(window, one.silence, longest) for window, one in zip(windows, samples)]
+        return torch.from_numpy(np.stack(filled))
+
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """Frames of the windows that the clips are trained on in."""
+        return self.train.frames if self.windows.are_cut and isinstance(self.train, SpeechData) else None
+
+    def lengthen(self, batch: Batch, length: int) -> Batch:
+        features, silence = batch["input_features"], torch.tensor(batch["silence"])
+        count, mels, frames = features.shape
+        if frames >= length:
+            return batch
+        rest = silence[:, None, None].expand(count, mels, length - frames)
+        return {**batch, "input_features": torch.cat([features, rest], dim=2)}
 
     def weight(self, batch: Batch) -> float:
         """Tokens of the transcripts, end tokens included."""
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return self._loss(model, batch, input_features=batch["input_features"])
+        return self._loss(model, batch, self.wrapper.hear(model, batch["input_features"]))
 
     @staticmethod
-    def _loss(model: nn.Module, batch: Batch, **sound: Any) -> torch.Tensor:
+    def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:
         text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
-        loss: torch.Tensor = model(**sound, **text, use_cache=False).loss
+        loss: torch.Tensor = model(encoder_outputs=heard, **text, use_cache=False).loss
         return loss
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:
@@ -287,7 +321,7 @@ class WhisperTask(Task):
     def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
         heard = self.wrapper.hear(model, batch["input_features"])
         weight = self.weight(batch)
-        sums = {"loss_sum": float(self._loss(model, batch, encoder_outputs=heard)) * weight, "weight": weight}
+        sums = {"loss_sum": float(self._loss(model, batch, heard)) * weight, "weight": weight}
         answers: list[Answer] = []
         if generate:
             bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)

@@ -28,6 +28,7 @@ from training.tasks.hub import check_model_path, load
 from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
 from training.tasks.published_models import local_folder
 from training.tasks.recompute import recompute_activations
+from training.tasks.whisper_encoder import encode
 from training.tasks.whisper_prompt import complete_generation, language_code
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
@@ -258,8 +259,11 @@ class WhisperModelWrapper:
         return [codes[token_id] for token_id in found]
 
     def hear(self, model: nn.Module, features: torch.Tensor) -> Any:
-        """The encoder's output for ``features`` [batch, mels, frames], to be used by loss and generation alike."""
-        return unwrap(model).get_encoder()(features)
+        """The encoder's output for ``features`` [batch, mels, frames], to be used by loss and generation alike.
+
+        The window may be shorter than the model's own.
+        """
+        return encode(unwrap(model), features)
 
     def generate(self, model: nn.Module, heard: Any, languages: Sequence[str], max_new_tokens: int) -> list[Said]:
         """Greedy transcripts of what :meth:`hear` gave, each at most ``max_new_tokens`` long."""
