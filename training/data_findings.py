@@ -22,7 +22,7 @@ import soundfile
 
 from profiles.errors import MusterError
 from profiles.schema import Profile
-from training.tasks.speech_clips import Clip, FileSource
+from training.tasks.speech_clips import SPLITS, Clip, FileSource
 from training.tasks.speech_dataset import is_on_hub, read_speech
 from training.tasks.tables import read_table
 from training.tasks.texts import read_texts
@@ -54,6 +54,8 @@ def findings(profile: Profile) -> dict[str, Any]:
 
 def _columns(path: Path) -> list[str]:
     tables = [path] if path.is_file() else [*sorted(path.glob("*.csv")), *sorted(path.glob("*.jsonl"))]
+    names = {name for names in SPLITS.values() for name in names} | {"metadata"}
+    tables = [table for table in tables if path.is_file() or table.stem in names]
     return list(read_table(tables[0]).columns) if tables else []
 
 

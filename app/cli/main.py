@@ -27,6 +27,7 @@ from app.cli.discover import announce, discover
 from app.cli.evaluate import evaluate
 from app.cli.measure import measure
 from app.cli.plan import plan
+from app.cli.prepare import prepare
 from app.cli.replay import replay
 from app.cli.report import report
 from app.cli.track import track
@@ -36,7 +37,21 @@ from profiles.errors import BadInput, ExitCode
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 OUTPUT = Path("output")
-OWN_FILES = (transcribe, evaluate, compare, discover, announce, measure, plan, report, replay, track, web, demo_run)
+OWN_FILES = (
+    transcribe,
+    evaluate,
+    compare,
+    prepare,
+    discover,
+    announce,
+    measure,
+    plan,
+    report,
+    replay,
+    track,
+    web,
+    demo_run,
+)
 """Commands whose signature stands beside their body."""
 
 

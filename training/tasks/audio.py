@@ -14,6 +14,9 @@ import soxr
 
 Samples = npt.NDArray[np.float32]
 
+_MOST_CHANNELS = 64
+_HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
+
 
 class AudioError(Exception):
     """One recording cannot be used; the message says why."""
@@ -24,15 +27,16 @@ class Audio:
     """A decoded recording."""
 
     samples: Samples
-    """Mono, between -1 and 1, at the rate asked for; at most ``limit`` seconds of it."""
+    """Mono, between -1 and 1, at the rate asked for; at most ``limit`` seconds of it, from ``start`` on."""
     seconds: float
     """Length of the whole recording."""
 
 
-def decode(source: Path | bytes, rate: int, limit: float | None = None) -> Audio:
+def decode(source: Path | bytes, rate: int, limit: float | None = None, start: float = 0.0) -> Audio:
     """Decode a file, or the bytes of one, to mono ``float32`` samples at ``rate`` Hz.
 
-    Channels are averaged; the resampler is soxr's high quality one. Only the first ``limit`` seconds are decoded.
+    Channels are averaged; the resampler is soxr's high quality one. Only ``limit`` seconds from ``start`` on are
+    decoded.
 
     Raises:
         AudioError: not a sound file, damaged, cut short, or without a single sample.
@@ -40,7 +44,7 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None) -> Audio
     handle = io.BytesIO(source) if isinstance(source, bytes) else _open(source)
     with handle:
         try:
-            frames, file_rate, total = _read(handle, limit)
+            frames, file_rate, total = _read(handle, limit, start)
         except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
             # soundfile raises TypeError for a headerless file whose name ends in .raw
             raise AudioError(f"not a readable sound file: {_reason(error)}") from error
@@ -61,10 +65,15 @@ def _open(path: Path) -> BinaryIO:
         raise AudioError(error.strerror or str(error)) from error
 
 
-def _read(handle: BinaryIO, limit: float | None) -> tuple[Samples, int, int]:
+def _read(handle: BinaryIO, limit: float | None, start: float) -> tuple[Samples, int, int]:
     """Return samples [frames, channels], the file's rate, and the frames of the whole file."""
     with soundfile.SoundFile(handle) as file:
-        wanted = file.frames if limit is None else min(file.frames, round(limit * file.samplerate))
+        if file.channels > _MOST_CHANNELS or file.samplerate > _HIGHEST_RATE:
+            raise ValueError(f"{file.channels} channels at {file.samplerate} Hz")
+        first = min(file.frames, round(start * file.samplerate))
+        wanted = file.frames - first if limit is None else min(file.frames - first, round(limit * file.samplerate))
+        if first:
+            file.seek(first)
         frames: Samples = file.read(wanted, dtype="float32", always_2d=True)
         if len(frames) < wanted // 2:
             raise ValueError(f"ends after {len(frames)} of {wanted} samples")

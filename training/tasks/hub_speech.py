@@ -72,16 +72,25 @@ def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
     return found
 
 
-def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
+def undecoded_audio(dataset: Any, where: str) -> tuple[Any, str]:
+    """Return the audio column of a data set, left undecoded, as a data set of its own, and its name.
+
+    Raises:
+        BadInput: it has none.
+    """
     audio = next((name for name, kind in dataset.features.items() if isinstance(kind, datasets.Audio)), None)
     if audio is None:
         raise BadInput(f"data set {where}: no audio column; it has: {', '.join(dataset.column_names)}", "")
+    return dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False)), audio
+
+
+def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
+    undecoded, audio = undecoded_audio(dataset, where)
     text = find_text_column(dataset.column_names, text_column, None, f"data set {where}")
     texts = dataset[text]
     languages = dataset["language"] if "language" in dataset.column_names else [""] * len(dataset)
     ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))
     further = {name: dataset[name] for name in (*SPEAKER_COLUMNS, *NOISE_COLUMNS) if name in dataset.column_names}
-    undecoded = dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False))
     clips = []
     for row, (identity, said, language) in enumerate(zip(ids, texts, languages)):
         cleaned = unicodedata.normalize("NFC", str(said or "")).strip()

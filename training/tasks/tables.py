@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from profiles.errors import BadInput
 
@@ -77,14 +78,21 @@ class Table:
         raise BadInput(f"{self.path}: no column {wanted} for the {purpose}; it has: {there}", hint)
 
 
-def read_table(path: Path) -> Table:
-    """Read a ``.csv`` (comma, semicolon or tab; quoted fields; UTF-8 with or without BOM) or ``.jsonl`` file.
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+"""Endings of files with one JSON object a line."""
+
+
+def read_table(path: Path, quoted: bool = True) -> Table:
+    """Read a file of delimited lines (comma, semicolon or tab; UTF-8 with or without BOM) or of JSON lines.
+
+    Args:
+        quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
 
     Raises:
         BadInput: missing, empty, not UTF-8, or a line that cannot be split into the columns of the first.
     """
     text = _read_text(path)
-    rows = tuple(_json_rows(path, text) if path.suffix == ".jsonl" else _csv_rows(path, text))
+    rows = tuple(_json_rows(path, text) if path.suffix.lower() in JSON_LINES else _csv_rows(path, text, quoted))
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
@@ -102,8 +110,10 @@ def _read_text(path: Path) -> str:
         raise BadInput(f"{path}, line {line}: not UTF-8", "save the table as 'CSV UTF-8'") from error
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:
+    lines = io.StringIO(text, newline="")
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=_delimiter(text), quoting=quoting, strict=True)
     header: list[str] | None = None
     start = 1
     try:
@@ -145,12 +155,16 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path}, line {number}: not JSON ({error.msg})", "one JSON object a line") from error
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits; brackets without end
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nothing that a table holds"
+            raise BadInput(f"{path}, line {number}: not JSON ({reason})", "one JSON object a line") from error
         if not isinstance(record, dict):
             raise BadInput(f"{path}, line {number}: not a JSON object", "one JSON object a line")
-        yield Row({key: _clean("" if value is None else str(value)) for key, value in record.items()}, path, number)
+        cells = {_clean(key): _clean("" if value is None else str(value)) for key, value in record.items()}
+        yield Row(cells, path, number)
 
 
 def _clean(text: str) -> str:
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode("utf-8")  # JSON can write half a character, which no file can
     return unicodedata.normalize("NFC", text).strip()

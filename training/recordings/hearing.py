@@ -1,0 +1,102 @@
+"""One recording: fetched, decoded, measured, and written as 16 kHz mono if nothing speaks against it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import soundfile
+
+from training.recordings.checks import RATE, Limits, Measures, judge, measure, to_16_bits
+from training.recordings.fetching import Fetcher
+from training.recordings.recording import NoSource, Reason, Recording, Unusable, UrlSource
+from training.recordings.workplace import FORMS
+from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.speech_clips import FileSource
+
+if TYPE_CHECKING:
+    from training.recordings.recording import Source
+
+_BEYOND = 0.5  # seconds decoded after the longest that is kept
+
+
+def key_of(recording: Recording, form: str) -> str:
+    """Return what a recording's sound is known by: it changes with the file, the part of it, and the form written."""
+    parts = (recording.audio.stamp(), repr(recording.offset), repr(recording.duration), form)
+    return hashlib.blake2b("\n".join(parts).encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def hear(recording: Recording, target: Path, aside: Path, limits: Limits, fetcher: Fetcher, form: str) -> Measures:
+    """Measure one recording; write it to ``target`` if :func:`judge` keeps it.
+
+    Args:
+        aside: a path of this recording alone, for what is half done.
+
+    Raises:
+        Unusable: it cannot be had or read.
+        OSError: ``target`` cannot be written.
+    """
+    downloaded = aside.with_suffix(".download")
+    try:
+        source, fetched = _get(recording.audio, downloaded, fetcher)
+        samples, measures = _decode(source, recording, limits, fetched)
+    finally:
+        downloaded.unlink(missing_ok=True)
+    if samples is not None and judge(recording, measures, limits) is None:
+        _write(samples, target, aside, form)
+    return measures
+
+
+def _get(audio: Source, downloaded: Path, fetcher: Fetcher) -> tuple[Path | bytes, int]:
+    match audio:
+        case UrlSource(url):
+            count = fetcher.fetch(url, downloaded)
+            return downloaded, count
+        case FileSource(path):
+            return path, 0
+        case NoSource(text):
+            raise Unusable(Reason.NOT_THERE, text)
+        case _:
+            try:
+                return audio.read(), 0
+            except OSError as error:
+                raise Unusable(Reason.NOT_THERE, error.strerror or str(error)) from error
+
+
+def _decode(
+    source: Path | bytes, recording: Recording, limits: Limits, fetched: int
+) -> tuple[Samples | None, Measures]:
+    """Samples are ``None`` where the recording is too long to be decoded whole."""
+    if not (len(source) if isinstance(source, bytes) else _size(source)):
+        raise Unusable(Reason.EMPTY, "a file without a byte")
+    most = limits.longest + _BEYOND
+    wanted = most if recording.duration is None else min(recording.duration, most)
+    try:
+        audio = decode(source, RATE, wanted, recording.offset)
+    except AudioError as error:
+        raise Unusable(Reason.UNREADABLE, str(error)) from error
+    rest = audio.seconds - recording.offset
+    seconds = rest if recording.duration is None else min(rest, recording.duration)
+    if seconds > limits.longest:
+        return None, Measures(round(seconds, 3), fetched=fetched)
+    return audio.samples, measure(audio.samples, fetched)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise Unusable(Reason.NOT_THERE, error.strerror or str(error)) from error
+
+
+def _write(samples: Samples, target: Path, aside: Path, form: str) -> None:
+    _, container, coding = FORMS[form]
+    try:
+        soundfile.write(aside, to_16_bits(samples), RATE, format=container, subtype=coding)
+        os.replace(aside, target)
+    except soundfile.SoundFileError as error:  # a full disk, in libsndfile's words
+        raise OSError(0, str(error), str(target)) from error
+    finally:
+        aside.unlink(missing_ok=True)

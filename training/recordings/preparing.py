@@ -1,0 +1,229 @@
+"""``prepare``: a source becomes a data set folder. The whole way, from top to bottom.
+
+What was measured of a recording is kept (:mod:`training.recordings.journal`), what follows from it is worked out anew
+in every run. So a run that was interrupted goes on where it was and ends in the same folder, and a run with other
+limits fetches only what the earlier one left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from profiles.errors import BadInput, StoppedByUser
+from training.recordings.checks import Limits, Measures, judge, judge_text
+from training.recordings.dividing import Shares, divide
+from training.recordings.doubles import doubles
+from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
+from training.recordings.hearing import hear, key_of
+from training.recordings.journal import Journal
+from training.recordings.kinds import READERS, kind_of
+from training.recordings.languages import Ear, hear_languages, judge_language
+from training.recordings.recording import Fault, Recording, Request, Unusable
+from training.recordings.result import Result, write_result
+from training.recordings.workplace import Origin, Workplace, open_workplace
+
+Progress = Callable[[str, int, int | None], None]
+
+_ROUNDS = 3  # a clip whose double is gone is heard again
+_AHEAD = 4  # recordings handed over for each thread
+_LOCALE = re.compile(r"([A-Za-z]{2,3})[-_].*")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be prepared, and how."""
+
+    request: Request
+    out: Path
+    kind: str = ""
+    """See :data:`training.recordings.kinds.READERS`; empty: recognised."""
+    form: str = "flac"
+    language: str = ""
+    """Of recordings of which the source tells none."""
+    lowercase: bool = False
+    threads: int = 4
+    limits: Limits = field(default_factory=Limits)
+    shares: Shares = field(default_factory=Shares)
+    fetching: FetchLimits = field(default_factory=FetchLimits)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A recording with the place of its sound."""
+
+    recording: Recording
+    key: str
+    file: Path
+
+
+def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
+    """Make the folder ``job.out``, or go on with it.
+
+    Args:
+        ear: a model that tells the language of what is kept; ``None``: nobody listens.
+
+    Raises:
+        BadInput: the source cannot be read, the folder not written, or nothing is left.
+        StoppedByUser: Ctrl-C; the same job goes on.
+    """
+    kind = kind_of(job.request.source, job.kind)
+    recordings = _read(job, kind, progress)
+    division = divide(recordings, job.shares)
+    with open_workplace(job.out, Origin(_lasting(job.request.source, kind), kind, job.form)) as place:
+        items = _items(division.recordings, place, job.form)
+        with Journal(place.journal) as journal:
+            failures = _hear_all(job, place, items, journal, progress)
+            faults = _decide(items, journal, failures, job.limits)
+            if ear is not None:
+                kept = [item for item, fault in zip(items, faults) if fault is None]
+                hear_languages(ear, [(item.key, item.file) for item in kept], journal, progress)
+                faults = [fault or judge_language(i.recording, ear, i.key, journal) for i, fault in zip(items, faults)]
+            kept_clips = [
+                (item.recording, item.file, journal.measures[item.key].seconds)
+                for item, fault in zip(items, faults)
+                if fault is None
+            ]
+        left_out = [(item.recording, fault) for item, fault in zip(items, faults) if fault is not None]
+        return write_result(place, kind, kept_clips, left_out, division.notes)
+
+
+def _read(job: Job, kind: str, progress: Progress) -> list[Recording]:
+    found: list[Recording] = []
+    for recording in READERS[kind](job.request):
+        found.append(_tidied(recording, job))
+        if not len(found) % 1000:
+            progress("reading", len(found), None)
+    if not found:
+        raise BadInput(f"source {job.request.source}: no recordings there", "it needs a line for each recording")
+    return _with_own_ids(found)
+
+
+def _tidied(recording: Recording, job: Job) -> Recording:
+    """Languages as Whisper writes them (``pt`` for ``pt-BR``), texts as they are wanted."""
+    language = _LOCALE.sub(r"\1", recording.language).lower() or job.language
+    text = recording.text.lower() if job.lowercase else recording.text
+    return dataclasses.replace(recording, language=language, text=text)
+
+
+def _with_own_ids(recordings: Sequence[Recording]) -> list[Recording]:
+    """Ids are unique in a data set: the second ``a`` becomes ``a-2``."""
+    seen: Counter[str] = Counter()
+    taken = {recording.id for recording in recordings}
+    found = []
+    for recording in recordings:
+        name = recording.id
+        while seen[recording.id] and name in taken:
+            seen[recording.id] += 1
+            name = f"{recording.id}-{seen[recording.id]}"
+        seen[recording.id] = seen[recording.id] or 1
+        taken.add(name)
+        found.append(dataclasses.replace(recording, id=name))
+    return found
+
+
+def _lasting(source: str, kind: str) -> str:
+    return source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
+
+
+def _items(recordings: Sequence[Recording], place: Workplace, form: str) -> list[_Item]:
+    """Give every recording its file; those that have the same sound have the same."""
+    files: dict[str, Path] = {}
+    items = []
+    for recording in recordings:
+        key = key_of(recording, form)
+        file = files.setdefault(key, place.file_of(recording.id, key, form))
+        items.append(_Item(recording, key, file))
+    return items
+
+
+def _decide(items: Sequence[_Item], journal: Journal, failures: dict[str, Fault], limits: Limits) -> list[Fault | None]:
+    """Say of every recording why it is left out. Those that were not heard yet count as kept."""
+    known = [_known(item.key, journal, limits) for item in items]
+    faults: list[Fault | None] = []
+    for item, measures in zip(items, known):
+        fault = judge_text(item.recording) or failures.get(item.key)
+        faults.append(fault or (judge(item.recording, measures, limits) if measures else None))
+    heard = [(index, found) for index, found in enumerate(known) if found and faults[index] is None]
+    kept = [index for index, _ in heard]
+    clips = [(items[index].recording, found.digest) for index, found in heard]
+    for index, fault in zip(kept, doubles(clips)):
+        faults[index] = fault
+    return faults
+
+
+def _known(key: str, journal: Journal, limits: Limits) -> Measures | None:
+    """What was measured; of one that was too long to be decoded, nothing is known but its length."""
+    found = journal.measures.get(key)
+    return found if found and (found.digest or found.seconds > limits.longest) else None
+
+
+def _hear_all(
+    job: Job, place: Workplace, items: Sequence[_Item], journal: Journal, progress: Progress
+) -> dict[str, Fault]:
+    """Hear all that is to be kept and has no file yet; return why some of it failed, by key."""
+    failures: dict[str, Fault] = {}
+    for _ in range(_ROUNDS):
+        faults = _decide(items, journal, failures, job.limits)
+        kept = (item for item, fault in zip(items, faults) if fault is None)
+        to_do = {
+            item.key: item for item in kept if not _known(item.key, journal, job.limits) or not item.file.is_file()
+        }
+        if not to_do:
+            break
+        _hear_some(job, place, list(to_do.values()), journal, failures, progress)
+    return failures
+
+
+def _hear_some(
+    job: Job,
+    place: Workplace,
+    items: Sequence[_Item],
+    journal: Journal,
+    failures: dict[str, Fault],
+    progress: Progress,
+) -> None:
+    fetcher = Fetcher(job.fetching, journal.fetched)
+
+    def work(item: _Item) -> Measures:
+        return hear(item.recording, item.file, place.partial / item.key, job.limits, fetcher, job.form)
+
+    done = 0
+    with ThreadPoolExecutor(job.threads, thread_name_prefix="prepare") as pool:
+        try:
+            for item, outcome in _in_flight(pool, work, items, _AHEAD * job.threads):
+                try:
+                    journal.add(item.key, outcome.result())
+                except Unusable as error:
+                    failures[item.key] = error.fault
+                done += 1
+                progress("recordings", done, len(items))
+        except KeyboardInterrupt:
+            raise StoppedByUser(f"stopped after {done} of {len(items)}", "the same command goes on there") from None
+        except TooMuch as error:
+            bound = f"{job.fetching.total_bytes / 1e9:g} GB"
+            hint = "the same command with a larger --max-total goes on from there"
+            raise BadInput(f"all downloads together have reached {bound}", hint) from error
+        finally:
+            fetcher.cancel()
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_flight(
+    pool: ThreadPoolExecutor, work: Callable[[_Item], Measures], items: Sequence[_Item], most: int
+) -> Iterator[tuple[_Item, Future[Measures]]]:
+    """Hand ``most`` items over at a time; give each as it ends."""
+    waiting = iter(items)
+    running: dict[Future[Measures], _Item] = {}
+    while True:
+        while len(running) < most and (item := next(waiting, None)) is not None:
+            running[pool.submit(work, item)] = item
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            yield running.pop(future), future

@@ -1,0 +1,1 @@
+"""One reader for each kind of source; all give :class:`training.recordings.recording.Recording`."""
