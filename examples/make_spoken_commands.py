@@ -4,131 +4,38 @@
     pip install ttspico==0.3.2
     python examples/make_spoken_commands.py --output examples/spoken_commands
 
-A voice is one timbre: an espeak-ng variant in one accent, or a recorded person's voice (flite, festival, SVOX Pico)
-with its vocal tract made longer or shorter by resampling. No variant, family of variants or person is in two splits: a
-draw decides who is in which, and one person is in the test split alone. Every clip has its own random generator, seeded
-by its id, so the same versions of the packages give the same clips.
+Who speaks in which split, and how: ``synthetic_voices.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 import soundfile
-import soxr
+from synthetic_voices import RATE, Clip, Room, draw_speakers, espeak_voices, record, speak, speaker_of
 
-RATE = 16_000
 LONGEST = 1.85
-"""Seconds of speech: with the margins it fits the model's window of 2 s."""
+"""Seconds of speech: with the margins it fits the small model's window of 2 s."""
+ROOM = Room(noisy=0.35, snr=(18, 38))
 
 WORDS = (
     "zero one two three four five six seven eight nine "
     "yes no on off up down left right start stop open close light door"
 ).split()
 
-ACCENTS = "en-us en-gb en-us".split()
-"""Voices in other accents (Caribbean, Scottish, West Midlands, ...) were recognised far worse in trials."""
-
 WORD_GAP = 6
 """Pause between espeak-ng's words in units of 10 ms: commands are spoken one by one, not run together."""
 
-VARIANTS = (
-    "Alex Alicia Andrea Andy Annie Denis Diogo Gene Gene2 Henrique Hugo Jacky Lee Marco Mario Michael Mike Nguyen "
-    "RicishayMax RicishayMax2 RicishayMax3 adam anika antonio aunty belinda benjamin boris caleb david ed edward "
-    "edward2 f1 f2 f3 f4 f5 grandma grandpa gustave iven iven2 iven3 iven4 john kaukovalta klatt klatt2 klatt3 klatt4 "
-    "klatt5 linda m1 m2 m3 m4 m5 m6 m7 m8 marcelo max michel miguel norbert pablo paul pedro quincy rob robert "
-    "robosoft robosoft2 robosoft7 sandro shelby steph steph2 steph3 travis victor zac"
-).split()
-"""espeak-ng's voices but for the whispering, croaking and effect ones."""
-
-SPEAKERS: dict[str, dict[str, tuple[float, ...]]] = {
-    "slt": {"flite-slt": (0.88, 0.94, 1.0, 1.06, 1.12), "festival-slt": (0.86, 0.92, 1.0, 1.08, 1.14)},
-    "awb": {"flite-awb": (0.9, 0.96, 1.0, 1.05, 1.1, 1.16)},
-    "kal": {"flite-kal16": (0.92, 1.0, 1.08, 1.16), "festival-kal": (0.9, 0.97, 1.04, 1.12)},
-    "rms": {"flite-rms": (0.9, 0.95, 1.0, 1.06, 1.12)},
-    "ked": {"festival-ked": (0.9, 0.95, 1.0, 1.06, 1.12)},
-    "lh0": {"pico-US": (0.88, 0.94, 1.0, 1.06, 1.12)},
-    "kh0": {"pico-GB": (0.88, 0.94, 1.0, 1.06, 1.12)},
-}
-"""Recorded people by name: their voices in each synthesizer, with vocal-tract factors: above 1 the formants are
-higher, as of a shorter vocal tract."""
-
 CLIPS = {"train": 3_880, "validation": 240, "test": 480}
-TEST_VARIANTS, VALIDATION_VARIANTS = 14, 8
-"""At least so many of espeak-ng's voices: the last family is taken whole."""
 
 TRAINING_SHARE = 0.35
 """Share of the training clips spoken by recorded people; in the test split every voice has the same share."""
-
-DRAW = "2026-11-21"
-"""Seed of the one draw of voices for the splits. It was made once, before any training on it: to draw again because of
-a result would make the test split part of the training."""
-
-
-def draw_order(names: Iterable[str]) -> list[str]:
-    """Names in an order that depends on them and the draw's seed alone, whatever the versions of the libraries."""
-    return sorted(names, key=lambda name: zlib.crc32(f"{DRAW} {name}".encode()))
-
-
-def family(variant: str) -> str:
-    """Variants that differ by a digit stay in one split: ``iven2`` with ``iven``; ``m1`` to ``f5`` are no family."""
-    stem = variant.rstrip("0123456789")
-    return stem if len(stem) > 1 else variant
-
-
-def draw_variants() -> dict[str, list[str]]:
-    """espeak-ng's voices by split, drawn by families."""
-    splits: dict[str, list[str]] = {"test": [], "validation": [], "train": []}
-    for name in draw_order({family(variant) for variant in VARIANTS}):
-        split = (
-            "test"
-            if len(splits["test"]) < TEST_VARIANTS
-            else "validation"
-            if len(splits["validation"]) < VALIDATION_VARIANTS
-            else "train"
-        )
-        splits[split] += [variant for variant in VARIANTS if family(variant) == name]
-    return splits
-
-
-def draw_speakers() -> dict[str, list[tuple[str, float]]]:
-    """Voices and vocal-tract factors of recorded people by split: one person, drawn, is in the test split alone."""
-    tested, *trained = draw_order(SPEAKERS)
-    people = {"test": [tested], "validation": [], "train": sorted(trained)}
-    return {
-        split: [(voice, warp) for name in names for voice, warps in SPEAKERS[name].items() for warp in warps]
-        for split, names in people.items()
-    }
-
-
-@dataclass(frozen=True)
-class Clip:
-    """One clip to make."""
-
-    id: str
-    split: str
-    voice: str
-    text: str
-    warp: float
-    pace: float
-    pitch: float
-    """From -1 (low) to 1 (high), within what suits the voice."""
-    speech: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
-
-    @property
-    def rng(self) -> np.random.Generator:
-        """Generator of this clip's recording conditions."""
-        return np.random.default_rng(zlib.crc32(self.id.encode()))
 
 
 def plan_split(split: str, count: int) -> list[Clip]:
@@ -144,15 +51,8 @@ def plan_split(split: str, count: int) -> list[Clip]:
         text = " ".join(islice(words, int(rng.choice([1, 2, 3], p=[0.3, 0.4, 0.3]))))
         pace, pitch = rng.uniform(0.75, 1.15), rng.uniform(-1, 1)
         name = voice if voice.startswith("espeak") else f"{voice}-{warp:.2f}"
-        clips.append(Clip(f"{split}-{number:04d}", split, name, text, warp, pace, pitch))
+        clips.append(Clip(f"{split}-{number:04d}", split, name, text, warp, pace, pitch, WORD_GAP))
     return clips
-
-
-def espeak_voices(split: str) -> list[str]:
-    """Accent and variant by name; in training every other variant is used in two accents."""
-    drawn = draw_variants()[split]
-    variants = drawn + (drawn[::2] if split == "train" else [])
-    return [f"espeak-{accent}+{variant}" for accent, variant in zip(cycle(ACCENTS), variants, strict=False)]
 
 
 def word_stream(rng: np.random.Generator) -> Iterable[str]:
@@ -161,160 +61,20 @@ def word_stream(rng: np.random.Generator) -> Iterable[str]:
         yield from rng.permutation(WORDS).tolist()
 
 
-def espeak(clips: Sequence[Clip], folder: Path) -> None:
-    """Speak clips with espeak-ng."""
-
-    def speak(clip: Clip) -> None:
-        voice = clip.voice.removeprefix("espeak-")
-        settings = ["-g", str(WORD_GAP), "-p", f"{50 + 25 * clip.pitch:.0f}", "-s", f"{160 * clip.pace:.0f}"]
-        run(["espeak-ng", "-v", voice, *settings, "-w", str(folder / f"{clip.id}.wav"), clip.text])
-
-    in_parallel(speak, clips)
-
-
-def flite(clips: Sequence[Clip], folder: Path) -> None:
-    """Speak clips with flite."""
-    centres = {"slt": 165.0, "awb": 110.0, "kal16": 105.0, "rms": 95.0}
-
-    def speak(clip: Clip) -> None:
-        speaker = clip.voice.split("-")[1]
-        pitch = f"int_f0_target_mean={centres[speaker] * 1.2**clip.pitch:.0f}"
-        stretch = f"duration_stretch={clip.warp / clip.pace:.2f}"
-        target = str(folder / f"{clip.id}.wav")
-        run(["flite", "-voice", speaker, "--setf", pitch, "--setf", stretch, "-t", clip.text, "-o", target])
-
-    in_parallel(speak, clips)
-
-
-def festival(clips: Sequence[Clip], folder: Path) -> None:
-    """Speak clips with festival, all in one process."""
-    voices = {"kal": "voice_kal_diphone", "ked": "voice_ked_diphone", "slt": "voice_cmu_us_slt_arctic_hts"}
-    lines = ["(voice_cmu_us_slt_arctic_hts)", "(set! hts_plain hts_engine_params)"]
-    for clip in clips:
-        pitch = 110 * 1.2**clip.pitch
-        rate = f'\'(("-r" {clip.pace:.2f}) ("-fm" {3 * clip.pitch:.1f}))'
-        tone = f"((target_f0_mean {pitch:.0f}) (target_f0_std 15) (model_f0_mean 170) (model_f0_std 34))"
-        speaker = clip.voice.split("-")[1]
-        lines += [
-            f"({voices[speaker]})",
-            f"(set! hts_engine_params (append hts_plain {rate}))"
-            if speaker == "slt"
-            else f"(set! int_lr_params '{tone})",
-            f"(Parameter.set 'Duration_Stretch {1.0 if speaker == 'slt' else clip.warp / clip.pace:.2f})",
-            f'(utt.save.wave (utt.synth (Utterance Text "{clip.text}.")) "{folder / clip.id}.wav")',
-        ]
-    script = folder / "speak.scm"
-    script.write_text("\n".join(lines))
-    run(["festival", "-b", str(script)])
-
-
-def pico(clips: Sequence[Clip], folder: Path) -> None:
-    """Speak clips with SVOX Pico, whose engine is loaded once a language."""
-    import ttspico
-
-    engines = {name: ttspico.TtsEngine(f"en-{name}") for name in {clip.voice.split("-")[1] for clip in clips}}
-    for clip in clips:
-        engine = engines[clip.voice.split("-")[1]]
-        engine.rate, engine.pitch = round(100 * clip.pace / clip.warp), round(100 * 1.2**clip.pitch)
-        speech = np.frombuffer(engine.speak(f"{clip.text}."), dtype=np.int16)
-        soundfile.write(folder / f"{clip.id}.wav", speech, RATE)
-
-
-def run(command: Sequence[str]) -> None:
-    """Run a synthesizer; what it prints is shown only if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{command[0]} failed: {done.stderr.strip()}")
-
-
-def in_parallel(work: Callable[[Clip], object], clips: Sequence[Clip]) -> None:
-    """Call ``work`` on every clip; the first error is raised."""
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(work, clips))
-
-
-SYNTHESIZERS: dict[str, Callable[[Sequence[Clip], Path], None]] = {
-    "espeak": espeak,
-    "flite": flite,
-    "festival": festival,
-    "pico": pico,
-}
-
-
-def speak(clips: Sequence[Clip]) -> list[Clip]:
-    """Return the clips with their speech; what is too long is spoken again, faster."""
-    spoken: list[Clip] = []
-    while clips:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for prefix, synthesizer in SYNTHESIZERS.items():
-                if its_clips := [clip for clip in clips if clip.voice.startswith(prefix)]:
-                    synthesizer(its_clips, folder)
-            done = [replace(clip, speech=load_speech(folder / f"{clip.id}.wav", clip.warp)) for clip in clips]
-        spoken += [clip for clip in done if len(clip.speech) <= LONGEST * RATE]
-        clips = [replace(clip, pace=clip.pace * 1.15) for clip in done if len(clip.speech) > LONGEST * RATE]
-    return sorted(spoken, key=lambda clip: clip.id)
-
-
-def load_speech(path: Path, warp: float) -> np.ndarray:
-    """Read speech at 16 kHz with peak 1, silence at both ends cut off, formants scaled by ``warp``."""
-    samples, rate = soundfile.read(path, dtype="float32")
-    samples = soxr.resample(samples, rate * warp, RATE)
-    hop = RATE // 100
-    frames = samples[: len(samples) // hop * hop].reshape(-1, hop)
-    level = np.abs(frames).max(axis=1)
-    loud = np.flatnonzero(level > 0.02 * level.max())
-    speech: np.ndarray = samples[loud[0] * hop : (loud[-1] + 1) * hop]
-    speech /= np.abs(speech).max()
-    return speech
-
-
-def record(clip: Clip, others: Sequence[Clip]) -> np.ndarray:
-    """Put the speech into a room, with margins, noise or other people's babble, and a level."""
-    rng = clip.rng
-    speech = reverberate(clip.speech, rng) if rng.random() < 0.1 else clip.speech
-    before, after = (rng.integers(int(0.02 * RATE), int(0.07 * RATE)) for _ in range(2))
-    room: np.ndarray = np.pad(speech, (before, after))
-    if rng.random() < 0.35:
-        noise = make_noise(len(room), others, rng)
-        ratio = 10 ** (-rng.uniform(18, 38) / 20)
-        room += noise * ratio * np.sqrt(np.mean(clip.speech**2) / max(np.mean(noise**2), 1e-9))
-    room *= 10 ** (rng.uniform(-14, -1) / 20) / np.abs(room).max()
-    return room
-
-
-def reverberate(speech: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Convolve with a direct path and exponentially decaying noise (RT60 0.1 to 0.4 s)."""
-    times = np.arange(int(0.2 * RATE)) / RATE
-    tail = rng.standard_normal(len(times)) * 10 ** (-3 * times / rng.uniform(0.1, 0.4))
-    response = tail * rng.uniform(0.2, 0.5) / np.sqrt(np.sum(tail**2))
-    response[0] = 1.0
-    return np.convolve(speech, response)[: len(speech)]
-
-
-def make_noise(length: int, others: Sequence[Clip], rng: np.random.Generator) -> np.ndarray:
-    """White noise, pink noise, or four other clips at once."""
-    kind = rng.integers(3)
-    if kind == 2:
-        return sum((np.resize(others[i].speech, length) for i in rng.integers(len(others), size=4)), np.zeros(length))
-    spectrum = np.fft.rfft(rng.standard_normal(length))
-    if kind == 1:
-        spectrum /= np.sqrt(np.arange(len(spectrum)) + 20)
-    return np.fft.irfft(spectrum, length)
-
-
 def write_split(split: str, clips: Sequence[Clip], output: Path) -> None:
     """Write a split's clips (Ogg Opus, about 11 kbit/s) and its CSV."""
     rows = []
     for clip in clips:
-        samples = record(clip, clips)
+        samples = record(clip, clips, ROOM).samples
         path = Path("audio", split, clip.voice, f"{clip.id}.opus")
         (output / path).parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(output / path, samples, RATE, format="OGG", subtype="OPUS", compression_level=1.0)
-        rows.append([clip.id, path.as_posix(), clip.text, f"{len(samples) / RATE:.2f}", clip.voice])
+        rows.append(
+            [clip.id, path.as_posix(), clip.text, f"{len(samples) / RATE:.2f}", clip.voice, speaker_of(clip.voice)]
+        )
     with (output / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["id", "audio_path", "text", "duration", "voice"])
+        writer.writerow(["id", "audio_path", "text", "duration", "voice", "speaker"])
         writer.writerows(rows)
 
 
@@ -324,7 +84,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write to")
     output: Path = parser.parse_args().output
     for split, count in CLIPS.items():
-        clips = speak(plan_split(split, count))
+        clips = speak(plan_split(split, count), LONGEST)
         write_split(split, clips, output)
         print(f"{split}: {len(clips)} clips of {len({clip.voice for clip in clips})} voices")
 
