@@ -124,13 +124,9 @@ class Trainer:
         self.parameters = trainable(self.model)
         self.exchange.expect_model(longest_vector(self.model))
         self.optimizer = build_optimizer(self.model, self.settings)
+        order, lengths, block = self.settings, self.task.lengths(), self.plan.global_batch
         self.schedule = SampleSchedule(
-            len(self.task.train),
-            self.settings.seed,
-            self.settings.gradient_accumulation,
-            self.settings.drop_last,
-            self.task.lengths(),
-            self.plan.global_batch,
+            len(self.task.train), order.seed, order.gradient_accumulation, order.drop_last, lengths, block
         )
         self.total_steps = self.settings.max_steps or self.schedule.total_steps(
             self.position.batch_sizes, self.settings.epochs
