@@ -32,6 +32,8 @@ READERS: dict[str, Reader] = {
     "bigquery": bigquery.read,
 }
 
+_GIVE = "give a table, a folder or the name of a data set"
+
 
 def kind_of(source: str, named: str = "") -> str:
     """Return the kind of a source.
@@ -42,6 +44,8 @@ def kind_of(source: str, named: str = "") -> str:
     Raises:
         BadInput: there is no such kind, or nothing at ``source``, or nothing that is known.
     """
+    if not source:
+        raise BadInput("no source was given", _GIVE)
     if named:
         if named not in READERS:
             raise BadInput(f"no kind {named!r} of source", f"known: {', '.join(READERS)}")
@@ -55,14 +59,14 @@ def kind_of(source: str, named: str = "") -> str:
         return _kind_of_folder(path)
     if path.is_file():
         return _kind_of_file(path)
-    if not source or looks_like_path(source) or path.suffix.lower() in table.ENDINGS:
+    if looks_like_path(source) or path.suffix.lower() in table.ENDINGS:
         _refuse_missing(source)
     return "hub"
 
 
 def _refuse_missing(source: str) -> None:
     if not Path(source).expanduser().exists():
-        raise BadInput(f"source {source or '(empty)'}: not there", "give a table, a folder or the name of a data set")
+        raise BadInput(f"source {source}: not there", _GIVE)
 
 
 def _kind_of_file(path: Path) -> str:

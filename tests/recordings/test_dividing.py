@@ -1,0 +1,79 @@
+"""Splits: nobody is in two, the same every time, and the source's own are kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.recordings.dividing import Shares, divide
+from training.recordings.recording import NoSource, Recording
+
+
+def clip(number: int, speaker: str = "", split: str = "", file: str = "") -> Recording:
+    return Recording(f"c{number}", NoSource(file or f"{number}.wav"), "text", f"line {number}", speaker, "", split)
+
+
+def sizes(found: list[Recording]) -> dict[str, int]:
+    splits = [one.split for one in found]
+    return {split: splits.count(split) for split in ("train", "validation", "test")}
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from("abcdefghij"), min_size=3, max_size=60))
+def test_no_speaker_is_in_two_splits_and_the_order_does_not_count(speakers: list[str]) -> None:
+    clips = [clip(number, speaker) for number, speaker in enumerate(speakers)]
+    if len(set(speakers)) < 3:
+        return
+    found = divide(clips, Shares()).recordings
+    splits: dict[str, set[str]] = defaultdict(set)
+    for one in found:
+        splits[one.speaker].add(one.split)
+    assert all(len(of_one) == 1 for of_one in splits.values())
+    assert all(sizes(found).values())
+    again = divide(clips[::-1], Shares()).recordings
+    assert {one.id: one.split for one in again} == {one.id: one.split for one in found}
+
+
+def test_without_speakers_clips_are_divided_and_it_is_said() -> None:
+    division = divide([clip(number) for number in range(40)], Shares())
+    assert sizes(division.recordings) == {"train": 32, "validation": 4, "test": 4}
+    assert "names no speakers" in division.notes[0]
+
+
+def test_two_speakers_are_too_few_and_it_is_said() -> None:
+    division = divide([clip(number, "ab"[number % 2]) for number in range(20)], Shares())
+    assert sizes(division.recordings) == {"train": 16, "validation": 2, "test": 2}
+    assert "2 speakers are too few" in division.notes[0]
+
+
+def test_clips_of_one_file_stay_together() -> None:
+    found = divide([clip(number, file=f"{number // 10}.wav") for number in range(60)], Shares()).recordings
+    of_file = {number: {one.split for one in found[10 * number : 10 * number + 10]} for number in range(6)}
+    assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(found).values())
+
+
+def test_splits_of_the_source_are_kept_and_shared_speakers_told() -> None:
+    clips = [clip(0, "a", "train"), clip(1, "a", "test"), clip(2, "b", "validation")]
+    division = divide(clips, Shares())
+    assert division.recordings == clips
+    assert division.notes[-1].startswith("1 speakers are in training and in another split")
+
+
+def test_validation_comes_out_of_training_where_there_is_none() -> None:
+    clips = [clip(number, f"p{number % 5}", "test" if number < 10 else "train") for number in range(60)]
+    found = divide(clips, Shares()).recordings
+    assert sizes(found) == {"train": 40, "validation": 10, "test": 10}
+    assert {one.id for one in found if one.split == "test"} == {f"c{number}" for number in range(10)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_clips_are_all_for_training(count: int) -> None:
+    assert sizes(divide([clip(number) for number in range(count)], Shares()).recordings)["train"] == count
+
+
+def test_nothing_is_held_out_where_no_share_is_asked_for() -> None:
+    found = divide([clip(number) for number in range(9)], Shares(0.0, 0.0)).recordings
+    assert sizes(found) == {"train": 9, "validation": 0, "test": 0}

@@ -1,0 +1,270 @@
+"""One reader for each kind of source: what lies there is recognised, and any bytes give recordings or bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sounds import write_rows, write_tone
+
+from profiles.errors import BadInput
+from training.recordings.kinds import READERS, kind_of
+from training.recordings.readers import bigquery
+from training.recordings.recording import Columns, NoSource, Reason, Recording, Request, UrlSource
+from training.tasks.speech_clips import FileSource
+
+
+def read(source: Path | str, columns: Columns | None = None, kind: str = "") -> list[Recording]:
+    return list(READERS[kind_of(str(source), kind)](Request(str(source), columns or Columns())))
+
+
+def facts(found: Recording) -> tuple[str, ...]:
+    return (found.id, found.text, found.speaker, found.language, found.split)
+
+
+def lines(path: Path, *records: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_a_table_names_files_or_addresses(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    rows = [
+        ("a.wav", "eins", "anna", "de-DE", "train"),
+        ("https://x.example/b.mp3?k=1", " two \n lines ", "", "en", "dev"),
+    ]
+    table = write_rows(tmp_path / "all.tsv", "path,sentence,speaker,locale,split", rows, delimiter="\t")
+    first, second = read(table)
+    assert (kind_of(str(table)), facts(first)) == ("table", ("a.wav", "eins", "anna", "de-DE", "train"))
+    assert first.audio == FileSource((tmp_path / "a.wav").resolve())
+    assert facts(second) == ("https://x.example/b.mp3", "two lines", "", "en", "validation")
+    assert second.audio == UrlSource("https://x.example/b.mp3?k=1")
+
+
+def test_columns_that_are_named_are_taken(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    table = write_rows(tmp_path / "all.csv", "clip,said,who,text", [("a.wav", "yes", "anna", "no")])
+    assert facts(read(table, Columns("clip", "said", "who"))[0]) == ("a.wav", "yes", "anna", "", "")
+    with pytest.raises(BadInput, match="no column 'wo' for the speakers"):
+        read(table, Columns("clip", "said", "wo"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_the_parts_of_an_export_are_one_source(ending: str, tmp_path: Path) -> None:
+    for part in range(2):
+        record = {"audio_url": f"gs://bucket/{part}.wav", "text": f"part {part}", "speaker_id": part}
+        path = tmp_path / f"export-{part:012}.{ending}"
+        if ending == "json":
+            lines(path, record)
+        elif ending == "csv":
+            write_rows(path, ",".join(record), [tuple(record.values())])
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
+    found = read(tmp_path)
+    assert [(one.text, one.speaker) for one in found] == [("part 0", "0"), ("part 1", "1")]
+    assert found[0].audio == UrlSource("https://storage.googleapis.com/bucket/0.wav")
+
+
+def test_a_folder_with_a_table_for_each_split(tmp_path: Path) -> None:
+    for split in ("train", "dev", "notes"):
+        write_rows(tmp_path / f"{split}.csv", "audio_path,text", [("gone.wav", split)])
+    assert [(one.text, one.split) for one in read(tmp_path)] == [("dev", "validation"), ("train", "train")]
+
+
+def test_an_audiofolder_with_one_table_or_one_in_each_split(tmp_path: Path) -> None:
+    write_tone(tmp_path / "one/test/a.wav")
+    lines(tmp_path / "one/metadata.jsonl", {"file_name": "test/a.wav", "transcription": "a", "speaker_id": 7})
+    write_rows(
+        tmp_path / "two/train/metadata.csv", "file_name,text", [(write_tone(tmp_path / "two/train/b.wav").name, "b")]
+    )
+    assert [facts(one) for one in read(tmp_path / "one")] == [("test/a.wav", "a", "7", "", "test")]
+    assert [facts(one) for one in read(tmp_path / "two")] == [("b.wav", "b", "", "", "train")]
+    assert kind_of(str(tmp_path / "two")) == "audiofolder"
+
+
+def test_common_voice(tmp_path: Path) -> None:
+    write_tone(tmp_path / "clips/a.mp3.wav")
+    header = "client_id,path,sentence,up_votes,locale,segment"
+    row = ("f00", "a.mp3.wav", '"Ja", sagte er.', "2", "de", "")
+    for name in ("train", "validated"):
+        (tmp_path / f"{name}.tsv").write_text("\t".join(header.split(",")) + "\n" + "\t".join(row) + "\n")
+    assert kind_of(str(tmp_path)) == "common-voice"
+    assert [facts(one) for one in read(tmp_path)] == [("a.mp3.wav", '"Ja", sagte er.', "f00", "de", "train")]
+
+
+@pytest.mark.parametrize("top", ["", "LibriSpeech"])
+def test_librispeech(top: str, tmp_path: Path) -> None:
+    chapter = tmp_path / top / "dev-clean/84/121123"
+    write_tone(chapter / "84-121123-0000.flac")
+    (chapter / "84-121123.trans.txt").write_text("84-121123-0000 GO, DO YOU HEAR\n84-121123-0001 GONE\n")
+    first, second = read(tmp_path)
+    assert kind_of(str(tmp_path)) == "librispeech"
+    assert facts(first) == ("84-121123-0000", "GO, DO YOU HEAR", "84", "en", "validation")
+    assert second.fault and second.fault.reason is Reason.NOT_THERE
+
+
+def test_voxpopuli(tmp_path: Path) -> None:
+    folder = tmp_path / "transcribed_data/de"
+    write_tone(folder / "2009/2009x.ogg")
+    columns = "id raw_text normalized_text speaker_id split gender".split()
+    rows = [columns, ["2009x", "", 'das "ist" es', "28", "dev", "m"], ["", "kein", "kein", "None", "dev", "m"]]
+    (folder / "asr_dev.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    first, second = read(tmp_path)
+    assert kind_of(str(folder)) == kind_of(str(tmp_path)) == "voxpopuli"
+    assert facts(first) == ("2009x", 'das "ist" es', "28", "de", "validation")
+    assert (second.speaker, second.fault and second.fault.reason) == ("", Reason.NOT_THERE)
+
+
+def test_a_manifest_of_nemo(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav", seconds=4.0)
+    common = {"audio_filepath": "a.wav", "text": "hello", "source_lang": "en"}
+    manifest = lines(
+        tmp_path / "train_manifest.json",
+        {**common, "duration": 1.25, "offset": 0.5, "target_lang": "en"},
+        {**common, "duration": 2, "target_lang": "it"},
+        {**common, "duration": "long"},
+    )
+    first, second, third = read(manifest)
+    assert (kind_of(str(manifest)), facts(first)) == ("nemo", ("a.wav@0.5", "hello", "", "en", "train"))
+    assert (first.offset, first.duration, second.duration) == (0.5, 1.25, 2.0)
+    reasons = [one.fault and one.fault.reason for one in (first, second, third)]
+    assert reasons == [None, Reason.TRANSLATION, Reason.BAD_CELL]
+
+
+class Warehouse:
+    """A client that holds one table."""
+
+    def list_rows(self, table: str) -> Iterable[Mapping[str, object]]:
+        if table != "shop.calls.clips":
+            raise RuntimeError("404 Not found: Table")
+        yield {"uri": "https://x.example/a.wav", "text": "hello", "speaker": 7}
+        yield {"uri": "/etc/hostname", "text": "not from here", "speaker": None}
+
+
+def test_a_table_of_bigquery() -> None:
+    request = Request("bigquery:shop.calls.clips")
+    first, second = bigquery.read(request, Warehouse)
+    assert (facts(first), first.audio) == (
+        ("https://x.example/a.wav", "hello", "7", "", ""),
+        UrlSource("https://x.example/a.wav"),
+    )
+    assert second.fault and second.fault.reason is Reason.OUTSIDE
+    with pytest.raises(BadInput, match="404 Not found"):
+        list(bigquery.read(Request("bigquery:shop.calls.none"), Warehouse))
+
+
+def test_bigquery_without_its_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud.bigquery", None)
+    with pytest.raises(BadInput, match="pip install google-cloud-bigquery"):
+        list(bigquery.read(Request("bigquery:shop.calls.clips")))
+
+
+def test_a_name_may_be_one_of_the_hub_and_a_path_is_none() -> None:
+    assert kind_of("owner/name") == "hub"
+    for path in ("./gone", "gone.parquet", "gone.csv", "a/b/c", ""):
+        with pytest.raises(BadInput, match=r"not there|no source was given"):
+            kind_of(path)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "../secret.wav",
+        "/etc/hostname",
+        "link.wav",
+        "inside/../../secret.wav",
+        "folder/secret.wav",
+        "./folder/../link.wav",
+    ],
+)
+def test_nothing_outside_of_the_folder_is_followed(cell: str, tmp_path: Path) -> None:
+    secret = write_tone(tmp_path / "secret.wav")
+    folder = tmp_path / "table"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "link.wav").symlink_to(secret)
+    (folder / "folder").symlink_to(tmp_path)
+    table = write_rows(folder / "all.csv", "audio_path,text", [(cell, "text")])
+    (found,) = read(table)
+    assert (found.audio, found.fault and found.fault.reason) == (NoSource(cell), Reason.OUTSIDE)
+
+
+def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> None:
+    sound = write_tone(tmp_path / "elsewhere/a.wav")
+    table = write_rows(tmp_path / "table/all.csv", "audio_path,text", [(sound, "whole"), ("a.wav", "relative")])
+    found = READERS["table"](Request(str(table), roots=(tmp_path / "elsewhere",)))
+    assert [one.audio for one in found] == [FileSource(sound.resolve())] * 2
+
+
+@pytest.mark.parametrize("cell", ["file:///etc/hostname", "http://x.example/a", "ftp://x/a", "s3://b/a", "FILE:///a"])
+def test_no_scheme_but_https_is_followed(cell: str, tmp_path: Path) -> None:
+    (found,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
+    assert found.fault and found.fault.reason is Reason.NOT_HTTPS
+
+
+@pytest.mark.parametrize("cell", ["a\0b", "x" * 300, "x" * 5000, "~root", "/dev/zero", ".", "a/" * 400])
+def test_a_cell_that_is_no_file_is_left_out(cell: str, tmp_path: Path) -> None:
+    table = lines(tmp_path / "all.jsonl", {"audio_path": cell, "text": "text"})
+    (found,) = read(table)
+    assert found.fault is not None
+
+
+LAYOUTS = {
+    "table": ("all.csv", ""),
+    "audiofolder": ("metadata.jsonl", ""),
+    "common-voice": ("train.tsv", "client_id\tpath\tsentence\n"),
+    "librispeech": ("dev-clean/1/2/1-2.trans.txt", ""),
+    "voxpopuli": ("de/asr_train.tsv", "id\traw_text\n"),
+    "nemo": ("all.json", ""),
+}
+HEADS = ("", "audio_path,text,offset,duration\n", '{"audio_filepath": "', "a.wav\t")
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(head=st.sampled_from(HEADS), data=st.binary(max_size=120) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_give_recordings_or_bad_input(kind: str, tmp_path: Path, head: str, data: bytes) -> None:
+    name, begin = LAYOUTS[kind]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes((begin or head).encode() + data)
+    check(path if kind in ("table", "nemo") else tmp_path, kind)
+
+
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\ud800")
+cells = st.recursive(values, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2))
+keys = st.sampled_from(["audio_filepath", "text", "duration", "offset", "id", "split", "source_lang"])
+
+
+@pytest.mark.parametrize("kind", ["table", "nemo", "audiofolder"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(st.lists(st.dictionaries(keys, cells, min_size=1), min_size=1, max_size=3))
+def test_any_json_gives_recordings_or_bad_input(kind: str, tmp_path: Path, records: list[dict[str, object]]) -> None:
+    lines(path := tmp_path / "metadata.jsonl", *records)
+    check(tmp_path if kind == "audiofolder" else path, kind)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.binary(max_size=100), st.booleans(), st.booleans())
+def test_any_parquet_gives_recordings_or_bad_input(tmp_path: Path, data: bytes, begun: bool, ended: bool) -> None:
+    path = tmp_path / "all.parquet"
+    path.write_bytes(b"PAR1" * begun + data + b"\x10\0\0\0PAR1" * ended)
+    with pytest.raises(BadInput):
+        read(path)
+
+
+def check(source: Path, kind: str) -> None:
+    """Whatever was read can be written."""
+    try:
+        found = read(source, kind=kind)
+    except BadInput:
+        return
+    for one in found:
+        one.id.encode(), one.text.encode(), one.shown_source.encode(), one.audio.stamp().encode()
+        assert one.offset >= 0 and "\n" not in one.id + one.text
