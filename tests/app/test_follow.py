@@ -74,7 +74,7 @@ def test_two_readers_at_once_see_the_same(folder: RunFolder) -> None:
     folder.finish("completed", {})
     folder.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert results[0] == results[1]
     assert [event.seq for event in results[0]] == list(range(50))
 

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.waiting import until
 from training.events import MemberEvent, StepEvent
 from training.run_folder import RunFolder
 
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
 LITTLE_DATA = ["--block-size", "32", "--batch-size", "2", "--max-eval-samples", "4", "--max-train-samples", "200"]
 SMALL = ["--local", "2", *LITTLE_DATA, "--snapshot-interval", "0"]
-STOP_SECONDS = 5.0
+STOP_SECONDS = 60.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -43,13 +42,6 @@ def steps_of(folder: RunFolder) -> list[int]:
     return [event.step for event in folder.events() if isinstance(event, StepEvent) and event.member == 0]
 
 
-def wait_until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def workers_of(folder: RunFolder) -> list[int]:
     """Process ids of the run's workers, as they said themselves."""
     started = [event for event in folder.events() if isinstance(event, MemberEvent) and event.status == "started"]
@@ -58,10 +50,10 @@ def workers_of(folder: RunFolder) -> list[int]:
 
 def stop_after_some_steps(process: subprocess.Popen[str], number: int) -> float:
     """Send a signal once a step was made; return the seconds until the process ended."""
-    wait_until(lambda: Path("output").exists() and list(Path("output").glob("2*")) and steps_of(only_run()))
+    until(lambda: Path("output").exists() and list(Path("output").glob("2*")) and steps_of(only_run()))
     begin = time.monotonic()
     process.send_signal(number)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     return time.monotonic() - begin
 
 

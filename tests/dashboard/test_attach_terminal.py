@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from run_folders import live, new_folder, started, steps
-from terminal import Terminal
 
+from tests.screens.terminal import Terminal
 from training.run_files import is_live
 from training.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ def test_a_screen_that_is_killed_or_loses_its_terminal_leaves_the_run_alone(fold
         first.process.kill()
         os.close(second._master)
         second._master = os.open(os.devnull, os.O_RDONLY)
-        second.process.wait(20)
+        second.process.wait(60)
     assert is_live(folder.path)
     for event in steps(31, 40, at=time.time() - 40):
         folder.append(event)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from run_folders import BEGAN, live, new_folder, started, steps
 from app.dashboard import reader as reader_module
 from app.dashboard.reader import RunReader
 from app.run_curves import of_run
+from tests.waiting import until
 from training.events import ErrorEvent, RunEvent
-
-PATIENCE = 10.0
 
 
 @contextmanager
@@ -24,13 +22,6 @@ def reading(path: Path) -> Iterator[RunReader]:
         yield reader
     finally:
         reader.close()
-
-
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def curve(reader: RunReader) -> list[tuple[float, float]]:

@@ -18,6 +18,7 @@ from app.demo.script import script_of
 from app.run_state import reduce_events
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput
+from tests.waiting import until
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
 from training.run_folder import RunFolder, new_run_id
 from training.runs import list_runs
@@ -25,7 +26,6 @@ from training.runs import list_runs
 pytestmark = pytest.mark.slow
 
 FAST = 150.0
-PATIENCE = 30.0
 
 
 def folder_of(output: Path, machines: int = 3) -> RunFolder:
@@ -123,7 +123,4 @@ def test_demo_run_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def reach(path: Path, *statuses: str) -> None:
     """Wait until the run's metadata has one of these states."""
-    deadline = time.monotonic() + PATIENCE
-    while RunFolder.open(path).metadata.status not in statuses:
-        assert time.monotonic() < deadline, RunFolder.open(path).metadata.status
-        time.sleep(0.02)
+    until(lambda: RunFolder.open(path).metadata.status in statuses)

@@ -15,12 +15,12 @@ from app.wizard.engine import Wizard
 from app.wizard.state import Need, Status, WizardState
 from app.wizard.steps import Step
 from distributed.run.requests import leave_request
+from tests.waiting import PATIENCE, until_state
 from training.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 FAST = 40.0
-PATIENCE = 20.0
 
 
 @pytest.fixture
@@ -36,15 +36,9 @@ def tour(tmp_path: Path) -> Iterator[Callable[[int], Wizard]]:
         wizard.close()
 
 
-def reach(wizard: Wizard, until: Callable[[WizardState], bool]) -> WizardState:
-    """Wait until the state is so."""
-    assert wizard.wait(until, PATIENCE), wizard.state
-    return wizard.state
-
-
 def picked_all(wizard: Wizard, number: int) -> None:
     wizard.do(do.NewSetup())
-    rows = reach(wizard, lambda state: len(state.machines.rows) == number).machines.rows
+    rows = until_state(wizard, lambda state: len(state.machines.rows) == number).machines.rows
     for row in rows:
         wizard.do(do.Pick(row.key, True))
     wizard.do(do.Next())
@@ -70,19 +64,19 @@ def to_the_plan(wizard: Wizard, number: int) -> WizardState:
     if number > 1:
         let_in(wizard)
         wizard.do(do.Next())
-        checks = reach(wizard, lambda state: all(row.status in _SETTLED for row in state.checks)).checks
+        checks = until_state(wizard, lambda state: all(row.status in _SETTLED for row in state.checks)).checks
         if any(row.fixable for row in checks):
             wizard.do(do.FixAll())
-            reach(wizard, lambda state: all(row.status in _GOOD for row in state.checks))
+            until_state(wizard, lambda state: all(row.status in _GOOD for row in state.checks))
         wizard.do(do.Next())
-        reach(wizard, lambda state: state.links.status in _GOOD)
+        until_state(wizard, lambda state: state.links.status in _GOOD)
         wizard.do(do.Next())
-    reach(wizard, lambda state: state.step is Step.JOB and state.job.status in _GOOD)
-    reach(wizard, lambda state: state.job.data.status in _GOOD)
+    until_state(wizard, lambda state: state.step is Step.JOB and state.job.status in _GOOD)
+    until_state(wizard, lambda state: state.job.data.status in _GOOD)
     wizard.do(do.Next())
-    reach(wizard, lambda state: state.strategy.status in _GOOD)
+    until_state(wizard, lambda state: state.strategy.status in _GOOD)
     wizard.do(do.Next())
-    return reach(wizard, lambda state: state.plan.status in _GOOD)
+    return until_state(wizard, lambda state: state.plan.status in _GOOD)
 
 
 _GOOD = (Status.OK, Status.WARNING, Status.SKIPPED)
@@ -102,11 +96,11 @@ def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard]
 def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]) -> None:
     wizard = tour(3)
     picked_all(wizard, 3)
-    rows = reach(wizard, lambda s: len(s.access) == 2 and all(r.status in _SETTLED for r in s.access)).access
+    rows = until_state(wizard, lambda s: len(s.access) == 2 and all(r.status in _SETTLED for r in s.access)).access
     assert [row.need for row in rows] == [Need.TRUST, Need.PASSWORD]
     pc = next(row for row in wizard.state.access if row.need is Need.PASSWORD)
     wizard.do(do.GivePassword(pc.key, "wrong"))
-    reach(wizard, lambda state: any(row.code == "password_refused" for row in state.access))
+    until_state(wizard, lambda state: any(row.code == "password_refused" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
 
 
@@ -116,7 +110,7 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
     assert before is not None and before.periodic
     wizard.do(do.Back())
     wizard.do(do.SetInterval(4 * before.interval))
-    after = reach(wizard, lambda s: s.chosen is not None and s.chosen.interval == 4 * before.interval).chosen
+    after = until_state(wizard, lambda s: s.chosen is not None and s.chosen.interval == 4 * before.interval).chosen
     assert after is not None and after.bytes_per_hour < before.bytes_per_hour
 
 
@@ -125,7 +119,7 @@ def test_launch_ends_in_a_live_run(tour: Callable[[int], Wizard]) -> None:
     wizard = tour(3)
     expected = to_the_plan(wizard, 3).plan.hash
     wizard.do(do.Confirm())
-    path = Path(reach(wizard, lambda state: state.launch.status is Status.OK).launch.run)
+    path = Path(until_state(wizard, lambda state: state.launch.status is Status.OK).launch.run)
     run = RunFolder.open(path)
     assert run.live and run.plan().hash() == expected
     leave_request(path, "kill")

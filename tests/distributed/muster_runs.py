@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import until
 from training.events import Event, StepEvent, UnknownEvent
 from training.run_folder import RunFolder
 
@@ -109,7 +108,7 @@ class Muster:
     def until_step(self, run_id: str, step: int, members: int = 1) -> None:
         """Wait until the first ``members`` members have taken this step."""
         for rank in range(members):
-            until(lambda: any(s >= step for s, _ in self.losses(run_id, rank)))  # noqa: B023 - called at once
+            until(lambda: any(s >= step for s, _ in self.losses(run_id, rank)), PATIENCE)  # noqa: B023 - called at once
 
     def losses(self, run_id: str, member: int = 0) -> list[tuple[int, float]]:
         events = self.events(run_id)
@@ -129,14 +128,6 @@ class Muster:
             command = Path(f"/proc/{with_pid}/cmdline")
             if with_pid and command.exists() and "distributed.supervisor" in command.read_text():
                 os.kill(int(with_pid), signal.SIGKILL)
-
-
-def until(happened: Callable[[], Any], patience: float = PATIENCE) -> None:
-    """Wait until something is true."""
-    end = time.monotonic() + patience
-    while not happened():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def ours(host: Any) -> list[int]:

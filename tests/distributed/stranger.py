@@ -30,7 +30,7 @@ RUBBISH = (
     b"\x16\x03\x01\xff\xff" + os.urandom(4000),
     b"\x00" * 100_000,
 )
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def dial(address: str, port: int) -> socket.socket:

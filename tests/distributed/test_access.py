@@ -17,6 +17,7 @@ from distributed.ssh.connection import SshTarget
 from distributed.ssh.errors import SshError
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     yield server.getsockname()[1]
     server.shutdown(socket.SHUT_RDWR)
     server.close()
-    thread.join(5)
+    thread.join(PATIENCE)
 
 
 def silent(peer: socket.socket) -> None:
@@ -124,7 +125,7 @@ def test_a_server_that_accepts_and_stalls_is_left_in_time(tmp_path: Path) -> Non
         begin = time.monotonic()
         report = check_access(loopback(port, tmp_path), timeout=1.0)
     assert ended(report) == (Stage.REACH, "stalled")
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < PATIENCE
 
 
 def test_a_real_server_that_falls_silent_is_left_in_time(lab: LightLab) -> None:
@@ -153,7 +154,7 @@ def test_side_by_side_a_silent_machine_holds_nobody_up(lab: LightLab, tmp_path: 
         targets = [loopback(port, tmp_path), lab.target("a"), lab.target("off")]
         reports = check_all(targets, timeout=2.0)
     assert [report.cause for report in reports] == ["stalled", "", "port_closed"]
-    assert reports[1].seconds < reports[0].seconds + 2
+    assert reports[1].seconds < reports[0].seconds + 20
 
 
 def configured(lab: LightLab, folder: Path, text: str) -> str:

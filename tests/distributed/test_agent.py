@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from distributed.machine import agent
 from distributed.machine.agent import Spool
 from distributed.ssh.process import MAX_LINE
+from tests.waiting import until
 
 AGENT = Path(agent.__file__)
 WORKER = """
@@ -52,7 +52,7 @@ class Agents:
             **more,
         }
         command = [sys.executable, str(AGENT), str(self.root), "start", "run-1", "0"]
-        done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=20)
+        done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     def attach(self, after: int = 0) -> Attachment:
@@ -112,13 +112,6 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     for pid in made.pids():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def until(happened: Callable[[], bool], patience: float = 15.0) -> None:
-    end = time.monotonic() + patience
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_who_comes_back_gets_the_rest_and_nothing_twice(agents: Agents) -> None:

@@ -195,7 +195,7 @@ def test_left_over_processes_end_and_a_reused_number_does_not(
     found = survey(machine, BLOB)
     assert {process.pid for process in found.processes} == {worker.pid, child.pid}
     assert remove(machine, BLOB, found).empty
-    assert worker.wait(5) != 0 and child.wait(5) != 0 and stranger.poll() is None
+    assert worker.wait(60) != 0 and child.wait(60) != 0 and stranger.poll() is None
 
 
 @pytest.fixture
@@ -207,11 +207,11 @@ def live(home: Path) -> Iterator[Path]:
         "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
     }  # fmt: skip
     command = [sys.executable, agent.__file__, "~/.cache/muster", "start", "alive", "0"]
-    subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=30)
+    subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=60)
     yield root
     command[3:] = ["attach", "alive", "0", "0", "20"]
     bye = json.dumps({"n": 1, "signal": 9}) + "\n" + json.dumps({"n": 2, "bye": True}) + "\n"
-    subprocess.run(command, input=bye, text=True, capture_output=True, timeout=30)
+    subprocess.run(command, input=bye, text=True, capture_output=True, timeout=60)
 
 
 def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, live: Path) -> None:

@@ -67,6 +67,7 @@ from distributed.discovery.sightings import (
 from distributed.ssh.config import SshTarget
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
 from profiles.errors import BadInput
+from tests.waiting import PATIENCE, until
 
 EN0 = Interface("en0", 4, (ipaddress.ip_interface("192.168.1.2/24"),), PathKind.WIFI, True)
 EN5 = Interface("en5", 9, (ipaddress.ip_interface("169.254.3.3/16"),), PathKind.WIRED, True)
@@ -566,7 +567,7 @@ def test_garbage_and_silence_are_rows_with_their_cause(tmp_path: Path) -> None:
         sources = Sources(typed, ssh_config=tmp_path / "none", known_hosts=())
         with Discovery(sources, browse=False) as discovery:
             causes: set[str] = set()
-            version, end = 0, time.monotonic() + 30
+            version, end = 0, time.monotonic() + PATIENCE
             while causes != {"not_ssh", "stalled"} and time.monotonic() < end:
                 version = discovery.wait(version, 1.0)
                 causes = {m.problem.cause for m in machines(discovery.state) if m.problem}
@@ -593,7 +594,7 @@ def test_a_real_server_shows_its_key(make_light_lab: Callable[..., object]) -> N
 def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:
     discovery = Discovery(Sources(ssh_config=tmp_path / "none", known_hosts=()))
     with discovery:
-        assert discovery.wait(0, 10.0) > 0
+        assert discovery.wait(0, PATIENCE) > 0
         (machine,) = [one for one in machines(discovery.state) if one.here]
         assert isinstance(machine, FoundMachine) and machine.status is Status.ONLINE
     discovery.close()
@@ -609,7 +610,7 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, mon
 
     def look_up(candidate: Candidate, interfaces: Interfaces) -> None:
         seen["looks"] = next(looks) + 1
-        answer.wait(20)
+        answer.wait(PATIENCE)
 
     monkeypatch.setattr(discovery_module, "list_interfaces", interfaces)
     monkeypatch.setattr(discovery_module, "look_up", look_up)
@@ -619,10 +620,3 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, mon
         assert seen["looks"] == 1
         answer.set()
         until(lambda: seen["looks"] > 1)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -106,7 +106,7 @@ def test_an_announcement_ends_cleanly_when_it_is_killed(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("announced as '")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == ExitCode.DONE
+        assert process.wait(60) == ExitCode.DONE
         assert process.stderr.read() == ""
 
 
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_the_watch_with_its_exit_code(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         assert json.loads(process.stdout.readline())["event"] == "found"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == ExitCode.STOPPED
+        assert process.wait(60) == ExitCode.STOPPED
         assert "Traceback" not in process.stderr.read()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ from distributed.checks import machine_health
 from distributed.machine import agent
 from tests.distributed.muster_runs import REPOSITORY
 from tests.distributed.test_agent import Agents, agents
+from tests.waiting import until
 
 __all__ = ["agents"]
 
@@ -54,13 +53,6 @@ def kept(awake: Path) -> tuple[int, str]:
     until(awake.exists)
     pid, words = awake.read_text().split(None, 1)
     return int(pid), words
-
-
-def until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 15.0
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def lives(pid: int) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from distributed.run.requests import leave_request
-from tests.distributed.muster_runs import Muster, ours, until
+from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
+from tests.waiting import until
 from training.events import MemberEvent, RequestEvent, StepEvent
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -21,13 +22,13 @@ def test_a_machine_that_was_cut_off_and_is_back_trains_again(make_lab: MakeLab, 
         run_id = muster.detach("--max-steps", "5000")
         muster.until_step(run_id, 5, members=2)
         lab["b"].cut()
-        until(lambda: "lost" in states(muster, run_id), 10.0)
+        until(lambda: "lost" in states(muster, run_id))
         lab["b"].mend()
-        until(lambda: "b is lost" in warnings(muster, run_id), 60.0)  # its own words: what it did meanwhile is here
+        until(lambda: "b is lost" in warnings(muster, run_id))  # its own words: what it did meanwhile is here
         before = steps(muster, run_id)
         assert before == list(range(1, len(before) + 1))
         identity = leave_request(muster.folder_of(run_id), "add", "b")
-        until(lambda: outcome(muster, run_id, identity) in ("done", "refused"), 60.0)
+        until(lambda: outcome(muster, run_id, identity) in ("done", "refused"))
         assert outcome(muster, run_id, identity) == "done"
         muster.until_step(run_id, before[-1] + 20, members=2)
         assert muster.run("stop", run_id).returncode == 0

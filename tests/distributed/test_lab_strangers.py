@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from distributed.hosts.file import save_hosts
-from tests.distributed.muster_runs import Muster, ours, until
+from tests.distributed.muster_runs import Muster, ours
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.waiting import until
 from training.events import MemberEvent
 from training.exchange.certificates import issue_run_certificates
 

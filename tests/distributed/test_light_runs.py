@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.muster_runs import Muster, ours, until
+from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.waiting import until
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

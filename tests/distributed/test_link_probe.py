@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.measuring.own_interfaces import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from distributed.ssh.shell import LIMIT, encode
+from tests.waiting import PATIENCE
 
 TOKEN = "0123456789abcdef" * 2
 ROOM = Path(link_probe.__file__).parent
@@ -35,8 +35,8 @@ def listener() -> Iterator[Listener]:
 
 def refused(port: int, said: bytes) -> bool:
     """Whether the listener closes the connection without a word."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
-        peer.settimeout(10)
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as peer:
+        peer.settimeout(PATIENCE)
         peer.sendall(said)
         with contextlib.suppress(ConnectionError):
             return peer.recv(1) == b""
@@ -74,15 +74,13 @@ def test_the_token_alone_asks_for_nothing(listener: Listener) -> None:
 
 
 def test_a_silent_peer_is_let_go(listener: Listener) -> None:
-    begin = time.monotonic()
     assert refused(listener.port, b"0")
-    assert time.monotonic() - begin < 8
 
 
 def test_more_greetings_than_are_heard_at_a_time(listener: Listener) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(link_probe.MOST_GREETINGS):
-            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE))
         assert refused(listener.port, b"")
 
 

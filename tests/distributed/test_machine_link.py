@@ -67,10 +67,10 @@ def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_look_at_stderr_does_not_move_where_the_command_writes() -> None:
     process = HereConnection("box").stream(["sh", "-c", "echo one >&2; echo; read line; echo two >&2; echo"])
-    process.read_line(10)
+    process.read_line(60)
     assert process.stderr == b"one\n"
     process.write(b"go\n")
-    process.read_line(10)
+    process.read_line(60)
     assert process.stderr == b"one\ntwo\n"
     process.close()
 

@@ -24,8 +24,9 @@ from distributed.network_trainer import NetworkTrainer, _with_machine
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError
 from profiles.resolve import profile_from_options
-from tests.distributed.muster_runs import REPOSITORY, ours, until
+from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.waiting import until
 from training.events import ErrorEvent, Event, StepEvent
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from muster_runs import JOB, until
+from muster_runs import JOB, PATIENCE
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
@@ -19,6 +19,7 @@ from distributed.planning.planner import predict
 from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.lab.fixtures import MakeLab
+from tests.waiting import until
 from training.run_files import is_live
 from training.run_folder import RunFolder
 
@@ -32,7 +33,7 @@ STEPS = 10
 def run(hosts: Hosts, profile: Profile) -> RunFolder:
     launcher = DistributedLauncher(hosts, profile)
     path = launcher.start(launcher.plan(), sys.argv)
-    until(lambda: not is_live(path))
+    until(lambda: not is_live(path), PATIENCE)
     return RunFolder.open(path)
 
 
@@ -53,7 +54,7 @@ def profile(tmp_path: Path) -> Profile:
 
 @pytest.mark.lab
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profile, tmp_path: Path) -> None:
     lab = make_lab("far")
     lab["far"].set_rate(MBIT)

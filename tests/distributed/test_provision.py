@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -104,9 +103,8 @@ def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
     assert any(line.startswith("making an environment") for line in said) and any("Installing" in line for line in said)
 
     again: list[str] = []
-    begin = time.monotonic()
     assert provision(link, again.append, RECIPE) == python == find_environment(link, RECIPE)
-    assert time.monotonic() - begin < 10 and again == []  # far under 2 s where nothing else runs
+    assert again == []  # nothing was made or installed
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from distributed.hosts.file import load_hosts, save_hosts
-from tests.distributed.muster_runs import Muster, ours, until
+from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -47,4 +48,4 @@ def test_a_killed_hub_ends_the_run_with_its_machine_named(lab: Lab, tmp_path: Pa
         os.kill(pid, signal.SIGKILL)
     assert muster.wait_for_end(run_id).returncode == 1
     assert "hub" in muster.metadata(run_id)["error_message"]
-    until(lambda: [ours(host) for host in lab] == [[], []], 30.0)
+    until(lambda: [ours(host) for host in lab] == [[], []])

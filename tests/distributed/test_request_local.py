@@ -10,7 +10,8 @@ import pytest
 from distributed.run.request_desk import LocalMachines, RequestDesk
 from distributed.run.requests import Action, leave_request
 from profiles.resolve import profile_from_options
-from tests.distributed.muster_runs import JOB, until
+from tests.distributed.muster_runs import JOB
+from tests.waiting import until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -47,16 +48,16 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
             return max((e.step for e in seen if isinstance(e, StepEvent) and e.member == rank), default=0)
 
         try:
-            until(lambda: steps(1) > 3, 60.0)
+            until(lambda: steps(1) > 3)
             wanted: list[tuple[Action, str]] = [("snapshot", ""), ("drop", "worker-1"), ("add", "worker-1")]
             for action, machine in wanted:
                 identity = leave_request(folder.path, action, machine)
-                until(lambda: answer(identity) in ("done", "refused"), 60.0)  # noqa: B023 - called at once
+                until(lambda: answer(identity) in ("done", "refused"))  # noqa: B023 - called at once
                 assert answer(identity) == "done"
             back = steps(0)
-            until(lambda: steps(1) > back, 30.0)
+            until(lambda: steps(1) > back)
             leave_request(folder.path, "stop")
-            waiting.join(30.0)
+            waiting.join(60.0)
             assert ended[0].status == "cancelled"
         finally:
             run.kill()

@@ -70,7 +70,7 @@ def test_an_absent_machine_ends_it_in_time_or_is_done_without(make_light_lab: Ma
     muster = Muster(tmp_path, without(lab.hosts_file, "b", tmp_path))
     begin = time.monotonic()
     refused = muster.run(*muster.train("--max-steps", "4", "--no-input"))
-    assert time.monotonic() - begin < 30  # the command's own start included, on a busy machine
+    assert time.monotonic() - begin < 100  # the command's own start included, on a busy machine
     assert refused.returncode == 3
     lines = refused.stderr.splitlines()
     assert (

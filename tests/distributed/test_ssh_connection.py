@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,9 @@ from distributed.ssh.host_keys import HostKeyInfo
 from distributed.ssh.process import RemoteProcess
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
+from tests.lab.processes import until_it_runs
 from tests.lab.spec import HostSpec, LabUnavailable
+from tests.waiting import PATIENCE, until
 
 _KIND = "OPENSSH " + "PRIVATE KEY"
 
@@ -101,8 +103,8 @@ def test_megabytes_pass_both_ways_at_once(a: SshConnection) -> None:
 def test_a_command_that_does_not_end_is_left_in_time(a: SshConnection) -> None:
     begin = time.monotonic()
     with pytest.raises(CommandTimeout, match=r"^a: a command did not end within 0 s"):
-        a.run(["sleep", "30"], timeout=0.3)
-    assert time.monotonic() - begin < 10
+        a.run(["sleep", "600"], timeout=0.3)
+    assert time.monotonic() - begin < PATIENCE
 
 
 def test_endless_output_is_bounded(a: SshConnection) -> None:
@@ -142,11 +144,11 @@ def test_lines_flow_while_the_command_runs(a: SshConnection) -> None:
     with a.stream(["cat"]) as cat:
         for word in (b"one\n", b"two\n"):
             cat.write(word)
-            assert cat.read_line(5) == word
+            assert cat.read_line(60) == word
         cat.write(b"end")
         cat.end_input()
         assert list(cat) == [b"end"]
-        assert cat.wait(5) == 0
+        assert cat.wait(60) == 0
 
 
 def test_a_wait_for_a_line_ends_in_time_and_loses_nothing(a: SshConnection) -> None:
@@ -154,12 +156,12 @@ def test_a_wait_for_a_line_ends_in_time_and_loses_nothing(a: SshConnection) -> N
         with pytest.raises(TimeoutError):
             process.read_line(0.3)
         process.write(b" line\n")
-        assert process.read_line(5) == b"halfline\n"
+        assert process.read_line(60) == b"halfline\n"
 
 
 def test_writing_to_a_command_that_has_ended_says_so(a: SshConnection) -> None:
     with a.stream(["sh", "-c", "echo gone >&2; exit 3"]) as process:
-        assert process.wait(5) == 3
+        assert process.wait(60) == 3
         with pytest.raises(Dropped, match=r"exit code 3.*gone"):
             process.write(b"x" * 10_000_000)
 
@@ -167,7 +169,7 @@ def test_writing_to_a_command_that_has_ended_says_so(a: SshConnection) -> None:
 def test_a_background_process_outlives_its_stream(lab: LightLab, a: SshConnection) -> None:
     script = "nohup sleep 61.5 >/dev/null 2>&1 & echo $!"
     pid = int(a.run(["sh", "-c", script]).stdout)
-    _until(lambda: pid in lab["a"].pids("sleep 61.5"))  # it is a shell until it becomes that
+    assert until_it_runs(lab["a"].pids, "sleep 61.5") == pid
     assert a.run(["kill", str(pid)]).ok
 
 
@@ -202,16 +204,9 @@ def test_a_cut_off_put_does_not_take_the_files_name(lab: LightLab) -> None:
     with SshConnection.connect(lab.target("a")) as connection:
         process = connection.stream(["sh", "-c", PUT, "sh", "whole", "whole.part", "8", "600"])
         process.write(b"half")
-        _until(lambda: part.exists() and part.stat().st_size == 4)
-    _until(lambda: not part.exists())
+        until(lambda: part.exists() and part.stat().st_size == 4)
+    until(lambda: not part.exists())
     assert not whole.exists()
-
-
-def _until(done: Callable[[], bool], patience: float = 30.0) -> None:
-    end = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_missing_file_is_named(a: SshConnection, tmp_path: Path) -> None:
@@ -255,7 +250,7 @@ def echo() -> Iterator[int]:
 
 def exchange(port: int, data: bytes) -> bytes:
     """Send while receiving, and return what came back."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as stream:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as stream:
         sender = threading.Thread(target=_send_all, args=(stream, data))
         sender.start()
         received = b""
@@ -359,7 +354,7 @@ def test_other_kinds_of_keys_log_in(lab: LightLab, tmp_path: Path, kind: str) ->
 def agent(tmp_path: Path) -> Iterator[str]:
     path = str(tmp_path / "agent")
     with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL) as process:
-        _until(lambda: os.path.exists(path))
+        until(lambda: os.path.exists(path))
         yield path
         process.terminate()
 
@@ -441,7 +436,7 @@ def test_a_server_that_stops_during_the_log_in_is_left_in_time(lab: LightLab, tm
             SshConnection.connect(lab.target("b", config_file=config), trust=freeze, timeout=0.5)
     finally:
         lab["b"].mend()
-    assert time.monotonic() - begin < 9
+    assert time.monotonic() - begin < PATIENCE
 
 
 # --- ways ---
@@ -486,24 +481,22 @@ def test_no_session_is_left_on_the_far_side(lab: LightLab) -> None:
     for _ in range(2):
         with SshConnection.connect(lab.target("b")) as b:
             b.run(["true"])
-    _until(lambda: len(lab["b"].pids()) == before)
+    until(lambda: len(lab["b"].pids()) == before)
 
 
 # --- life ---
 
 
 def test_a_silent_machine_is_noticed_and_wakes_who_waits(lab: LightLab) -> None:
-    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b, b.stream(["sleep", "30"]) as process:
-        _until(lambda: b.silence < 0.25)
+    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b, b.stream(["sleep", "600"]) as process:
+        until(lambda: b.silence < 0.25)
         assert b.alive()
         lab["b"].cut()
-        begin = time.monotonic()
         try:
             with pytest.raises(Dropped, match=r"^b: the connection was lost"):
-                process.read(10)
+                process.read(PATIENCE)
         finally:
             lab["b"].mend()
-        assert time.monotonic() - begin < 6
         assert not b.alive()
         with pytest.raises(Dropped):
             b.run(["true"])
@@ -527,21 +520,21 @@ def test_a_cut_in_the_middle_of_much_writing_is_noticed_too(lab: LightLab) -> No
             for thread in writers:
                 thread.start()
             for thread in writers:
-                thread.join(20)
+                thread.join(PATIENCE)
         finally:
             lab["b"].mend()
         assert len(lost) == len(writers) and not b.alive()
 
 
 def test_a_quiet_connection_stays_alive(lab: LightLab) -> None:
-    with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b:
-        time.sleep(1.5)  # six heartbeats, and the silence would be too long after four: the wait is what is tested
+    with SshConnection.connect(lab.target("b"), heartbeat=0.5) as b:
+        time.sleep(3.0)  # six heartbeats, and the silence would be too long after four: the wait is what is tested
         assert b.alive() and b.run(["true"]).ok
 
 
 def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
     with SshConnection.connect(lab.target("b")) as b, b.stream(["sh", "-c", "echo $PPID; sleep 30"]) as process:
-        process.read_line(5)
+        process.read_line(60)
         for pid in lab["b"].pids("sshd"):
             if pid != lab["b"]._process.pid:  # type: ignore[union-attr]  # it runs
                 os.kill(pid, 9)

@@ -16,6 +16,7 @@ import pytest
 
 from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
+from tests.waiting import PATIENCE
 
 BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
 TIMEOUT = 0.4
@@ -69,7 +70,7 @@ def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5)
+        thread.join(PATIENCE)
 
 
 def meet(tmp_path: Path, port: int, host: str = "127.0.0.1") -> SshError:
@@ -78,7 +79,7 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1") -> SshError:
     begin = time.monotonic()
     with pytest.raises(SshError) as caught:
         SshConnection.connect(SshTarget("box", host, port, config_file=str(config)), timeout=TIMEOUT)
-    assert time.monotonic() - begin < TIMEOUT + 5.0
+    assert time.monotonic() - begin < TIMEOUT + PATIENCE
     message = str(caught.value)
     assert message.startswith("box: ") and message.isprintable()
     assert caught.value.hint
@@ -153,7 +154,7 @@ def test_a_servers_words_neither_move_the_cursor_nor_fill_the_screen() -> None:
 
 def test_a_name_service_that_does_not_answer_is_left_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(2 * PATIENCE))
     error = meet(tmp_path, 22, "slow.example")
     release.set()
     assert type(error) is NameUnknown

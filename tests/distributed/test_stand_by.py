@@ -35,4 +35,4 @@ def test_one_that_is_given_up_is_ended(run_dir: Path, tmp_path: Path, monkeypatc
     standing_by = StandBy()
     with pytest.raises(RunFailed, match="did not start"):
         standing_by.start(run_dir)
-    assert standing_by._process.wait(10) < 0
+    assert standing_by._process.wait(60) < 0

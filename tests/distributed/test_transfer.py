@@ -29,6 +29,7 @@ from distributed.ssh.errors import Dropped, SshError
 from distributed.ssh.process import Completed
 from profiles.errors import BadInput
 from tests.lab.fixtures import MakeLightLab
+from tests.waiting import PATIENCE
 
 SIZES = (1_000_000, 3_000_000, 2_000_000)
 
@@ -55,7 +56,7 @@ class Breaking(HereConnection):
                 sent += len(data)
             process.stdin.close()
             process.stdin = None
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE)
         self.sent.append(sent)
         if limit is not None:
             raise Dropped(self.machine, "the connection was lost while a command ran")
@@ -209,7 +210,7 @@ def test_a_session_that_is_killed_is_made_again(make_light_lab: MakeLightLab, tm
     blobs = lab["a"].files / ".cache" / "muster" / "blobs"
 
     def kill() -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while not any(path.stat().st_size > 4_000_000 for path in blobs.rglob("*.part")) and time.monotonic() < end:
             time.sleep(0.005)
         link.connection().close()

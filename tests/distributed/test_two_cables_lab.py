@@ -25,10 +25,11 @@ from distributed.preparation.prepare import Manner, prepare
 from distributed.run.planning import PlanWish, choose
 from profiles.resolve import load_profile
 from profiles.schema import Profile
-from tests.distributed.muster_runs import Muster, until
+from tests.distributed.muster_runs import PATIENCE, Muster
 from tests.lab import network
 from tests.lab.fixtures import MakeLab
 from tests.lab.host import LabHost
+from tests.waiting import until
 from training.run_files import is_live
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -121,7 +122,7 @@ def exchanged(cables: Cables, hub: str, pair: PairFigures, profile: Profile) -> 
     before = cables.moved()
     launcher = DistributedLauncher(hosts, profile, wish=PlanWish(planning=planning))
     folder = launcher.start(launcher.plan(), sys.argv)
-    until(lambda: not is_live(folder))
+    until(lambda: not is_live(folder), PATIENCE)
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["lost_members"] == []
     slow, fast = cables.moved()

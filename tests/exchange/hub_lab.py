@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE
 from training.events import MemberEvent, WarningEvent
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.hub import Hub, HubConfig
@@ -34,7 +34,7 @@ class Lab:
         host = str(config.get("address", "127.0.0.1"))
         self.address = f"[{host}]:{self.hub.start()}" if ":" in host else f"{host}:{self.hub.start()}"
 
-    def connect(self, rank: int, timeout: float = 10.0) -> HubMember:
+    def connect(self, rank: int, timeout: float = PATIENCE) -> HubMember:
         own = self.certificates and self.certificates / f"member-{rank}"
         member = HubMember.connect(self.address, own, RUN, rank, self.size, f"machine-{rank}", timeout)
         self.members[rank] = member
@@ -74,11 +74,3 @@ def cut(member: HubMember) -> None:
     """Break a member's connections without a good-bye."""
     for channel in member._channels:
         channel.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Poll ``condition``; fail after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)

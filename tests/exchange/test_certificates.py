@@ -42,7 +42,7 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_members_exchange_over_tls(secure: Lab) -> None:
     a, b = secure.members[0], secure.members[1]
     pending = [m.start_mean("tls", torch.tensor([2.0 * m.rank]), 1.0, codec_by_name("fp32")) for m in (a, b)]
-    assert [p.wait(20).mean.item() for p in pending] == [1.0, 1.0]
+    assert [p.wait(60).mean.item() for p in pending] == [1.0, 1.0]
 
 
 def shake_hands(running: Lab, own: Path | None) -> str | None:
@@ -53,7 +53,7 @@ def shake_hands(running: Lab, own: Path | None) -> str | None:
     if own is not None:
         context.load_cert_chain(own / "certificate.pem", own / "key.pem")
     host, port = running.address.split(":")
-    plain = socket.create_connection((host, int(port)), timeout=30)
+    plain = socket.create_connection((host, int(port)), timeout=60)
     with context.wrap_socket(plain, server_hostname=HUB_NAME) as secured:
         if not secured.recv(1):
             raise ConnectionResetError
@@ -98,7 +98,7 @@ def test_a_members_certificate_cannot_play_the_hub(tmp_path: Path) -> None:
     false_hub = Hub(HubConfig(run_id=RUN, names=("a",), elements=1, certificates=tmp_path / "member-1"))
     port = false_hub.start()
     with pytest.raises(ExchangeError, match="certificate does not fit"):
-        HubMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=30)
+        HubMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=60)
     false_hub.stop()
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_lab import RUN, Lab, cut, lab, until
+from hub_lab import RUN, Lab, cut, lab
 from stream_reference import contribution, stream_means
 
 from profiles.errors import BadInput
+from tests.waiting import until
 from training.events import MemberEvent, WarningEvent
 from training.exchange import base, wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
@@ -32,7 +33,7 @@ FP32 = codec_by_name("fp32")
 def means(members: list[HubMember], name: str, vectors: list[torch.Tensor], codec_name: str) -> list[MeanResult]:
     codec = codec_by_name(codec_name)
     pending = [m.start_mean(name, v, float(m.rank + 1), codec) for m, v in zip(members, vectors)]
-    return [p.wait(20) for p in pending]
+    return [p.wait(60) for p in pending]
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.1"])
@@ -59,7 +60,7 @@ def test_weight_zero_takes_part_and_gets_the_result(tmp_path: Path) -> None:
     with lab(tmp_path, 2) as running:
         a, b = running.connect_all()
         pending = a.start_mean("x", torch.tensor([4.0]), 2.0, FP32), b.start_mean("x", torch.tensor([9.0]), 0.0, FP32)
-        results = [p.wait(20) for p in pending]
+        results = [p.wait(60) for p in pending]
     assert [r.mean.tolist() for r in results] == [[4.0], [4.0]]
     assert results[1].weight == 2.0 and results[1].included
 
@@ -70,7 +71,7 @@ def test_contribution_is_copied_at_once(tmp_path: Path) -> None:
             values = torch.ones(3 * CHUNK_ELEMENTS)
             pending = running.connect_all()[0].start_mean("x", values, 1.0, codec_by_name(codec))
             values.zero_()
-            assert bool((pending.wait(20).mean == 1.0).all())
+            assert bool((pending.wait(60).mean == 1.0).all())
 
 
 def test_many_operations_overlap(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_many_operations_overlap(tmp_path: Path) -> None:
             for m in members
         ]
         for one, other in zip(*pending):
-            assert torch.equal(one.wait(10).mean, other.wait(10).mean)
+            assert torch.equal(one.wait(60).mean, other.wait(60).mean)
             assert one.done()
 
 
@@ -89,7 +90,7 @@ def test_gather(tmp_path: Path) -> None:
     payloads = [b"", b"x" * 10, bytes(range(256)) * 8192]
     with lab(tmp_path, 3) as running:
         pending = [m.start_gather("g", p) for m, p in zip(running.connect_all(), payloads)]
-        assert all(p.wait(10) == dict(enumerate(payloads)) for p in pending)
+        assert all(p.wait(60) == dict(enumerate(payloads)) for p in pending)
 
 
 def test_wrong_use_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Pat
             m.start_mean("x", torch.tensor([value, 4.0]), 1.0, codec_by_name(codec_name), flags)
             for m, value, flags in zip(running.connect_all(), (2.0, bad), (b"\x01", b"\x02"))
         ]
-        fine, own = (p.wait(20) for p in pending)
+        fine, own = (p.wait(60) for p in pending)
     assert fine.mean.tolist() == own.mean.tolist() == [2.0, 4.0]
     assert (fine.weight, fine.refused, fine.flags) == (own.weight, own.refused, own.flags) == (1.0, (1,), b"\x01")
     assert fine.included and fine.fit and not own.fit and own.left_out == ((0, 2),)
@@ -124,7 +125,7 @@ def test_flags_travel_beside_the_values_exactly(tmp_path: Path, codec_name: str)
             m.start_mean("x", torch.randn(300_000), 1.0, codec_by_name(codec_name), flags)
             for m, flags in zip(running.connect_all(), (b"\x01\x80", b"\x10\x00"))
         ]
-        assert [p.wait(20).flags for p in pending] == [b"\x11\x80"] * 2
+        assert [p.wait(60).flags for p in pending] == [b"\x11\x80"] * 2
 
 
 @pytest.mark.parametrize("codec_name", ["int8", "mxfp4", "topk:0.05"])
@@ -141,7 +142,7 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
                 pending = [
                     m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
                 ]
-                assert all(torch.equal(p.wait(20).mean, expected[number]) for p in pending)
+                assert all(torch.equal(p.wait(60).mean, expected[number]) for p in pending)
             assert members[1].residual("s", elements) is None
             kept = members[0].residual("s", elements)
 
@@ -151,7 +152,7 @@ def test_one_name_may_be_said_again(tmp_path: Path) -> None:
         members = running.connect_all()
         for again in (b"a", b"b"):
             pending = [m.start_gather("eval/validation/20", again) for m in members]
-            assert [p.wait(20) for p in pending] == [{0: again, 1: again}] * 2
+            assert [p.wait(60) for p in pending] == [{0: again, 1: again}] * 2
 
 
 def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
@@ -182,8 +183,8 @@ def test_quorum_closes_at_the_deadline_and_the_late_one_gets_the_result(tmp_path
     with lab(tmp_path, 3, quorum=0.5, round_deadline=0.3) as running:
         members = running.connect_all()
         early = [m.start_mean("x", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members[:2]]
-        results = [p.wait(20) for p in early]
-        late = members[2].start_mean("x", torch.tensor([9.0]), 1.0, FP32).wait(20)
+        results = [p.wait(60) for p in early]
+        late = members[2].start_mean("x", torch.tensor([9.0]), 1.0, FP32).wait(60)
     assert [r.included for r in (*results, late)] == [True, True, False]
     assert {(r.mean.item(), r.weight, r.members) for r in (*results, late)} == {(0.5, 2.0, (0, 1, 2))}
 
@@ -195,14 +196,14 @@ def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
         with pytest.raises(ExchangeTimeout, match="x:1 was not done"):
             pending.wait(0.4)
         members[1].start_mean("x", torch.tensor([3.0]), 1.0, FP32)
-        assert pending.wait(20).mean.tolist() == [2.0]
+        assert pending.wait(60).mean.tolist() == [2.0]
 
 
 def test_a_round_that_cannot_close_fails_for_all_and_names_who_is_missing(tmp_path: Path) -> None:
     with lab(tmp_path, 2, give_up=0.3) as running:
         members = running.connect_all()
         with pytest.raises(ExchangeError, match=r"x:1 failed.*nothing came from rank 1"):
-            members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
+            members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
         assert "x:1 failed" in running.warnings()[0]
 
 
@@ -216,8 +217,8 @@ def test_survivors_close_as_soon_as_a_member_is_gone(tmp_path: Path, clean: bool
             members[2].close()
         else:
             cut(members[2])
-        results = [p.wait(20) for p in pending]
-        assert [g.wait(20) for g in gathers] == [{0: b"0", 1: b"1"}] * 2
+        results = [p.wait(60) for p in pending]
+        assert [g.wait(60) for g in gathers] == [{0: b"0", 1: b"1"}] * 2
         until(lambda: running.statuses(2)[-1] == ("left" if clean else "lost"))
     assert {(r.mean.item(), r.members) for r in results} == {(0.5, (0, 1))}
     assert members[0].members == (0, 1)
@@ -228,10 +229,10 @@ def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path, monkeypatch: p
         members = running.connect_all()
         heard = running.hub._group.heard
         monkeypatch.setattr(running.hub._group, "heard", lambda seat: None if seat.rank == 1 else heard(seat))
-        result = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
+        result = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
         assert result.members == (0,)
         with pytest.raises(ExchangeError, match=r"silent for 3 s"):
-            members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20)
+            members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
 
 
 def test_a_member_on_the_hubs_machine_is_lost_with_its_connection_not_by_silence() -> None:
@@ -279,7 +280,7 @@ def test_no_hub(tmp_path: Path) -> None:
 def test_a_stranger_is_refused(tmp_path: Path, rank: int, size: int, run: str, message: str) -> None:
     with lab(tmp_path, 2) as running:
         with pytest.raises(ExchangeError, match=message):
-            HubMember.connect(running.address, None, run, rank, size, "x", timeout=5)
+            HubMember.connect(running.address, None, run, rank, size, "x", timeout=60)
         assert message in running.warnings()[0]
 
 
@@ -289,7 +290,7 @@ def test_losing_the_hub_fails_what_is_pending(tmp_path: Path) -> None:
     pending = members[0].start_mean("x", torch.zeros(1), 1.0, FP32)
     running.hub.stop()
     with pytest.raises(ExchangeError, match="hub"):
-        pending.wait(20)
+        pending.wait(60)
     with pytest.raises(ExchangeError, match="hub"):
         members[0].start_mean("y", torch.zeros(1), 1.0, FP32)
     running.close()
@@ -310,7 +311,7 @@ def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
         cut(gone)
         until(lambda: "lost" in running.statuses(1))
         fresh = running.connect(1)
-        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(20).members == (0,)
+        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
         assert fresh.is_newcomer and not donor.anchor_wanted
         fresh.ask_for_anchor()
         until(lambda: donor.anchor_wanted)
@@ -366,7 +367,7 @@ def test_newcomer_is_waited_for_from_the_donors_next_contribution_on(tmp_path: P
         fresh.fetch_anchor(20)
         assert not pending.done()
         fresh.start_mean("x", torch.tensor([3.0]), 1.0, FP32)
-        assert pending.wait(20).mean.tolist() == [2.0]
+        assert pending.wait(60).mean.tolist() == [2.0]
 
 
 def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path) -> None:
@@ -395,7 +396,7 @@ def test_a_rank_that_comes_back_early_takes_its_place(tmp_path: Path) -> None:
         again = running.connect(1)
         assert again.is_newcomer
         with pytest.raises(ExchangeError, match="came back on a new connection"):
-            first[1].start_mean("x", torch.zeros(1), 1.0, FP32).wait(20)
+            first[1].start_mean("x", torch.zeros(1), 1.0, FP32).wait(60)
 
 
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8", "mxfp4", "topk:0.03"])
@@ -420,9 +421,9 @@ def test_time_is_accounted(tmp_path: Path) -> None:
         timer = threading.Timer(0.3, lambda: b.start_mean("x", torch.zeros(1), 1.0, FP32))
         before, began = a.traffic.copy(), time.perf_counter()
         timer.start()
-        pending.wait(20)
+        pending.wait(60)
         spent, elapsed = a.traffic.since(before), time.perf_counter() - began
-        pending.wait(20)
+        pending.wait(60)
         assert a.traffic.wait_seconds - before.wait_seconds == spent.wait_seconds
         timer.join()
     assert 0 < spent.wait_seconds <= elapsed

@@ -14,10 +14,11 @@ import grpc
 import psutil
 import pytest
 import torch
-from hub_lab import RUN, Lab, lab, until
+from hub_lab import RUN, Lab, lab
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import until
 from training.exchange import transport, wire
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.hub_pb2 import KIND_MEAN, BulkHeader, ControlUp, Hello, Status
@@ -33,7 +34,7 @@ def refused(running: Lab, method: str, messages: list[bytes]) -> tuple[grpc.Stat
     for message in messages:
         more.put(message)
     channel = grpc.insecure_channel(running.address, transport.CHANNEL_OPTIONS)
-    call = channel.stream_stream(method)(iter(more.get, None), timeout=10)
+    call = channel.stream_stream(method)(iter(more.get, None), timeout=60)
     try:
         for _ in call:
             pass
@@ -82,7 +83,7 @@ def serves(running: Lab) -> bool:
     until(lambda: {0, 1} <= running.members.keys())
     name = f"after/{next(rounds)}"
     pending = [running.members[r].start_mean(name, torch.tensor([float(r)]), 1.0, FP32) for r in (0, 1)]
-    return [p.wait(10).mean.item() for p in pending] == [0.5, 0.5]
+    return [p.wait(60).mean.item() for p in pending] == [0.5, 0.5]
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -155,7 +156,7 @@ def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path:
         call = channel.stream_stream(transport.BULK)(iter(more.get, None))
         until(lambda: len(fresh.members) == 2)
         pending = [fresh.members[r].start_mean("x", torch.tensor([2.0 * r]), 1.0, codec) for r in (0, 1)]
-        results = [p.wait(10) for p in pending]
+        results = [p.wait(60) for p in pending]
         assert [r.mean.item() for r in results] == [1.0, 1.0]
         until(lambda: fresh.statuses(2)[-1] == "lost")
         assert call.code() == grpc.StatusCode.INVALID_ARGUMENT and "impossible element" in call.details()
@@ -172,11 +173,11 @@ def test_values_that_are_not_finite_are_left_out_and_the_third_time_costs_the_pl
         more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for frame in (intruder.opening, *frames):
             more.put(frame)
-        call = intruder.channel.stream_stream(transport.BULK)(iter(more.get, None), timeout=20)
+        call = intruder.channel.stream_stream(transport.BULK)(iter(more.get, None), timeout=60)
         until(lambda: len(fresh.members) == 2)
         for _ in range(3):
             pending = [fresh.members[r].start_mean("x", torch.tensor([2.0 * r, 0.0]), 1.0, FP32) for r in (0, 1)]
-            results = [p.wait(10) for p in pending]
+            results = [p.wait(60) for p in pending]
             assert [(r.mean.tolist(), r.weight, r.refused) for r in results] == [([1.0, 0.0], 2.0, (2,))] * 2
         with pytest.raises(grpc.RpcError, match="not finite 3 times"):
             list(call)
@@ -194,7 +195,7 @@ def test_a_flood_of_contributions_is_cut_off(tmp_path: Path) -> None:
         flood = (
             wire.pack_mean(MeanChunk(f"flood/{i}", FP32, CHUNK_ELEMENTS, 0, 1.0, memoryview(chunk))) for i in range(400)
         )
-        call = intruder.channel.stream_stream(transport.BULK)(itertools.chain([intruder.opening], flood), timeout=20)
+        call = intruder.channel.stream_stream(transport.BULK)(itertools.chain([intruder.opening], flood), timeout=60)
         with pytest.raises(grpc.RpcError, match="wait for the other members"):
             list(call)
         assert psutil.Process().memory_info().rss - before < 120 << 20
@@ -205,7 +206,7 @@ def test_a_flood_of_contributions_is_cut_off(tmp_path: Path) -> None:
 def test_too_large_a_message_is_refused_by_the_transport(running: Lab) -> None:
     options = [*transport.CHANNEL_OPTIONS, ("grpc.max_send_message_length", -1)]
     channel = grpc.insecure_channel(running.address, options)
-    call = channel.stream_stream(transport.BULK)(iter([bytes(8 << 20)]), timeout=10)
+    call = channel.stream_stream(transport.BULK)(iter([bytes(8 << 20)]), timeout=60)
     with pytest.raises(grpc.RpcError):
         list(call)
     assert call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -219,6 +220,6 @@ def test_bytes_that_are_no_grpc_do_no_harm(tmp_path: Path, tls: bool) -> None:
         fresh.connect_all()
         host, _, port = fresh.address.rpartition(":")
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"\x16\x03\x01\xff\xff" + bytes(500)):
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
                 connection.sendall(garbage)
         assert serves(fresh)

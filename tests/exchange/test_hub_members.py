@@ -11,8 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from hub_lab import RUN, Lab, lab, until
+from hub_lab import RUN, Lab, lab
 
+from tests.waiting import until
 from training.exchange import hub, transport, wire
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
@@ -37,7 +38,7 @@ class Insider:
         session = Status.FromString(next(self.control)).session
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.frames.put(wire.pack_open(wire.Open(rank, session)))
-        self.bulk = self.channel.stream_stream(transport.BULK)(iter(self.frames.get, None), timeout=30)
+        self.bulk = self.channel.stream_stream(transport.BULK)(iter(self.frames.get, None), timeout=60)
 
     def say(self, frames: Iterable[bytes]) -> None:
         for frame in frames:
@@ -73,7 +74,7 @@ def insider_among(folder: Path, size: int, rank: int, **config: object) -> Itera
 
 def mean_of(honest: list[HubMember], name: str) -> list[float]:
     pending = [member.start_mean(name, torch.tensor([float(member.rank)]), 1.0, FP32) for member in honest]
-    return [one.wait(20).mean.item() for one in pending]
+    return [one.wait(60).mean.item() for one in pending]
 
 
 def first_chunk(name: str, elements: int = 1) -> bytes:
@@ -182,7 +183,7 @@ def test_a_slow_builder_is_waited_for_and_one_that_never_speaks_is_lost(tmp_path
         for member in honest:
             member.expect_model(100)
         pending = [member.start_gather("start", b"x") for member in honest]
-        assert [sorted(one.wait(20)) for one in pending] == [[0, 1], [0, 1]]
+        assert [sorted(one.wait(60)) for one in pending] == [[0, 1], [0, 1]]
         assert insider.running.statuses(2)[-1] == "lost"
         assert mean_of(honest, "grad") == [0.5, 0.5]
 

@@ -16,7 +16,6 @@ from tests.lab.spec import HostSpec, LabUnavailable
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _COVERED = ("/root", "/tmp", "/run", "/dev/shm")
-_BOOT_PATIENCE = 20.0
 
 
 class Surroundings(Protocol):
@@ -107,7 +106,7 @@ class LabHost:
 
     def _expect(self, word: str) -> None:
         assert self._process is not None and self._process.stdout is not None and self._process.stderr is not None
-        said = processes.read_line(self._process.stdout, _BOOT_PATIENCE)
+        said = processes.read_line(self._process.stdout)
         if said != word:
             log = self.folder / "sshd.log"
             more = log.read_text() if log.exists() else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 MARK = "MUSTER_LAB_HOST"
-_PATIENCE = 5.0
+_PATIENCE = 60.0  # this file is run by its path too, and then has no room to import from
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:

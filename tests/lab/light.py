@@ -29,8 +29,8 @@ from distributed.ssh.connection import SshTarget
 from tests.lab import keeper, ssh_setup
 from tests.lab.keeper import MARK
 from tests.lab.spec import HostSpec, LabUnavailable
+from tests.waiting import PATIENCE
 
-_START_PATIENCE = 10.0
 _ENTER = """#!/bin/sh
 cd "$HOME"
 command=$SSH_ORIGINAL_COMMAND
@@ -89,7 +89,7 @@ class LightHost:
         with open(self.folder / "sshd.log", "ab") as log:
             command = [ssh_setup.sshd_program(), "-D", "-e", "-f", str(self._config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + _START_PATIENCE
+        end = time.monotonic() + PATIENCE
         while not _listens(self.address, self.port):
             if not self.running or time.monotonic() > end:
                 raise LabUnavailable(f"sshd does not start: {(self.folder / 'sshd.log').read_text().strip()}")

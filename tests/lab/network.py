@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.spec import LabUnavailable
+from tests.waiting import PATIENCE
 
 CPU_CGROUP = Path("/sys/fs/cgroup/cpu")
 _PERIOD = 100_000
@@ -84,7 +85,7 @@ def traffic(pid: int) -> Traffic:
     raise OSError("the host has no eth0")
 
 
-def wait_until_listening(pid: int, port: int, patience: float = 10.0) -> None:
+def wait_until_listening(pid: int, port: int, patience: float = PATIENCE) -> None:
     """Wait until a TCP port is open in the namespace of a process; sshd goes to the background before it listens.
 
     Raises:
@@ -130,7 +131,7 @@ def within_quota(folder: Path | None, command: list[str]) -> list[str]:
     return command if folder is None else ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(folder / "tasks"), *command]
 
 
-def remove_quota(folder: Path, patience: float = 2.0) -> None:
+def remove_quota(folder: Path, patience: float = PATIENCE) -> None:
     """Remove a cgroup once the kernel has let go of its last process."""
     end = time.monotonic() + patience
     while folder.exists():

@@ -8,15 +8,15 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from tests.lab.spec import HostSpec
+from tests.waiting import PATIENCE, until
 
-_PATIENCE = 10.0
 
-
-def read_line(stream: IO[str], patience: float) -> str:
+def read_line(stream: IO[str], patience: float = PATIENCE) -> str:
     """Return the next line of a child's output, or nothing at its end.
 
     Raises:
@@ -57,7 +57,28 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def end(pid: int, number: int = signal.SIGKILL, patience: float = _PATIENCE) -> None:
+def line_of(pid: int) -> str:
+    """Return the command line of a process, nothing where it is gone."""
+    with contextlib.suppress(OSError):
+        return command_line(pid)
+    return ""
+
+
+def until_it_runs(pids: Callable[[str], list[int]], command: str) -> int:
+    """Return a host's process once it is there and alone: a shell in the background becomes its command a little later.
+
+    Args:
+        pids: the host's method of that name.
+    """
+
+    def alone() -> list[int]:
+        found = pids(command)
+        return found if [line_of(pid) for pid in found] == [command] else []
+
+    return until(alone)[0]
+
+
+def end(pid: int, number: int = signal.SIGKILL, patience: float = PATIENCE) -> None:
     """Signal a process and wait until it is gone or dead."""
     started = birth(pid)
     with contextlib.suppress(ProcessLookupError):
@@ -88,7 +109,7 @@ def bury(process: subprocess.Popen[str]) -> None:
             with contextlib.suppress(OSError):
                 stream.close()
     try:
-        process.wait(timeout=_PATIENCE)
+        process.wait(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

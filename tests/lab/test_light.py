@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from distributed.ssh.connection import SshConnection, SshTarget
 from tests.lab import keeper
 from tests.lab.host import REPOSITORY
 from tests.lab.light import LightLab
+from tests.lab.processes import until_it_runs
 from tests.lab.spec import HostSpec, LabUnavailable
+from tests.waiting import until
 
 MakeLightLab = Callable[..., LightLab]
 
@@ -44,6 +45,8 @@ def test_a_killed_host_ends_with_all_it_runs_and_boots_again(make_light_lab: Mak
     with SshConnection.connect(lab.target("a")) as a, SshConnection.connect(lab.target("ab")) as other:
         a.run(["sh", "-c", "nohup sleep 84.5 >/dev/null 2>&1 &"])
         other.run(["sh", "-c", "nohup sleep 84.5 >/dev/null 2>&1 &"])
+        for host in lab:
+            until_it_runs(host.pids, "sleep 84.5")
         lab["a"].kill()
         assert lab["a"].pids() == []
         assert len(lab["ab"].pids("sleep 84.5")) == 1
@@ -55,6 +58,7 @@ def test_nothing_is_left_after_the_end(make_light_lab: MakeLightLab) -> None:
     lab = make_light_lab("a")
     with SshConnection.connect(lab.target("a")) as a:
         a.run(["sh", "-c", "nohup setsid sleep 85.5 >/dev/null 2>&1 &"])
+        until_it_runs(lab["a"].pids, "sleep 85.5")
         lab["a"].cut()
         assert len(left_over(lab.folder)) >= 3
         lab.close()
@@ -79,7 +83,4 @@ def test_a_light_lab_does_not_outlive_a_killed_owner(make_light_lab: MakeLightLa
         folder = Path(owner.stdout.readline().strip())
         assert left_over(folder)
         owner.kill()
-    end = time.monotonic() + 10
-    while left_over(folder):
-        assert time.monotonic() < end, left_over(folder)
-        time.sleep(0.02)
+    until(lambda: not left_over(folder))

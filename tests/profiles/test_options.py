@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from profiles.errors import BadInput
 from profiles.options import OptionSpec, check_value, nearest, options, options_by_name
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
+from tests.waiting import until
 
 
 def test_names_are_unique_over_all_sections() -> None:
@@ -66,13 +66,10 @@ def test_loading_profiles_is_quick_and_light() -> None:
         "profiles.resolve.list_profiles(); print(time.process_time() - start);"
         "print(sorted({'torch', 'numpy', 'transformers', 'textual'} & set(sys.modules)))"
     )
-    seconds, heavy = [], []
-    deadline = time.monotonic() + 20
-    while not (seconds and min(seconds) < 0.25) and time.monotonic() < deadline:
-        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split(
-            "\n"
-        )
-        seconds.append(float(output[0]))
-        heavy.append(output[1])
-    assert min(seconds) < 0.25
-    assert set(heavy) == {"[]"}
+
+    def quick() -> bool:
+        seconds, heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
+        assert heavy == b"[]"
+        return float(seconds) < 0.25
+
+    until(quick)  # other programs on the same processors make it slower

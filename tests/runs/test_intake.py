@@ -169,7 +169,7 @@ def test_a_flood_waits_and_does_not_delay_the_end_of_another() -> None:
     assert (2, None) in [inbox.take(), inbox.take()]
     assert inbox._sizes[1] <= 1000 and flood.is_alive()
     inbox.close()
-    flood.join(10)
+    flood.join(60)
     assert not flood.is_alive()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
+from tests.waiting import until
 from training import stopping
 from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.stopping import Progress
@@ -22,13 +22,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     with stage.folder:
         yield stage
         stage.run.kill()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.005)
 
 
 def step(number: int, seconds: float = 0.001) -> StepEvent:

@@ -25,10 +25,10 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from tests.waiting import PATIENCE, words_of
+
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 SIZES = ((80, 24), (120, 32), (160, 45))
-PATIENCE = 30.0
-"""Seconds within which anything waited for is there, on a busy machine."""
 FIXED = 1_790_000_000.0
 """The one moment of all pictures: 2026-09-21 13:33:20 UTC."""
 
@@ -54,7 +54,7 @@ async def until(pilot: Pilot[Any], holds: Callable[[], Any], patience: float = P
     """Let the application go on until something holds."""
     end = time.monotonic() + patience
     while not holds():
-        assert time.monotonic() < end, "\n".join(lines(pilot.app))
+        assert time.monotonic() < end, "\n".join((f"waited for: {words_of(holds)}", *lines(pilot.app)))
         await pilot.pause(0.01)
     await pilot.pause()
 

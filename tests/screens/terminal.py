@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from tests.lab.host import REPOSITORY
+from tests.waiting import PATIENCE
 
-PATIENCE = 30.0
 ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b[@-Z\\-_=>78]")
 _STYLE = re.compile(rb"\x1b\[([0-9;:]*)m")
 _PLAIN = {0, 1, 2, 3, 4, 5, 7, 8, 9, 21, 22, 23, 24, 25, 27, 28, 29, 53, 55}
@@ -52,7 +52,7 @@ class Terminal:
         """Read until a text was written; return the seconds since the start."""
         wanted, end = text.encode(), time.monotonic() + patience
         while wanted not in ESCAPE.sub(b"", self.written):
-            assert time.monotonic() < end, self.words[-2000:]
+            assert time.monotonic() < end, f"waited for {text!r}: {self.words[-2000:]}"
             self._read(0.2)
         return time.monotonic() - self.began
 
@@ -60,7 +60,7 @@ class Terminal:
         """Read until a text was written after ``mark`` bytes; return the seconds that took."""
         begin = time.monotonic()
         while text.encode() not in ESCAPE.sub(b"", self.written[mark:]):
-            assert time.monotonic() - begin < patience, self.words[-2000:]
+            assert time.monotonic() - begin < patience, f"waited for {text!r}: {self.words[-2000:]}"
             self._read(0.05)
         return time.monotonic() - begin
 
@@ -71,7 +71,7 @@ class Terminal:
         """Read until the program ends; return its exit code."""
         end = time.monotonic() + patience
         while self.process.poll() is None:
-            assert time.monotonic() < end, self.words[-2000:]
+            assert time.monotonic() < end, f"waited for the end: {self.words[-2000:]}"
             self._read(0.05)
         while self._read(0.0):
             pass

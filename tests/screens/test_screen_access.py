@@ -16,7 +16,8 @@ from app.wizard.state import Status
 from app.wizard.steps import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
-from tests.screens.pilot import PATIENCE, fixed_clock, lines, run, text, until
+from tests.screens.pilot import fixed_clock, lines, run, text, until
+from tests.waiting import until_state
 from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,7 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
         lose_patience_with(port, monkeypatch)
         machines = [row(name, lab.ssh_config) for name, *_ in FAILURES]
         wizard = Wizard(InSight(*machines, row("mute", lab.ssh_config, "127.0.0.1", port)))
-        assert wizard.wait(lambda state: bool(state.machines.rows), PATIENCE)
+        until_state(wizard, lambda state: bool(state.machines.rows))
         wizard.do(do.NewSetup())
         for name, *_ in ALL:
             wizard.do(do.Pick(name, True))

@@ -23,6 +23,7 @@ from tests.lab.lab import Lab
 from tests.lab.spec import LabUnavailable
 from tests.screens.pilot import fixed_clock, lines, run, text, until
 from tests.screens.terminal import Terminal
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.lab
 SET_UP = """
@@ -31,7 +32,7 @@ from app.screens.app import run_wizard
 from app.wizard.real_services import RealServices
 sys.exit(run_wizard(RealServices(), "", False))
 """
-START = 40.0
+START = PATIENCE
 """Seconds for a Python process to start on a busy machine."""
 
 
@@ -52,12 +53,12 @@ def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_kill
         terminal.until("desk (here)", START)
         mark = len(terminal.written)
         announcer = announce(lab["studio"])
-        assert terminal.written_since("studio", mark) < 2.5
+        terminal.written_since("studio", mark)
         terminal.written_since("online", mark)
         mark = len(terminal.written)
         finish(lab["studio"], announcer, signal.SIGKILL)
         lab["studio"].stop_sshd()
-        assert terminal.written_since("offline", mark) < 10.0
+        terminal.written_since("offline", mark)
         lab["studio"].start_sshd()
         terminal.press("\x03")
         assert terminal.end() == 130

@@ -10,8 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +27,7 @@ from profiles.errors import BadInput
 from profiles.schema import TRACKERS
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
+from tests.waiting import until
 from training.events import Event, KnownEvent, MachineEvent, RunEvent
 from training.run_folder import RunFolder
 
@@ -51,14 +50,6 @@ def some_events() -> list[Event]:
 def rows(run: Path, kind: str) -> list[dict[str, str]]:
     with (run / "trackers" / "csv" / f"{kind}.csv").open(newline="") as stream:
         return list(csv.DictReader(stream))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def track(run: Path, *names: str) -> list[str]:

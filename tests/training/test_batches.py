@@ -33,7 +33,7 @@ class _OneAtATime(ToyTask):
             self.made += 1
             if self.made == 2:
                 self.ahead.set()
-                self.go_on.wait(10)
+                self.go_on.wait(60)
             return super().collate(samples, rngs)
         finally:
             self.busy.release()
@@ -45,7 +45,7 @@ def test_what_was_made_ahead_in_vain_does_not_disturb_what_is_wanted() -> None:
     source = BatchSource(task, SampleSchedule(16, 0, 1), 0, Samples(task, 0))
     first = source.take(Cursor(0, 0), {0: 8, 1: 4}, more=True)
     with source.turns.lent():
-        assert task.ahead.wait(10)
+        assert task.ahead.wait(60)
         threading.Timer(0.1, task.go_on.set).start()
         # Member 1 is lost: the next step is another one than that which is being made, at the end of the epoch at that.
         second = source.take(first.cursor, {0: 8}, more=False)

@@ -203,7 +203,7 @@ def test_kill_during_a_save_leaves_the_older_one(tmp_path: Path) -> None:
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"1\n"
-        wait_for_a_half_written_one(tmp_path, time.monotonic() + 20)
+        wait_for_a_half_written_one(tmp_path, time.monotonic() + 60)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -286,7 +286,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
             self.steps += 1
             if self.steps == 100:
                 left.set()
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 60
                 while not exchange.anchor_wanted and time.monotonic() < deadline:
                     time.sleep(0.01)
             return super().loss(model, batch)
@@ -301,7 +301,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
         return member
 
     def come_back() -> None:
-        left.wait(30)
+        left.wait(60)
         back[1] = run_member(plan, 1, connect(1), ToyTask(), tmp_path / "back", Control(), [])
 
     newcomer = threading.Thread(target=come_back)
@@ -310,7 +310,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
     members = run_group(
         plan, connected, lambda rank: Patient() if rank == 0 else ToyTask(), tmp_path, controls.__getitem__
     )
-    newcomer.join(30)
+    newcomer.join(60)
     check_no_errors({0: members[0]} | back)
     assert members[1].ending is Ending.STOPPED
     assert back[1].ending is Ending.FINISHED

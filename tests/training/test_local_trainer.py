@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.resolve import profile_from_options
+from tests.waiting import until
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -122,12 +122,6 @@ class Run:
         if isinstance(event, MemberEvent) and event.message.startswith("pid ") and event.member is not None:
             self.pids[event.member] = int(event.message.split()[1])
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to pass"
-            time.sleep(0.02)
-
     def step(self) -> int:
         return max((e.step for e in self.events if isinstance(e, StepEvent)), default=0)
 
@@ -138,7 +132,7 @@ class Run:
 
 def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
     run = Run(tmp_path, workers=3, max_steps=400, strategy="allreduce")
-    run.until(lambda: run.step() > 10)
+    until(lambda: run.step() > 10)
     os.kill(run.pids[0], signal.SIGKILL)
     run.end()
     assert run.outcome.status == "completed"
@@ -150,7 +144,7 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
 
 def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=4000, strategy="allreduce", engine="torch")
-    run.until(lambda: run.step() > 10)
+    until(lambda: run.step() > 10)
     os.kill(run.pids[1], signal.SIGKILL)
     run.end()
     assert run.outcome.status == "failed"
@@ -160,7 +154,7 @@ def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path:
 
 def test_a_stop_comes_after_the_same_step_and_loses_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, max_steps=100_000, strategy="diloco", sync_interval=20)
-    run.until(lambda: run.step() > 30)
+    until(lambda: run.step() > 30)
     run.run.request_stop("test")
     run.end()
     assert run.outcome.exit_code == ExitCode.STOPPED

@@ -235,7 +235,7 @@ def test_a_sensor_that_hangs_does_not_keep_the_worker(monkeypatch: pytest.Monkey
     release.set()
     for thread in threading.enumerate():
         if thread.name == "machine-load":
-            thread.join(10)
+            thread.join(60)
 
 
 def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(tmp_path: Path) -> None:

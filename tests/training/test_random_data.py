@@ -106,8 +106,8 @@ def test_the_loader_works_only_while_the_trainer_lends_it_the_turn() -> None:
     thread.start()
     assert not worked.wait(0.05)
     with turns.lent():
-        assert worked.wait(10)
-    thread.join(10)
+        assert worked.wait(60)
+    thread.join(60)
     turns.close()
     with pytest.raises(Closed), turns.taken():
         pass

@@ -18,9 +18,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.waiting import PATIENCE, words_of
+
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium (Debian: apt-get install chromium)")
-_PATIENCE = 30.0
 _OPTIONS = (
     "--headless=new",
     "--no-sandbox",  # the tests of CI run as root in a container
@@ -55,7 +56,7 @@ class Page:
         number = next(self._ids)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        content = await asyncio.wait_for(answer, _PATIENCE)
+        content = await asyncio.wait_for(answer, PATIENCE)
         assert "error" not in content, content
         return content["result"]
 
@@ -69,9 +70,9 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, condition: Callable[[], Awaitable[Any]]) -> Any:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not (found := await condition()):
-            assert time.monotonic() < deadline, self.complaints
+            assert time.monotonic() < deadline, (words_of(condition), self.complaints)
             await asyncio.sleep(0.1)
         return found
 
@@ -133,7 +134,7 @@ async def chromium() -> AsyncIterator[Page]:
 
 
 async def _port(file: Path) -> str:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, IndexError):
             return file.read_text().splitlines()[0]

@@ -21,6 +21,7 @@ from cli_typer import main
 from profiles.errors import BadInput
 from tests.app.app_events import step
 from tests.report.report_runs import write_run
+from tests.waiting import until
 
 Test = Callable[["Door"], Awaitable[None]]
 
@@ -140,11 +141,7 @@ def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.M
             (screen,) = set(psutil.Process().children()) - before
             assert screen.name() == "sleep"
             await socket_.send_str('["stdin"]')  # nonsense ends the screen, not the server
-        for _ in range(100):
-            if not screen.is_running():
-                break
-            await asyncio.sleep(0.05)
-        assert not screen.is_running()
+        await asyncio.to_thread(until, lambda: not screen.is_running())
         assert (await door.get("/", Cookie=cookie))[0] == 200
 
     visit(test)

@@ -69,7 +69,7 @@ def test_the_dashboard_appears_takes_a_key_and_ends_with_the_server(tmp_path: Pa
         asyncio.run(look())
         screens = psutil.Process(server.pid).children(recursive=True)
         server.terminate()
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
         assert psutil.wait_procs(screens, 10)[1] == []
     finally:
         server.kill()

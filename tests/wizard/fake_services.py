@@ -94,7 +94,7 @@ class FakeServices:
     def _asked(self, name: str) -> None:
         self.asked.append(name)
         if name in self.hold:
-            self.hold[name].wait(20)
+            self.hold[name].wait(60)
 
     def home(self) -> Home:
         self._asked("home")

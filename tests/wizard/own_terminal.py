@@ -70,7 +70,7 @@ class OwnTerminal:
         end = time.monotonic() + PATIENCE
         while self._read(end):
             pass
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE)
 
     def _read(self, end: float) -> bool:
         if not select.select([self._ours], [], [], max(end - time.monotonic(), 0.0))[0]:

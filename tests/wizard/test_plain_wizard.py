@@ -17,6 +17,7 @@ from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
 from app.wizard.services import JobAnswers, Tell
 from app.wizard.state import CheckRow, LinkRow, MachineRow, Need, Status
+from tests.waiting import PATIENCE, until_state
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
 from tests.wizard.scripted_person import ScriptedPerson
 
@@ -61,18 +62,18 @@ def test_the_same_plan_as_the_state_machine() -> None:
     try:
         for action in (do.NewSetup(), do.SetOption("learning_rate", "0.01"), do.SaveAs("mine")):
             wizard.do(action)
-        wizard.wait(lambda state: bool(state.machines.rows), 5)
+        until_state(wizard, lambda state: bool(state.machines.rows))
         wizard.do(do.Pick(ANNA.key))
         while wizard.state.step.value != "strategy":
-            wizard.wait(lambda state: not blockers(state), 5)
+            until_state(wizard, lambda state: not blockers(state))
             wizard.do(do.Next())
-        wizard.wait(lambda state: state.strategy.status is Status.OK, 5)
+        until_state(wizard, lambda state: state.strategy.status is Status.OK)
         wizard.do(do.SetInterval(20))
-        wizard.wait(lambda state: state.chosen is not None and state.chosen.interval == 20, 5)
+        until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
         wizard.do(do.Next())
-        wizard.wait(lambda state: state.plan.status is Status.OK, 5)
+        until_state(wizard, lambda state: state.plan.status is Status.OK)
         wizard.do(do.Confirm())
-        wizard.wait(lambda state: bool(state.launch.run), 5)
+        until_state(wizard, lambda state: bool(state.launch.run))
     finally:
         wizard.close()
     assert services.requests[-1] == direct.requests[-1]
@@ -149,7 +150,7 @@ def test_what_is_done_is_told_to_the_end_however_much_it_is() -> None:
         def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
             for number in range(1200):
                 tell(f"line {number}")
-            end = time.monotonic() + 20
+            end = time.monotonic() + PATIENCE
             while not person.said("line 1199") and time.monotonic() < end:
                 threading.Event().wait(0.01)
             tell("one more line")

@@ -17,6 +17,7 @@ from distributed.ssh.config_files import accept
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
+from tests.waiting import until_state
 from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
 
 pytestmark = pytest.mark.slow
@@ -69,10 +70,10 @@ def at_access(machine: MachineRow) -> Wizard:
 def test_a_mended_server_turns_green_by_itself(lab: LightLab) -> None:
     wizard = at_access(row("off", lab.ssh_config))
     try:
-        assert wizard.wait(lambda state: state.access[0].status is Status.FAILED, 20)
+        until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
         lab["off"].start_sshd()
         begin = time.monotonic()
-        assert wizard.wait(lambda state: state.access[0].status is Status.OK, 30)
+        until_state(wizard, lambda state: state.access[0].status is Status.OK)
         print(f"green after {time.monotonic() - begin:.1f} s")
         wizard.do(do.Next())
         assert wizard.state.step.value == "checks"
@@ -92,12 +93,12 @@ def test_a_password_is_asked_once_and_kept_nowhere(
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     try:
-        assert wizard.wait(lambda state: state.access[0].need is Need.PASSWORD, 30), wizard.state.access
+        until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
         wizard.do(do.GivePassword("box", "not-the-right-one"))
-        assert wizard.wait(lambda state: state.access[0].code == "password_refused", 30), wizard.state.access
+        until_state(wizard, lambda state: state.access[0].code == "password_refused")
         assert wizard.state.access[0].need is Need.PASSWORD
         wizard.do(do.GivePassword("box", SECRET))
-        assert wizard.wait(lambda state: state.access[0].status is Status.OK, 60), wizard.state.access
+        until_state(wizard, lambda state: state.access[0].status is Status.OK)
     finally:
         wizard.close()
     assert access_row(machine, ()).status is Status.OK

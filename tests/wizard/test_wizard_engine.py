@@ -14,6 +14,7 @@ from app.wizard.engine import Wizard
 from app.wizard.gates import blockers
 from app.wizard.state import CheckRow, Need, Status, WizardState
 from app.wizard.steps import Step
+from tests.waiting import until_state
 from tests.wizard.fake_services import ANNA, BERT, HERE, FakeServices, refused
 
 Make = Callable[..., Wizard]
@@ -32,16 +33,11 @@ def make() -> Iterator[Make]:
         wizard.close()
 
 
-def until(wizard: Wizard, condition: Callable[[WizardState], bool]) -> WizardState:
-    assert wizard.wait(condition, 10.0), wizard.state
-    return wizard.state
-
-
 def on(wizard: Wizard, step: Step) -> WizardState:
     """Go forwards as soon as it goes, until the step is shown."""
     while wizard.state.step is not step:
         here = wizard.state.step
-        until(wizard, lambda state: not blockers(state))
+        until_state(wizard, lambda state: not blockers(state))
         wizard.do(do.Next())
         assert wizard.state.step is not here, wizard.state.notice
     return wizard.state
@@ -50,7 +46,7 @@ def on(wizard: Wizard, step: Step) -> WizardState:
 def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
     wizard = make(services)
     wizard.do(do.NewSetup())
-    until(wizard, lambda state: bool(state.machines.rows))
+    until_state(wizard, lambda state: bool(state.machines.rows))
     for key in keys:
         wizard.do(do.Pick(key, True))
     return wizard
@@ -58,9 +54,9 @@ def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
 
 def launch(wizard: Wizard) -> WizardState:
     on(wizard, Step.PLAN)
-    until(wizard, lambda state: state.plan.status is Status.OK and state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is Status.OK and state.strategy.status is Status.OK)
     wizard.do(do.Confirm())
-    return until(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
+    return until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
 
 
 def test_enter_enter_trains_on_this_computer(make: Make) -> None:
@@ -76,10 +72,10 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
     services = FakeServices(hold={"forecast": threading.Event()})
     wizard = with_machines(make, services)
     on(wizard, Step.PLAN)
-    state = until(wizard, lambda state: state.plan.status is Status.OK)
+    state = until_state(wizard, lambda state: state.plan.status is Status.OK)
     assert state.strategy.status is Status.WORKING
     services.hold["forecast"].set()
-    until(wizard, lambda state: state.plan.way == "alone H=1")
+    until_state(wizard, lambda state: state.plan.way == "alone H=1")
 
 
 def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make: Make) -> None:
@@ -88,12 +84,12 @@ def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make:
     services.hold["forecast"].set()
     wizard = with_machines(make, services)
     on(wizard, Step.STRATEGY)
-    until(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is Status.OK)
     services.hold["forecast"].clear()
     wizard.do(do.Retry())
     assert blockers(wizard.state) == ("the machines are being measured",)
     services.hold["forecast"].set()
-    until(wizard, lambda state: not blockers(state))
+    until_state(wizard, lambda state: not blockers(state))
     assert [request.measure for request in services.forecasts] == [False, True]
 
 
@@ -110,7 +106,7 @@ def test_back_and_forth_asks_nothing_again(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.PLAN)
-    until(wizard, lambda state: state.plan.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is Status.OK)
     answers, asked = wizard.state.answers, list(services.asked)
     while wizard.state.step is not Step.MACHINES:
         wizard.do(do.Back())
@@ -123,12 +119,12 @@ def test_a_changed_answer_asks_for_just_what_depends_on_it(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.PLAN)
-    until(wizard, lambda state: state.plan.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is Status.OK)
     before = len(services.asked)
     wizard.do(do.GoTo(Step.JOB))
     wizard.do(do.SetOption("learning_rate", "0.01"))
     on(wizard, Step.PLAN)
-    until(wizard, lambda state: state.plan.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is Status.OK)
     assert set(services.asked[before:]) == {"job", "fits", "forecast", "plan"}
 
 
@@ -137,13 +133,13 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     services = FakeServices(access={"anna": refused(ANNA)})
     wizard = with_machines(make, services, ANNA.key)
     wizard.do(do.Next())
-    state = until(wizard, lambda state: state.access[0].attempts > 2)
+    state = until_state(wizard, lambda state: state.access[0].attempts > 2)
     assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "mend it")
     wizard.do(do.Next())
     assert wizard.state.step is Step.ACCESS
     assert "port_closed there" in wizard.state.notice
     del services.access["anna"]
-    until(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is Status.OK)
 
 
 def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +147,9 @@ def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest
     services = FakeServices(access={"anna": refused(ANNA)}, hold={"access bert": threading.Event()})
     wizard = with_machines(make, services, ANNA.key)
     wizard.do(do.Next())
-    until(wizard, lambda state: state.access[0].attempts > 1)
+    until_state(wizard, lambda state: state.access[0].attempts > 1)
     wizard.do(do.Back())
-    until(wizard, lambda state: not state.busy)
+    until_state(wizard, lambda state: not state.busy)
     asked = services.asked.count("access anna")
     threading.Event().wait(0.1)
     assert services.asked.count("access anna") == asked
@@ -166,13 +162,13 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     wizard.do(do.Next())
-    until(wizard, lambda state: state.access[0].need is Need.PASSWORD)
+    until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
     wizard.do(do.GivePassword(ANNA.key, "wrong-word"))
-    state = until(wizard, lambda state: "wrong" in state.access[0].cause)
+    state = until_state(wizard, lambda state: "wrong" in state.access[0].cause)
     assert state.access[0].need is Need.PASSWORD
     action = do.GivePassword(ANNA.key, "s3cret-word")
     wizard.do(action)
-    until(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is Status.OK)
     assert services.asked.count("install anna") == 2
     assert not any("s3cret-word" in text for text in (*seen, repr(action)))
 
@@ -188,18 +184,18 @@ def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
     )
     wizard = with_machines(make, FakeServices(access={"anna": stranger}), ANNA.key)
     wizard.do(do.Next())
-    until(wizard, lambda state: state.access[0].need is Need.TRUST)
+    until_state(wizard, lambda state: state.access[0].need is Need.TRUST)
     wizard.do(do.TrustKey(ANNA.key, "SHA256:other"))
     assert wizard.state.notice
     wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
-    until(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is Status.OK)
 
 
 def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
     wizard = with_machines(make, services, ANNA.key, BERT.key)
     wizard.do(do.Next())
-    state = until(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
+    state = until_state(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
     assert state.access[0].blocked
     wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
     wizard.do(do.GivePassword(ANNA.key, "word"))
@@ -218,9 +214,9 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     )
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.CHECKS)
-    until(wizard, lambda state: state.checks[1].status is Status.FAILED)
+    until_state(wizard, lambda state: state.checks[1].status is Status.FAILED)
     wizard.do(do.FixAll())
-    state = until(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
+    state = until_state(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
     assert "anna: mended" in state.log
     assert services.asked.count("examine") == 2
 
@@ -228,14 +224,14 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
 def test_the_interval_is_predicted_live_and_falls_back(make: Make) -> None:
     wizard = with_machines(make, FakeServices(), ANNA.key)
     on(wizard, Step.STRATEGY)
-    until(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is Status.OK)
     wizard.do(do.SetInterval(20))
-    until(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
+    until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
     wizard.do(do.SetInterval(13))
-    state = until(wizard, lambda state: "unlucky" in state.notice)
+    state = until_state(wizard, lambda state: "unlucky" in state.notice)
     assert state.answers.interval == 20
     wizard.do(do.SetInterval(0))
-    until(wizard, lambda state: state.chosen is not None and state.chosen.interval == 50)
+    until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 50)
 
 
 def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
@@ -243,7 +239,7 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
     wizard = with_machines(make, services, ANNA.key)
     assert launch(wizard).launch.cause == "anna: gone"
     wizard.do(do.Retry())
-    until(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
+    until_state(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
     wizard.do(do.Drop("anna"))
     assert wizard.state.step is Step.PLAN
     assert launch(wizard).launch.run
@@ -253,14 +249,14 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
 def test_a_saved_profile_begins_at_its_plan(make: Make) -> None:
     services = FakeServices(saved={"evening": (HERE, replace(ANNA, key="saved:anna"))})
     wizard = make(services, "evening")
-    state = until(wizard, lambda state: state.plan.status is Status.OK)
+    state = until_state(wizard, lambda state: state.plan.status is Status.OK)
     assert state.step is Step.PLAN
     assert [row.name for row in state.members] == ["desk", "anna"]
 
 
 def test_an_unknown_profile_is_said_at_the_plan(make: Make) -> None:
     wizard = make(FakeServices(), "nonesuch")
-    until(wizard, lambda state: "nonesuch" in state.job.cause)
+    until_state(wizard, lambda state: "nonesuch" in state.job.cause)
 
 
 def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
@@ -273,14 +269,14 @@ def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
     services.see(services.sight())
     assert wizard.state.answers.picked == ("here", ANNA.key)
     assert [row.name for row in wizard.state.machines.rows] == ["desk", "anna"]
-    until(wizard, lambda state: services.added == ["ada@10.0.0.2"])
+    until_state(wizard, lambda state: services.added == ["ada@10.0.0.2"])
 
 
 def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services)
     on(wizard, Step.STRATEGY)
-    until(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is Status.OK)
     wizard.do(do.Retry())
-    until(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
+    until_state(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
     assert [request.measure for request in services.forecasts] == [False, True]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from profiles import library
 from profiles.resolve import load_profile
 from tests.distributed.muster_runs import JOB, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.waiting import until_state
 from training.plan import read_plan
 
 PROFILE = """# Mine.
@@ -61,17 +62,9 @@ def approve_code() -> None:
     code.approve()
 
 
-def until(wizard: Wizard, condition: Callable[[WizardState], bool], patience: float = 90.0) -> WizardState:
-    if not wizard.wait(condition, patience):
-        state = wizard.state
-        raise AssertionError((state.step, state.notice, state.machines.rows, state.access, state.checks, state.links,
-                              state.job.cause, state.job.data, state.strategy, state.plan, state.launch))  # fmt: skip
-    return wizard.state
-
-
 def on(wizard: Wizard, step: Step) -> None:
     while wizard.state.step is not step:
-        until(wizard, lambda state: not blockers(state))
+        until_state(wizard, lambda state: not blockers(state))
         wizard.do(do.Next())
 
 
@@ -84,7 +77,7 @@ def replanned(profile: str) -> set[str]:
     """Return the machines of a set-up that begins at the Plan of a saved profile."""
     wizard = Wizard(RealServices(), profile)
     try:
-        state = until(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.hash))
+        state = until_state(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.hash))
         assert f"distributed-train {profile}" in state.plan.command
         return {row.name for row in state.members}
     finally:
@@ -104,28 +97,28 @@ def test_what_was_chosen_is_what_runs(
     try:
         wizard.do(do.NewSetup())
         wizard.do(do.ChooseProfile("tiny"))
-        until(wizard, lambda state: [row.status for row in of_the_lab(state)] == [Status.OK, Status.OK])
+        until_state(wizard, lambda state: [row.status for row in of_the_lab(state)] == [Status.OK, Status.OK])
         for row in of_the_lab(wizard.state):
             wizard.do(do.Pick(row.key, True))
         wizard.do(do.Pick("here", False))
         on(wizard, Step.CHECKS)
         assert [row.status for row in wizard.state.access] == [Status.OK, Status.OK]
-        until(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
+        until_state(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
         on(wizard, Step.PLAN)
-        state = until(wizard, lambda state: state.plan.status is Status.OK)
+        state = until_state(wizard, lambda state: state.plan.status is Status.OK)
         assert len(state.links.rows) >= 1
         assert {row.name for row in state.members} == {"a", "b"}
         assert not (project / "profiles").exists()
         assert state.plan.hash
         wizard.do(do.SaveOnly())
-        until(wizard, lambda state: state.plan.saved)
+        until_state(wizard, lambda state: state.plan.saved)
         capsys.readouterr()
         words = state.plan.command.split()
         assert main([*words[2:], "--dry-run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.hash
         assert replanned(state.plan.profile) == {"a", "b"}
         wizard.do(do.Confirm())
-        state = until(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
+        state = until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
         assert state.launch.status is Status.OK, state.launch
         run = Path(state.launch.run)
         assert read_plan(run / "plan.json").hash() == state.plan.hash

@@ -19,6 +19,7 @@ from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
+from tests.waiting import until_state
 
 PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Seen.ONLINE, None)
 STUDIO = FoundMachine(
@@ -104,13 +105,13 @@ def test_a_typed_machine_is_looked_for_until_it_is_removed(tmp_path: Path, monke
 
     try:
         wizard.do(do.NewSetup())
-        assert wizard.wait(lambda state: state.machines.seconds > 0, 30)
+        until_state(wizard, lambda state: state.machines.seconds > 0)
         wizard.do(do.AddMachine("ada@no-such-host.invalid"))
-        assert wizard.wait(lambda state: any(row.cause for row in state.machines.rows), 30)
+        until_state(wizard, lambda state: any(row.cause for row in state.machines.rows))
         assert named() == ["no-such-host.invalid"]
         wizard.do(do.RemoveMachine("ada@no-such-host.invalid"))
         seconds = wizard.state.machines.seconds
-        assert wizard.wait(lambda state: state.machines.seconds > seconds + 2 and not named(), 30)
+        until_state(wizard, lambda state: state.machines.seconds > seconds + 2 and not named())
         assert wizard.state.answers.picked == ("here",)
     finally:
         wizard.close()

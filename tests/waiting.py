@@ -1,0 +1,44 @@
+"""Waiting in tests: for as long as a busy machine may need, and with a word of what was waited for."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from app.wizard.engine import Wizard
+    from app.wizard.state import WizardState
+
+Found = TypeVar("Found")
+PATIENCE = 60.0
+"""Seconds within which anything waited for is there, on a busy machine."""
+_LOOK = 0.01
+
+
+def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
+    """Ask again and again until the answer is true; return it.
+
+    Raises:
+        AssertionError: it was not in time; names the question and the last answer.
+    """
+    end = time.monotonic() + patience
+    while not (found := happened()):
+        assert time.monotonic() < end, f"not within {patience:.0f} s: {words_of(happened)} (now: {found!r})"
+        time.sleep(_LOOK)
+    return found
+
+
+def until_state(wizard: Wizard, condition: Callable[[WizardState], Any], patience: float = PATIENCE) -> WizardState:
+    """Wait until the state of a set-up is so; return it."""
+    assert wizard.wait(condition, patience), f"not within {patience:.0f} s: {words_of(condition)} in {wizard.state}"
+    return wizard.state
+
+
+def words_of(condition: Callable[..., Any]) -> str:
+    """Return the lines of code that ask the question, for a message."""
+    try:
+        return " ".join(line.strip() for line in inspect.getsource(condition).splitlines())
+    except (OSError, TypeError):  # a method of an object written in C, or a partial
+        return repr(condition)
