@@ -64,6 +64,11 @@ class Description(BaseModel):
     frozen: Leaf
     """A look at the frozen weights."""
 
+    @property
+    def tables(self) -> dict[str, str]:
+        """Hash of each split's table, patches applied, where it has one."""
+        return {name: split.table for name, split in self.splits.items() if split.table}
+
 
 def describe(task: Task, model: nn.Module, samples: Samples, seed: int, warn: Callable[[str], None]) -> Description:
     """Look at the data of a task and at its model."""

@@ -179,7 +179,8 @@ class Trainer:
         else:
             self._join(take_over(found, self.exchange))
         self.control.arrive(self.position.step)
-        self.emit(RunEvent(status="running", total_steps=self.total_steps, details={"step": self.position.step}))
+        details = {"step": self.position.step, "tables": self.data.tables}
+        self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
         if self.position.step and self.strategy.synchronised:
             self._evaluate_if_due()  # a stop may have cut it short
 

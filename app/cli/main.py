@@ -26,6 +26,7 @@ from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
 from app.cli.evaluate import evaluate
 from app.cli.measure import measure
+from app.cli.patches import patches
 from app.cli.plan import plan
 from app.cli.prepare import prepare
 from app.cli.replay import replay
@@ -42,6 +43,7 @@ OWN_FILES = (
     evaluate,
     compare,
     prepare,
+    patches,
     discover,
     announce,
     measure,

@@ -22,6 +22,7 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
 from training.run_files import explain
+from training.tasks.patches import FOLDER as PATCHES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IGNORED = frozenset(
@@ -73,7 +74,7 @@ def collect(plan: RunPlan) -> Inputs:
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
     if _is_local(data_path):
-        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset")
+        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", patches=True)
     return Inputs(trees, plan.model_copy(update={"profile": _moved(profile, model_path, data_path)}))
 
 
@@ -97,11 +98,12 @@ def folder_tree(folder: Path) -> Tree:
     return _tree(_walk(folder), folder)
 
 
-def _location(location: str, place: str) -> tuple[Tree, str]:
-    """Return the tree of a file or folder, and its path there."""
+def _location(location: str, place: str, patches: bool = False) -> tuple[Tree, str]:
+    """Return the tree of a file (with the patches beside it) or folder, and its path there."""
     path = Path(location)
     if path.is_file():
-        return _tree([path], path.parent), f"{place}/{path.name}"
+        beside = _walk(path.parent / PATCHES) if patches else ()
+        return _tree([path, *beside], path.parent), f"{place}/{path.name}"
     return _tree(_walk(path), path), place
 
 

@@ -54,6 +54,17 @@ def test_a_data_set_travels_as_a_file_or_a_folder(tmp_path: Path) -> None:
         assert "inputs/model" not in found.trees
 
 
+def test_patches_travel_with_their_data_set(tmp_path: Path) -> None:
+    table, patch = tmp_path / "train.csv", tmp_path / "patches" / "delete" / "mine.csv"
+    patch.parent.mkdir(parents=True)
+    for path in (table, patch):
+        path.write_text("id\nclip0\n")
+    for path in (table, tmp_path):
+        options = {"model_path": "owner/name", "dataset_path": str(path)}
+        tree = collect(plan_local_run(profile_from_options("speech", options), 1)).trees["inputs/dataset"]
+        assert sorted(tree.files) == ["patches/delete/mine.csv", "train.csv"]
+
+
 def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
     assert synchronise(link, inputs) > 50
     assert synchronise(link, inputs) == 0

@@ -31,6 +31,23 @@ def test_a_measurement_computes_the_features_of_few_clips_and_knows_how_many_the
     assert set(phases) == {("features (train)", 3)} and task.evaluation == {}
 
 
+def test_the_table_of_a_split_is_the_patched_one(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    def tables() -> tuple[str, str]:
+        task = prepared(make_profile, english_whisper, speech_folder)
+        return task.table("train"), task.table("validation")
+
+    before = tables()
+    patch = speech_folder / "patches" / "override_text" / "mine.csv"
+    patch.parent.mkdir(parents=True)
+    patch.write_text("id,text\nclip0,other\n")
+    assert tables()[0] != before[0]
+    assert tables()[1] == before[1]
+    patch.unlink()
+    assert tables() == before
+
+
 @pytest.fixture
 def one_broken(speech_folder: Path) -> Path:
     (speech_folder / "audio/clip3.wav").write_text("no sound")

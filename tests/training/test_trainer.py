@@ -11,7 +11,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, RunFailed
 from training.control import Command, Control
-from training.events import EvaluationEvent, SnapshotEvent, StepEvent, WarningEvent, _Event
+from training.events import EvaluationEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent, _Event
 from training.exchange.solo import SoloExchange
 from training.plan import RunPlan
 from training.trainer import Ending, Trainer
@@ -43,6 +43,16 @@ def test_the_loss_falls_and_the_model_is_saved(tmp_path: Path) -> None:
     assert len(found) == 120
     assert sum(found[-8:]) < 0.7 * sum(found[:8])
     assert (tmp_path / "model" / "weights.pt").exists()
+
+
+def test_a_run_records_what_its_tables_are(tmp_path: Path) -> None:
+    class Tabled(ToyTask):
+        def table(self, split: str) -> str:
+            return "0123" if split == "train" else ""
+
+    _, events = train(toy_plan(training={"max_steps": 1}), tmp_path, Tabled())
+    (began,) = [event for event in events if isinstance(event, RunEvent)]
+    assert began.details == {"step": 0, "tables": {"train": "0123"}}
 
 
 def test_epochs_cover_every_sample_exactly_once_each(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class Clip:
     """Length in seconds as the table says; ``None`` if it does not say."""
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Further columns of its table: who speaks, what noise there is, whatever a person noted."""
+    left_out: str = ""
+    """File and line of the patch that leaves it out; empty: none does."""
 
 
 SpeechSplits = dict[str, list[Clip]]

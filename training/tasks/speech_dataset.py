@@ -7,15 +7,34 @@ Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
+from training.tasks.patches import Change, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out
-from training.tasks.tables import Row, Table, read_table
+from training.tasks.tables import Row, read_table
+
+logger = logging.getLogger("muster.data")
 
 AUDIO_COLUMNS = ("audio_path", "file_name")
 _OWN_COLUMNS = ("id", "language", "duration")
+_NAMED = 10  # remarks on patches that are logged one by one
+
+
+@dataclass(frozen=True)
+class SpeechTables:
+    """The clips of a data set as its tables and patches have them, those that a patch leaves out among them."""
+
+    splits: SpeechSplits
+    folder: Path | None = None
+    """Where the tables are; ``None`` on the hub, where there are no patches."""
+    patches: Patches = field(default_factory=Patches)
+    changes: Sequence[Change] = ()
+    notes: Sequence[str] = ()
+    """Lines and files of the patches that do nothing, with their places."""
 
 
 def read_speech(path: str, text_column: str = "") -> SpeechSplits:
@@ -24,18 +43,80 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     Raises:
         BadInput: not there, in no known layout, or with a fault in a table (named by file, line and column).
     """
-    folder = Path(path).expanduser()
+    return _present(_read(path, text_column))
+
+
+def read_divided(path: str, text_column: str = "") -> SpeechSplits:
+    """Like :func:`read_speech`, with a validation split in any case (:func:`hold_out`).
+
+    Which clips are held out does not depend on patches: none goes from one split to the other because of them.
+    """
+    tables = _read(path, text_column)
+    return _present(tables, hold_out(tables.splits))
+
+
+def _read(path: str, text_column: str) -> SpeechTables:
+    tables = read_tables(path, text_column)
+    for note in tables.notes[:_NAMED]:
+        logger.warning("%s", note)
+    if len(tables.notes) > _NAMED:
+        logger.warning("%d more remarks on patches; see: patches %s", len(tables.notes) - _NAMED, path)
+    return tables
+
+
+def _present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
+    splits = tables.splits if splits is None else splits
+    found = {split: [clip for clip in clips if not clip.left_out] for split, clips in splits.items()}
+    for split, clips in found.items():
+        if splits[split] and not clips:
+            last = splits[split][-1]
+            message = f"{split}: patches leave out all of its {len(splits[split])} clips, the last by {last.left_out}"
+            raise BadInput(message, "take lines or files out of patches/delete")
+    return found
+
+
+def read_tables(path: str, text_column: str = "") -> SpeechTables:
+    """Read a data set's tables and patches.
+
+    Raises:
+        BadInput: see :func:`read_speech`.
+    """
+    place = Path(path).expanduser()
     if not path:
         raise BadInput("no data set was given", "set dataset_path to a folder with train.csv, or a hub name")
-    if folder.is_file():
-        return {"train": _clips(read_table(folder), text_column)}
-    if folder.is_dir():
-        return _read_folder(folder, text_column)
+    if place.is_file():
+        label = next((split for split, names in SPLITS.items() if place.stem in names), "train")
+        return _patched(place.parent, {"train": _table(place, text_column)}, text_column, {"train": label})
+    if place.is_dir():
+        return _patched(place, _read_folder(place, text_column), text_column)
     if looks_like_path(path):
         raise BadInput(f"data set {path}: no such folder", "check dataset_path")
     from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 
-    return read_hub_speech(path, text_column)
+    return SpeechTables(read_hub_speech(path, text_column))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Clips of one table, and how their columns are called there."""
+
+    clips: list[Clip]
+    audio: str
+    text: str
+
+
+def _patched(
+    folder: Path, parts: dict[str, _Part], text_column: str, labels: dict[str, str] | None = None
+) -> SpeechTables:
+    """Apply the patches in ``folder``, then refuse what is incomplete without being left out."""
+    patches = read_patches(folder, text_column)
+    raw = {split: part.clips for split, part in parts.items()}
+    splits, changes = patched(raw, patches, labels or {})
+    for split, part in parts.items():
+        _refuse_incomplete([clip for clip in splits[split] if not clip.left_out], part)
+    # a lone table may be one of several that the patches are for
+    notes = patches.notes + ([] if labels else unknown(raw, patches))
+    return SpeechTables(splits, folder, patches, changes, notes)
 
 
 def split_to_evaluate(path: str, split: str = "") -> str:
@@ -49,9 +130,9 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
     Raises:
         BadInput: there is no such split, or see :func:`read_speech`.
     """
-    splits = read_speech(path, text_column)
-    if split == "validation" and "train" in splits:
-        splits = hold_out(splits)
+    tables = _read(path, text_column)
+    held_out = split == "validation" and "train" in tables.splits
+    splits = _present(tables, hold_out(tables.splits) if held_out else None)
     if split not in splits:
         raise BadInput(f"data set {path} has no split {split!r}", f"it has: {', '.join(splits)}")
     return splits[split]
@@ -69,16 +150,16 @@ def looks_like_path(name: str) -> bool:
     )
 
 
-def _read_folder(folder: Path, text_column: str) -> SpeechSplits:
+def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
     tables = {split: path for split in SPLITS if (path := _first_file(folder, split)) is not None}
     if tables:
-        return {split: _clips(read_table(path), text_column) for split, path in tables.items()}
+        return {split: _table(path, text_column) for split, path in tables.items()}
     metadata = _metadata(folder)
     if metadata is not None:
-        return _by_first_folder(_clips(read_table(metadata), text_column), folder)
+        return _by_first_folder(_table(metadata, text_column), folder)
     inner = {split: path for split in SPLITS if (path := _split_metadata(folder, split)) is not None}
     if inner:
-        return {split: _clips(read_table(path), text_column) for split, path in inner.items()}
+        return {split: _table(path, text_column) for split, path in inner.items()}
     hint = "write train.csv with the columns id, audio_path, text"
     raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
 
@@ -95,36 +176,35 @@ def _split_metadata(folder: Path, split: str) -> Path | None:
     return next((path for name in SPLITS[split] if (path := _metadata(folder / name)) is not None), None)
 
 
-def _by_first_folder(clips: list[Clip], folder: Path) -> SpeechSplits:
+def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:
     """Divide the clips of one table by the split that the first folder of their path names, like audiofolder does."""
     found: SpeechSplits = {split: [] for split in SPLITS}
-    for clip in clips:
+    for clip in table.clips:
         assert isinstance(clip.audio, FileSource)
         path = clip.audio.path
         first = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
         found[next((split for split, names in SPLITS.items() if first in names), "train")].append(clip)
-    return {split: clips for split, clips in found.items() if clips}
+    return {split: _Part(clips, table.audio, table.text) for split, clips in found.items() if clips}
 
 
-def _clips(table: Table, text_column: str) -> list[Clip]:
+def _table(path: Path, text_column: str) -> _Part:
+    table = read_table(path)
     audio = table.column(AUDIO_COLUMNS, "recordings")
     text = find_text_column(table.columns, text_column, table, str(table.path))
     clips = [_clip(row, audio, text) for row in table.rows]
     _refuse_doubled(clips)
-    _refuse_missing(clips, audio)
-    return clips
+    return _Part(clips, audio, text)
 
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
-    for column in (audio, text):
-        if not row.cells.get(column):
-            raise BadInput(f"{row.where}, column {column}: empty", "fill it in or remove the line")
+    if not row.cells.get(audio):
+        raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
     path = Path(row.cells[audio]).expanduser()
     source = FileSource(path if path.is_absolute() else row.table.parent / path)
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
-    seconds = row.number("duration")
-    return Clip(identity, source, row.cells[text], row.where, row.cells.get("language", ""), seconds, further)
+    language, seconds = row.cells.get("language", ""), row.number("duration")
+    return Clip(identity, source, row.cells.get(text, ""), row.where, language, seconds, further)
 
 
 def _refuse_doubled(clips: Sequence[Clip]) -> None:
@@ -136,15 +216,14 @@ def _refuse_doubled(clips: Sequence[Clip]) -> None:
             raise BadInput(f"{clip.where}, column id: {clip.id!r} is there already in line {line}", "ids are unique")
 
 
-def _missing(clips: Sequence[Clip]) -> Iterator[Clip]:
-    return (clip for clip in clips if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file())
-
-
-def _refuse_missing(clips: Sequence[Clip], column: str) -> None:
-    missing = list(_missing(clips))
+def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:
+    for clip in clips:
+        if not clip.text:
+            raise BadInput(f"{clip.where}, column {part.text}: empty", "fill it in or remove the line")
+    missing = [clip for clip in clips if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file()]
     if missing:
         first = missing[0]
         assert isinstance(first.audio, FileSource)
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         hint = "paths are relative to the table's folder"
-        raise BadInput(f"{first.where}, column {column}: {first.audio.path} is not there{more}", hint)
+        raise BadInput(f"{first.where}, column {part.audio}: {first.audio.path} is not there{more}", hint)

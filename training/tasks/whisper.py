@@ -24,8 +24,8 @@ from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.features import FeatureStore, open_features
 from training.tasks.predictions import Prediction, prediction_of
-from training.tasks.speech_clips import Clip, hold_out
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech_clips import Clip
+from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
 from training.tasks.windows import Windows
@@ -143,7 +143,7 @@ class WhisperTask(Task):
     def _clips(self) -> dict[str, list[Clip]]:
         """Read the tables; return what the settings leave of each split."""
         data = self.profile.data
-        splits = hold_out(read_speech(data.dataset_path, data.text_column))
+        splits = read_divided(data.dataset_path, data.text_column)
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 
