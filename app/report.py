@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.breakdown_words import run_lines
-from app.console import command_about, duration_text, visible
+from app.console import command_about, command_line, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
 from profiles.errors import ExitCode
@@ -81,9 +83,24 @@ def completed_lines(ended: Ended) -> list[str]:
 
 
 def _next_commands(ended: Ended) -> list[str]:
-    is_speech = ended.plan.profile.model.task == "whisper"
-    speech = [f"{command_about(ended.run_dir, 'transcribe')} FILE.wav"] if is_speech else []
+    speech = _speech_commands(ended) if ended.plan.profile.model.task == "whisper" else []
     return [*speech, command_about(ended.run_dir, "runs", "show")]
+
+
+def _speech_commands(ended: Ended) -> list[str]:
+    """What to do with a model that hears: let it write, measure it, and train on recordings of one's own after a data
+    set that has a section of its own, as a starter profile's has."""
+    profile = ended.plan.profile
+    data = profile.data.dataset_path
+    near = os.path.relpath(data) if os.path.isabs(data) else data
+    commands = [
+        f"{command_about(ended.run_dir, 'transcribe')} FILE.wav",
+        f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(data if near.startswith('..') else near)}",
+    ]
+    if profile.dataset_name and not profile.model.from_scratch:
+        here = ["--local", str(ended.plan.world_size)] if all(one.local for one in ended.plan.members) else []
+        commands.append(f"{command_line('distributed-train', profile.name, *here)} --dataset YOUR_RECORDINGS")
+    return commands
 
 
 def evaluation_lines(state: RunState) -> list[str]:

@@ -32,7 +32,7 @@ def test_the_demo_is_a_fine_tune_and_stands_on_its_own_where_nothing_can_be_had(
     demo = load_profile("demo")
     stand_in = load_profile(demo.stand_in).profile
     assert demo.profile.model.model_path in SCRIPTS
-    assert demo.profile.data == stand_in.data.model_copy(update={"augmentation": demo.profile.data.augmentation})
+    assert demo.profile.data.dataset_path == stand_in.data.dataset_path
     assert (demo.profile.model.from_scratch, stand_in.model.from_scratch) == (False, True)
 
 

@@ -13,7 +13,7 @@ from app.report import Ended, completed_lines, failure_hint
 from app.run_state import RunState, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
-from profiles.resolve import profile_from_options
+from profiles.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.kept import NOT_THIS_RUN
@@ -220,6 +220,23 @@ def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
     assert summary.seconds == 40.0
     ended = Ended(folder.plan(), folder.path, "completed", ExitCode.DONE, "", "", metadata.metrics, RunState())
     assert completed_lines(ended)[1] == "Done: 40 steps in 0:40 over 2 attempts, 3.0 samples/s over the whole run"
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("demo", "demo --local 1 --dataset YOUR_RECORDINGS"), ("demo-scratch", ""), ("nanogpt", "")]
+)
+def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, own: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_local_run(load_profile(name).profile, 1)
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").touch()
+    ended = Ended(plan, tmp_path / "run", "completed", ExitCode.DONE, "", "", {}, RunState())
+    lines = completed_lines(ended)
+    commands = [line.split("cli_typer.py ")[1] for line in lines[lines.index("next") + 1 :]]
+    about = f"run --output {tmp_path}"
+    speech = [f"transcribe {about} FILE.wav", f"evaluate {about} {plan.profile.data.dataset_path}"]
+    wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
+    assert commands == [*wanted, f"runs show {about}"]
 
 
 @pytest.mark.parametrize(("hint", "goes_on"), [("look there", True), (f"{NOT_THIS_RUN}; it is damaged", False)])
