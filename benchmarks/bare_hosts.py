@@ -67,7 +67,7 @@ def by_hand(folder: Path, words: list[str]) -> tuple[float, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--profile", default="demo")
+    parser.add_argument("--profile", default="demo-scratch")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     asked = parser.parse_args()

@@ -44,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--profiles", nargs="+", default=["", "demo"], help="empty: none", metavar="PROFILE")
+    parser.add_argument("--profiles", nargs="+", default=["", "demo-scratch"], help="empty: none", metavar="PROFILE")
     arguments = parser.parse_args()
     with Lab(*(f"host{n}" for n in range(arguments.hosts))) as lab, tempfile.TemporaryDirectory() as folder:
         dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")

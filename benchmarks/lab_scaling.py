@@ -66,7 +66,7 @@ class Scaling:
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.lab.train(self.lab.names, "demo", self.options(1) | {"strategy": "allreduce", "engine": "hub"})
+        self.lab.train(self.lab.names, "demo-scratch", self.options(1) | {"strategy": "allreduce", "engine": "hub"})
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
@@ -90,7 +90,7 @@ class Scaling:
         self.add(f"diloco H={INTERVAL} mxfp4, hub{overlap}", members, 100, run, INTERVAL, predicted)
 
     def train(self, members: int, steps: int, options: dict[str, Any]) -> Measured:
-        return self.lab.train(NAMES[:members], "demo", self.options(steps) | options)
+        return self.lab.train(NAMES[:members], "demo-scratch", self.options(steps) | options)
 
     def allreduce(self, members: int, mbit: float, engine: str, steps: int, skip: int) -> None:
         self.lab.mbit = mbit
@@ -210,7 +210,7 @@ def ratio_beside(scaling: Scaling, members: int) -> float:
     steps = 3 * INTERVAL
     diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
     with ThreadPoolExecutor(1) as pool:
-        single = pool.submit(scaling.lab.train, [ALONE], "demo", scaling.options(2 * steps))
+        single = pool.submit(scaling.lab.train, [ALONE], "demo-scratch", scaling.options(2 * steps))
         run = scaling.train(members, steps, diloco)
         alone = single.result()
     measured = [e for rank in range(members) for e in run.steps(rank) if e.step > INTERVAL]

@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--strategy", default="allreduce", help="auto: planned from figures of the run before")
-    parser.add_argument("--profiles", nargs="+", default=["demo", "nanogpt"])
+    parser.add_argument("--profiles", nargs="+", default=["demo-scratch", "nanogpt"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}

@@ -41,7 +41,7 @@ def measure(case: str, steps: int) -> float:
         "snapshot_interval": 0,
         "threads": 1,
     }
-    return train("demo", workers, common | options).samples_per_second(SKIP)
+    return train("demo-scratch", workers, common | options).samples_per_second(SKIP)
 
 
 def main() -> None:

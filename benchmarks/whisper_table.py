@@ -64,6 +64,7 @@ def train(model: str, data: Path, settings: dict[str, str], steps: int, output: 
     """Run one row; return what its table line needs."""
     workers = int(settings.get("workers", 1))
     fixed = {"warmup_steps": "30", "lr_schedule": "linear", "eval_interval": "0", "snapshot_interval": "0", "seed": "0"}
+    fixed |= {"augmentation": "0", "max_eval_samples": "0"}  # the demo has both
     shared = {"batch_size": str(BATCH), "max_steps": str(steps // workers), "lr_scaling": "sqrt"}
     values = {**fixed, **shared, **settings, "output_dir": str(output), "from_scratch": "false"}
     command = [sys.executable, str(ROOT / "cli_typer.py"), "distributed-train", "demo", "--json", "--model", model]

@@ -32,8 +32,8 @@ class Job:
 
     def __init__(self, rank: int, world: int, options: dict[str, str]) -> None:
         self.rank = rank
-        self.settings = load_profile("demo", options).profile.training
-        self.profile = load_profile("demo", options).profile
+        self.settings = load_profile("demo-scratch", options).profile.training
+        self.profile = load_profile("demo-scratch", options).profile
         torch.set_num_threads(max(1, self.settings.threads))
         self.emit = EventSink(sys.stdout, rank)
         self.task = task_from_profile(self.profile)
