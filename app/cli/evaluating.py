@@ -20,7 +20,7 @@ from training.tasks.predictions import write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
 if TYPE_CHECKING:
-    from training.tasks.transcription import Measured
+    from training.tasks.model_evaluation import Measured
 
 _CUT = " (no end when they were far longer than the longest transcript)"
 
@@ -69,7 +69,7 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str, **more: An
 
 def _measured(model: Path, request: ModelRequest, wanted: Recordings) -> Measured:
     with PlainProgress(f"evaluating {model}", RunState()) as progress, only_data_on_stdout():
-        from training.tasks.transcription import evaluate_model  # imports torch
+        from training.tasks.model_evaluation import evaluate_model  # imports torch
 
         return evaluate_model(
             model,

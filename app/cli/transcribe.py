@@ -1,4 +1,4 @@
-"""``transcribe``: what is said in sound files."""
+"""``transcribe``: what is said in sound files, or into a microphone."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import Device, Json, Language, ModelReference, Output
-from profiles.errors import ExitCode
+from app.cli.arguments import Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from profiles.errors import BadInput, ExitCode
 
 
 def transcribe(
     model: ModelReference,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Sound files.")],
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Sound files.")] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", metavar="NAME", help="txt, srt, vtt or json; several with commas.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write files there; else on the screen.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
+    microphone: Annotated[
+        float, typer.Option("--microphone", metavar="SECONDS", help="Listen to this machine's microphone.")
+    ] = 0.0,
     language: Language = "",
+    prompt: Prompt = "",
+    timestamps: Timestamps = None,
     device: Device = "auto",
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
     """Write down what is said in sound files."""
-    from app.cli.models import ModelRequest, transcribe_command
+    from app.cli.models import ModelRequest, Writing, transcribe_command
 
-    return transcribe_command(ModelRequest(output, model, device, language, as_json=as_json), files)
+    if bool(files) == bool(microphone):
+        raise BadInput("what is to be written down?", "give sound files, or --microphone SECONDS")
+    request = ModelRequest(output, model, device, language, prompt, timestamps, as_json)
+    return transcribe_command(request, files or [], Writing(tuple(formats or ()), out, overwrite), microphone)

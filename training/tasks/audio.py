@@ -47,7 +47,7 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None, start: f
             frames, file_rate, total = _read(handle, limit, start)
         except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
             # soundfile raises TypeError for a headerless file whose name ends in .raw
-            raise AudioError(f"not a readable sound file: {_reason(error)}") from error
+            raise AudioError(f"not a readable sound file: {reason_of(error)}") from error
     if not len(frames):
         raise AudioError("holds no sound")
     mono = frames.mean(axis=1, dtype=np.float32)
@@ -80,6 +80,7 @@ def _read(handle: BinaryIO, limit: float | None, start: float) -> tuple[Samples,
         return frames, file.samplerate, file.frames
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why a sound file cannot be read, in one line."""
     text = getattr(error, "error_string", "") or str(error)
     return " ".join(str(text).split()).rstrip(".")

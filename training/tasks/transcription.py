@@ -1,29 +1,30 @@
-"""What ``transcribe`` and ``evaluate`` do with a finished model."""
+"""What is said in sound files of any length, with a finished model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
+from profiles.schema import ModelSettings
 from training.precision import select_device
-from training.tasks.audio import AudioError, Samples, decode
-from training.tasks.base import Answer, Progress
-from training.tasks.predictions import Prediction
-from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
-from training.tasks.whisper import SpeechData, WhisperTask
+from training.tasks.audio import AudioError, Samples
+from training.tasks.long_form import Segment, divided, write_with_times
+from training.tasks.model_evaluation import evaluate_model as evaluate_model
+from training.tasks.sound_stream import SoundStream
 from training.tasks.whisper_model import WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
 
 _SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
 _FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
 _QUIET = 0.1  # seconds over which loudness is measured
+_LONGEST_TEXT = 224
+"""Tokens of one window with times, as in the paper's code: half of the decoder's positions."""
 
 
 @dataclass(frozen=True)
@@ -35,127 +36,77 @@ class Transcript:
     seconds: float
     """Length of the recording."""
     error: str = ""
-    """Why the file could not be read; empty if it could."""
+    """Why the file could not be read to its end; empty if it could."""
+    segments: tuple[Segment, ...] = ()
+    """The same with times: those that the model wrote, or of the windows it heard."""
+    language: str = ""
+    """Code."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a model is to write."""
+
+    language: str = ""
+    prompt: str = ""
+    """Taken as said before each window."""
+    timestamps: bool | None = None
+    """Whether the model writes times; ``None``: for recordings longer than its window, if it can."""
+    times_wanted: bool = False
+    """With ``timestamps = None``: for all recordings, if it can."""
+    max_new_tokens: int = 440
 
 
 def transcribe(
     model_dir: str | Path,
     files: Sequence[Path],
     device: str = "auto",
-    language: str = "",
+    manner: Manner = Manner(),
     batch_size: int = 8,
-    max_new_tokens: int = 440,
 ) -> Iterator[Transcript]:
-    """Transcribe sound files of any length, in their order.
+    """Transcribe sound files of any length, in their order; no more than a window of each is in memory.
 
-    A recording longer than the model's window is cut at its quietest places. A file that cannot be read gives a
-    transcript with ``error``; the others go on.
+    A recording longer than the model's window is heard in windows that begin where the words of the one before ended
+    (:mod:`training.tasks.long_form`); a model that knows no times cuts it at its quietest places. A file that cannot be
+    read gives a transcript with ``error``; the others go on.
 
     Raises:
-        BadInput: the model cannot be used, or does not know the language.
+        BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.
     """
-    listener = _Listener(ModelSettings(model_path=str(model_dir), language=language), device, max_new_tokens)
+    listener = _Listener(ModelSettings(model_path=str(model_dir), language=manner.language), device, manner)
     return _transcribe_all(listener, files, batch_size)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a model reaches on one split."""
-
-    metrics: dict[str, float]
-    """``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``."""
-    predictions: list[Prediction]
-    """What it wrote for every clip, in the order of the table."""
-
-
-def evaluate_model(
-    model_dir: str | Path,
-    dataset: str,
-    split: str = "",
-    device: str = "auto",
-    language: str = "",
-    batch_size: int = 8,
-    text_column: str = "",
-    max_samples: int = 0,
-    cache_dir: str = "",
-    max_new_tokens: int = 0,
-    prompt: str = "",
-    timestamps: bool | None = None,
-    progress: Progress = lambda phase, done, total: None,
-) -> Measured:
-    """Measure what a model reaches on one split.
-
-    The split is ``test`` where none is named, and all of a lone table.
-
-    Generated texts are bounded as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
-    is the share that reached the bound.
-
-    ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
-    write times too, or not; ``None``: as it was saved. See :meth:`WhisperModelWrapper.write_as`.
-
-    The validation split of a data set that has none is the clips that training holds out of it.
-
-    Raises:
-        BadInput: the model or the data set cannot be used, or has no such split.
-    """
-    profile = Profile(
-        name="evaluate",
-        model=ModelSettings(model_path=str(model_dir), language=language),
-        data=DataSettings(dataset_path=dataset, text_column=text_column, cache_dir=cache_dir),
-        evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
-    )
-    task = WhisperTask(profile)
-    task.wrapper.write_as(prompt, timestamps)
-    split = split_to_evaluate(dataset, split)
-    clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
-    data = task.prepare_split(split, clips, progress)
-    model = task.wrapper.build().eval()
-    task.ensure_language(model, data)
-    sums, answers = _sum_over(
-        task, model.to(select_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
-    )
-    metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
-    return Measured(metrics, task.predictions_of(data, answers))
-
-
-@torch.no_grad()
-def _sum_over(
-    task: WhisperTask, model: nn.Module, data: SpeechData, batch_size: int, report: Callable[[int], None]
-) -> tuple[dict[str, float], list[Answer]]:
-    device = next(model.parameters()).device
-    sums: dict[str, float] = {}
-    answers: list[Answer] = []
-    for start in range(0, len(data), batch_size):
-        samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
-        batch = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in task.collate(samples, None).items()
-        }
-        part, said = task.answer(model, batch, generate=True)
-        for name, value in part.items():
-            sums[name] = sums.get(name, 0.0) + value
-        answers += said
-        report(start + len(samples))
-    return sums, answers
-
-
 def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
-    """Cut ``samples`` into pieces of about one length, at most ``longest`` samples.
-
-    Each cut is at the quietest place near where it would be even, so that words stay whole and no piece is a rest of
-    silence, in which a model hears words that nobody said.
-    """
-    if len(samples) <= longest:
-        return [samples] if len(samples) else []
-    pieces = []
-    slack = round(_SEARCH * longest)
-    for left in range(math.ceil(len(samples) / (_FULL * longest)), 1, -1):
-        even = len(samples) // left
-        first = max(1, even - slack, len(samples) - (left - 1) * longest)
-        cut = _quietest(samples, rate, first, min(longest, even + slack))
+    """Cut ``samples`` into pieces of about one length, at most ``longest`` samples: see :func:`next_cut`."""
+    pieces, left = [], pieces_of(len(samples), longest)
+    while len(samples):
+        cut = next_cut(samples[:longest], len(samples), rate, longest, left)
         pieces.append(samples[:cut])
-        samples = samples[cut:]
-    return [*pieces, samples]
+        samples, left = samples[cut:], left - 1
+    return pieces
+
+
+def pieces_of(count: int, longest: int) -> int:
+    """Return into how many pieces so many samples are cut."""
+    return 1 if count <= longest else math.ceil(count / (_FULL * longest))
+
+
+def next_cut(head: Samples, remaining: int, rate: int, longest: int, left: int) -> int:
+    """Return how many samples the next of ``left`` pieces takes of ``remaining`` ones.
+
+    The cut is at the quietest place near where it would be even, so that words stay whole and no piece is a rest of
+    silence, in which a model hears words that nobody said.
+
+    Args:
+        head: the first ``longest`` of the samples.
+    """
+    if left <= 1 and remaining <= longest:
+        return remaining
+    left, slack = max(left, 2, math.ceil(remaining / longest)), round(_SEARCH * longest)
+    even = remaining // left
+    first = max(1, even - slack, remaining - (left - 1) * longest)
+    return _quietest(head, rate, first, min(longest, even + slack))
 
 
 def _quietest(samples: Samples, rate: int, first: int, last: int) -> int:
@@ -169,70 +120,138 @@ def _quietest(samples: Samples, rate: int, first: int, last: int) -> int:
     return first + int((energy[after] - energy[before]).argmin())
 
 
+@dataclass
+class _Recording:
+    """A file that is being heard."""
+
+    file: Path
+    stream: SoundStream | None
+    error: str = ""
+    at: int = 0
+    """Sample that the next window begins with."""
+    left: int = 0
+    """Pieces that it is still cut into where the model knows no times; 0: not known."""
+    language: str = ""
+    segments: list[Segment] = field(default_factory=list)
+    done: bool = False
+
+    def close(self) -> None:
+        """There is nothing more to hear."""
+        self.done = True
+        if self.stream is not None:
+            self.stream.close()
+
+    @property
+    def transcript(self) -> Transcript:
+        text = " ".join(one.text for one in self.segments)
+        seconds = self.stream.seconds if self.stream else 0.0
+        return Transcript(self.file, text, seconds, self.error, tuple(self.segments), self.language)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What is heard next of a recording."""
+
+    recording: _Recording
+    piece: Samples
+    timed: bool
+
+
 class _Listener:
     """A model on its device, ready to hear windows of sound."""
 
-    def __init__(self, settings: ModelSettings, device: str, max_new_tokens: int) -> None:
+    def __init__(self, settings: ModelSettings, device: str, manner: Manner) -> None:
         self.wrapper = WhisperModelWrapper(settings)
         if settings.language:
             self.wrapper.check_language(language_code(settings.language), "language")
+        self.wrapper.write_as(manner.prompt, manner.timestamps)
+        self.manner = manner
         self.device = select_device(device)
         self.model: nn.Module = self.wrapper.build().eval().to(self.device)
-        self.max_new_tokens = max_new_tokens
 
-    def windows_of(self, file: Path) -> tuple[list[Samples], float]:
-        """Return the windows of a file and its length in seconds."""
-        log_mel = self.wrapper.log_mel
-        audio = decode(file, log_mel.rate)
-        return windows(audio.samples, log_mel.rate, log_mel.n_samples), audio.seconds
+    def open(self, file: Path) -> _Recording:
+        try:
+            return _Recording(file, SoundStream(file, self.wrapper.log_mel.rate))
+        except AudioError as error:
+            return _Recording(file, None, str(error), done=True)
+
+    def next_window(self, recording: _Recording) -> _Window | None:
+        """Return what is to be heard next; ``None`` at the end."""
+        log_mel, stream = self.wrapper.log_mel, recording.stream
+        if stream is None or recording.done:
+            return None
+        try:
+            piece = stream.window(recording.at, log_mel.n_samples)
+            alone = stream.ends_within(recording.at + len(piece))
+        except AudioError as error:
+            recording.error = str(error)
+            recording.close()
+            return None
+        if not len(piece) or (recording.at and len(piece) < log_mel.rate // 10):
+            recording.close()
+            return None
+        timed = self.manner.timestamps
+        if timed is None:
+            single = alone and recording.at == 0
+            timed = self.wrapper.knows_times and (self.manner.times_wanted or not single)
+        if not timed and not alone:
+            total = max(round(stream.seconds * log_mel.rate) - recording.at, len(piece) + 1)
+            recording.left = recording.left or pieces_of(total, log_mel.n_samples)
+            piece = piece[: next_cut(piece, total, log_mel.rate, log_mel.n_samples, recording.left)]
+            recording.left -= 1
+        return _Window(recording, piece, timed)
 
     @torch.no_grad()
-    def hear(self, pieces: Sequence[Samples]) -> list[str]:
-        """Transcripts of windows."""
+    def hear(self, heard: Sequence[_Window]) -> None:
+        """Add what is said in some windows to their recordings, and move on in these."""
         log_mel = self.wrapper.log_mel
-        features = np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])
-        batch = torch.from_numpy(features).to(self.device)
-        heard = self.wrapper.hear(self.model, batch)
-        languages = [self.wrapper.default_language] * len(pieces)
-        if not all(languages):
-            languages = self.wrapper.detect_languages(self.model, heard)
-        return [said.text for said in self.wrapper.generate(self.model, heard, languages, self.max_new_tokens)]
+        features = np.stack([log_mel.fill(*log_mel(one.piece)) for one in heard])
+        encoded = self.wrapper.hear(self.model, torch.from_numpy(features).to(self.device))
+        self._find_languages(heard, encoded)
+        languages = [one.recording.language for one in heard]
+        if not heard[0].timed:
+            bound = min(self.manner.max_new_tokens, self.wrapper.room)
+            for one, said in zip(heard, self.wrapper.generate(self.model, encoded, languages, bound)):
+                self._add(one, [(0.0, len(one.piece) / log_mel.rate, said.text)], len(one.piece))
+            return
+        bound = min(self.manner.max_new_tokens, _LONGEST_TEXT, self.wrapper.room)
+        for one, tokens in zip(heard, write_with_times(self.wrapper, self.model, encoded, languages, bound)):
+            parts, move = divided(tokens, self.wrapper.first_time, len(one.piece) / log_mel.rate)
+            texts = [(start, end, self.wrapper.text(part)) for start, end, part in parts]
+            self._add(one, texts, round(move * log_mel.rate))
+
+    def _find_languages(self, heard: Sequence[_Window], encoded: object) -> None:
+        """A recording keeps the language of its first window."""
+        if not self.wrapper.default_language and not all(one.recording.language for one in heard):
+            found = self.wrapper.detect_languages(self.model, encoded)
+        else:
+            found = [self.wrapper.default_language] * len(heard)
+        for one, code in zip(heard, found, strict=True):
+            one.recording.language = one.recording.language or code
+
+    def _add(self, one: _Window, parts: Sequence[tuple[float, float, str]], move: int) -> None:
+        begin = one.recording.at / self.wrapper.log_mel.rate
+        one.recording.segments += [Segment(begin + start, begin + end, text) for start, end, text in parts if text]
+        one.recording.at += move
 
 
 def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int) -> Iterator[Transcript]:
-    """Fill batches with windows of several files; a file comes out when all its windows were heard."""
-    queue: list[_Heard] = []
-    for file in files:
-        try:
-            pieces, seconds = listener.windows_of(file)
-        except AudioError as error:
-            queue.append(_Heard(Transcript(file, "", 0.0, str(error)), [], []))
-        else:
-            queue.append(_Heard(Transcript(file, "", seconds), pieces, []))
-        while sum(len(heard.waiting) for heard in queue) >= batch_size:
-            _hear_batch(listener, queue, batch_size)
-        yield from _finished(queue)
-    while any(heard.waiting for heard in queue):
-        _hear_batch(listener, queue, batch_size)
-    yield from _finished(queue)
-
-
-@dataclass
-class _Heard:
-    transcript: Transcript
-    waiting: list[Samples]
-    texts: list[str]
-
-
-def _hear_batch(listener: _Listener, queue: Sequence[_Heard], batch_size: int) -> None:
-    owners = [heard for heard in queue for _ in heard.waiting][:batch_size]
-    pieces = [heard.waiting.pop(0) for heard in owners]
-    for heard, text in zip(owners, listener.hear(pieces)):
-        heard.texts.append(text)
-
-
-def _finished(queue: list[_Heard]) -> Iterator[Transcript]:
-    while queue and not queue[0].waiting:
-        heard = queue.pop(0)
-        found = heard.transcript
-        yield Transcript(found.file, " ".join(filter(None, heard.texts)), found.seconds, found.error)
+    """Hear the next window of several files at once; a file comes out when it was heard to its end."""
+    coming, queue = iter(files), list[_Recording]()
+    try:
+        while True:
+            batch = [window for one in queue if (window := listener.next_window(one)) is not None]
+            while len(batch) < batch_size and (file := next(coming, None)) is not None:
+                queue.append(listener.open(file))
+                if (window := listener.next_window(queue[-1])) is not None:
+                    batch.append(window)
+            while queue and queue[0].done:
+                yield queue.pop(0).transcript
+            if not batch:
+                return
+            for timed in (False, True):
+                if alike := [window for window in batch if window.timed is timed]:
+                    listener.hear(alike)
+    finally:
+        for one in queue:
+            one.close()

@@ -1,0 +1,109 @@
+"""Transcripts in files, and a microphone that is not real."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from app.microphone import RATE, SoundDevice, recorded
+from app.transcript_files import FORMATS, TranscriptFolder, chosen_formats, clock
+from profiles.errors import BadInput
+from training.tasks.long_form import Segment
+from training.tasks.transcription import Transcript
+
+SEGMENTS = (Segment(0.0, 2.5, "a <b> --> c"), Segment(3661.0, 3661.25, "two\nlines"))
+HEARD = Transcript(Path("talk.wav"), "a <b> --> c two lines", 3662.0, "", SEGMENTS, "en")
+
+
+def test_subtitles_and_text() -> None:
+    assert FORMATS["txt"](HEARD) == "a <b> --> c\ntwo lines\n"
+    assert FORMATS["srt"](HEARD) == (
+        "1\n00:00:00,000 --> 00:00:02,500\na <b> -> c\n\n2\n01:01:01,000 --> 01:01:01,250\ntwo lines\n\n"
+    )
+    assert FORMATS["vtt"](HEARD) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:02.500\na &lt;b&gt; -&gt; c\n\n01:01:01.000 --> 01:01:01.250\ntwo lines\n\n"
+    )
+    assert json.loads(FORMATS["json"](HEARD))["segments"][1] == {"start": 3661.0, "end": 3661.25, "text": "two\nlines"}
+    assert clock(0.9996) == "00:00:01.000"
+
+
+def test_formats_are_checked() -> None:
+    assert chosen_formats(["srt, VTT", "srt"], True) == ["srt", "vtt"]
+    assert (chosen_formats([], True), chosen_formats([], False)) == (["txt"], [])
+    for said in (["doc"], ["srt,vtt"]):
+        with pytest.raises(BadInput):
+            chosen_formats(said, False)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    files = [Path("talk.wav"), Path("other/talk.mp3")]
+    folder = TranscriptFolder(tmp_path / "new", files, ["txt", "srt"], False)
+    assert [path.name for path in folder.write(HEARD)] == ["talk.wav.txt", "talk.wav.srt"]
+    with pytest.raises(BadInput, match="is there already"):
+        TranscriptFolder(tmp_path / "new", files, ["srt"], False)
+    TranscriptFolder(tmp_path / "new", files, ["srt"], True).write(HEARD)
+    with pytest.raises(BadInput, match="same name"):
+        TranscriptFolder(tmp_path, [Path("a/x.wav"), Path("b/x.wav")], ["txt"], False)
+
+
+class FakeMicrophone:
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def record(self, seconds: float) -> Any:
+        return self.samples[: round(seconds * RATE)]
+
+
+def test_what_a_microphone_hears_is_a_file_for_as_long_as_it_is_needed() -> None:
+    with recorded(0.5, FakeMicrophone(np.zeros(RATE, np.float32))) as path:
+        assert soundfile.info(path).frames == RATE // 2
+    assert not path.exists()
+
+
+def test_without_a_microphone_a_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(error: Exception) -> Any:
+        def load(name: str) -> Any:
+            raise error
+
+        return load
+
+    for error, words in ((ImportError(), "sounddevice is not installed"), (OSError(), "PortAudio")):
+        monkeypatch.setattr(importlib, "import_module", missing(error))
+        with pytest.raises(BadInput, match=words), recorded(1.0):
+            pass
+    with pytest.raises(BadInput, match="nothing was recorded"), recorded(1.0, FakeMicrophone(np.zeros(0))):
+        pass
+    with pytest.raises(BadInput, match="cannot be recorded"), recorded(1e9, FakeMicrophone(np.zeros(9))):
+        pass
+
+
+class FakeStream:
+    def __enter__(self) -> FakeStream:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def read(self, frames: int) -> Any:
+        return np.ones((frames, 1), np.float32), False
+
+
+def test_blocks_of_a_device_are_joined_and_its_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        PortAudioError = RuntimeError
+        InputStream = staticmethod(lambda **how: FakeStream())
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: Library)
+    assert len(SoundDevice().record(0.3)) == round(0.3 * RATE)
+
+    def refused(**how: object) -> Any:
+        raise RuntimeError("Error querying device -1")
+
+    Library.InputStream = staticmethod(refused)
+    with pytest.raises(BadInput, match="no microphone can be used here: Error querying device -1"):
+        SoundDevice().record(0.3)

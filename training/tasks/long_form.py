@@ -1,0 +1,163 @@
+"""Recordings longer than the model's window: windows one after another, each from where the last one's words ended.
+
+The algorithm of Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision", section 4.5: the
+times that the model writes say how far to move the window; a text that repeats itself or that the model holds unlikely
+is drawn again at a higher temperature; silence is passed over. Greedy instead of the paper's beam, and a window does
+not see the text of the one before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LogitsProcessor
+
+from training.tasks.whisper_model import TICK, WhisperModelWrapper
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_COMPRESSED = 2.4
+"""Length of a text against that of its zlib form, above which it repeats itself."""
+LEAST_LIKELY = -1.0
+"""Mean log probability of a text's tokens."""
+SILENT = 0.6
+"""Probability of the token for no speech, above which an unlikely text is silence."""
+_SHORTEST_MOVE = 1.0
+"""Seconds that a window moves at least: a time of 0 must not hold it where it is."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Something that was said, between two times."""
+
+    start: float
+    end: float
+    """Seconds from the beginning of the recording."""
+    text: str
+
+
+Timed = tuple[float, float, list[int]]
+"""Start, end and tokens of a segment."""
+
+
+def divided(tokens: Sequence[int], first_time: int, seconds: float) -> tuple[list[Timed], float]:
+    """Divide what was written on a window at its times.
+
+    Args:
+        tokens: text and times, without the end token.
+        first_time: token of the time 0.
+        seconds: how much of the window holds sound.
+
+    Returns:
+        start, end and tokens of every segment that is whole, in seconds of the window; and how far to move it. What
+        was begun after the last pair of times is not whole: it is heard again by the next window.
+    """
+
+    def time_of(token: int) -> float:
+        return min(max(0.0, (token - first_time) * TICK), seconds)
+
+    is_time = [token >= first_time for token in tokens]
+    ends = [place + 1 for place in range(len(tokens) - 1) if is_time[place] and is_time[place + 1]]
+    closed = is_time[-2:] == [False, True]  # the last words end, and nothing was begun after them
+    if not ends:
+        times = [time_of(token) for token in tokens if token >= first_time]
+        begin = times[0] if is_time[:1] == [True] else 0.0
+        end = times[-1] if times and times[-1] > begin else seconds
+        return [(begin, end, list(tokens))], seconds
+    if closed:
+        ends.append(len(tokens))
+    found, place = list[Timed](), 0
+    for end in ends:
+        part = list(tokens[place:end])
+        begin = time_of(part[0]) if part[0] >= first_time else (found[-1][1] if found else 0.0)
+        found.append((begin, max(begin, time_of(part[-1])), part))
+        place = end
+    move = seconds if closed else found[-1][1]
+    return found, move if move >= min(_SHORTEST_MOVE, seconds) else seconds
+
+
+def compression(text: str) -> float:
+    """Return the length of a text against that of its zlib form."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+class _Likelihood(LogitsProcessor):
+    """Counts how likely the model held the tokens it wrote; no step's scores are kept beyond the next one."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._last: torch.Tensor | None = None
+        self._sums = torch.zeros(0)
+        self._counts = torch.zeros(0)
+        self._going = torch.zeros(0)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if self._last is not None:
+            self._add(input_ids[:, -1])
+        else:
+            self._sums, self._counts = scores.new_zeros(len(scores)), scores.new_zeros(len(scores))
+            self._going = scores.new_ones(len(scores))
+        self._last = torch.log_softmax(scores.float(), dim=-1)
+        return scores
+
+    def _add(self, written: torch.Tensor) -> None:
+        assert self._last is not None
+        likely = self._last.gather(1, written[:, None])[:, 0].clamp(min=-100.0)
+        self._sums = self._sums + likely * self._going
+        self._counts = self._counts + self._going
+        self._going = self._going * (written != self._end)
+
+    def means(self, last: torch.Tensor) -> list[float]:
+        """Return the mean log probability of each text; ``last`` are the tokens [batch] that were written last."""
+        if self._last is not None:
+            self._add(last)
+        return [float(value) for value in self._sums / self._counts.clamp(min=1.0)]
+
+
+def write_with_times(
+    wrapper: WhisperModelWrapper, model: nn.Module, heard: Any, languages: Sequence[str], bound: int
+) -> list[list[int]]:
+    """Return text and times, without the end token, of each window of a batch; nothing for silence."""
+    silent = _silence(wrapper, model, heard)
+    result: list[list[int]] = [[] for _ in languages]
+    left = list(range(len(languages)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for temperature in TEMPERATURES:
+            part = type(heard)(last_hidden_state=heard.last_hidden_state[left])
+            likelihood = _Likelihood(int(wrapper.tokenizer.eos_token_id))
+            how = {"temperature": temperature, "logits_processor": [likelihood]}
+            ids = wrapper.write(model, part, [languages[place] for place in left], bound, True, **how)
+            again = []
+            for place, row, likely in zip(left, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
+                result[place] = _before_end(row, int(wrapper.tokenizer.eos_token_id))
+                if likely < LEAST_LIKELY and silent[place] > SILENT:
+                    result[place] = []
+                elif likely < LEAST_LIKELY or compression(wrapper.text(result[place])) > MOST_COMPRESSED:
+                    again.append(place)
+            left = again
+            if not left:
+                break
+    return result
+
+
+def _before_end(row: Sequence[int], end: int) -> list[int]:
+    return list(row[: row.index(end)] if end in row else row)
+
+
+def _silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
+    """Return how likely nobody speaks in each window; 0 where the model has no token for that."""
+    vocabulary = wrapper.tokenizer.get_vocab()
+    token = vocabulary.get("<|nospeech|>", vocabulary.get("<|nocaptions|>"))
+    count = len(heard.last_hidden_state)
+    if token is None:
+        return [0.0] * count
+    first = int(wrapper.generation.decoder_start_token_id)
+    start = torch.full((count, 1), first, device=heard.last_hidden_state.device)
+    logits = model(encoder_outputs=heard, decoder_input_ids=start, use_cache=False).logits[:, 0]
+    return [float(value) for value in torch.softmax(logits.float(), dim=-1)[:, token]]

@@ -1,0 +1,98 @@
+"""How well a finished model hears a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
+from training.precision import select_device
+from training.tasks.base import Answer, Progress
+from training.tasks.predictions import Prediction
+from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
+from training.tasks.whisper import SpeechData, WhisperTask
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model reaches on one split."""
+
+    metrics: dict[str, float]
+    """``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``."""
+    predictions: list[Prediction]
+    """What it wrote for every clip, in the order of the table."""
+
+
+def evaluate_model(
+    model_dir: str | Path,
+    dataset: str,
+    split: str = "",
+    device: str = "auto",
+    language: str = "",
+    batch_size: int = 8,
+    text_column: str = "",
+    max_samples: int = 0,
+    cache_dir: str = "",
+    max_new_tokens: int = 0,
+    prompt: str = "",
+    timestamps: bool | None = None,
+    progress: Progress = lambda phase, done, total: None,
+) -> Measured:
+    """Measure what a model reaches on one split.
+
+    The split is ``test`` where none is named, and all of a lone table.
+
+    Generated texts are bounded as in training, by the longest transcript of the split or by ``max_new_tokens``; ``cut``
+    is the share that reached the bound.
+
+    ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
+    write times too, or not; ``None``: as it was saved. See :meth:`WhisperModelWrapper.write_as`.
+
+    The validation split of a data set that has none is the clips that training holds out of it.
+
+    Raises:
+        BadInput: the model or the data set cannot be used, or has no such split.
+    """
+    profile = Profile(
+        name="evaluate",
+        model=ModelSettings(model_path=str(model_dir), language=language),
+        data=DataSettings(dataset_path=dataset, text_column=text_column, cache_dir=cache_dir),
+        evaluation=EvaluationSettings(eval_max_new_tokens=max_new_tokens),
+    )
+    task = WhisperTask(profile)
+    task.wrapper.write_as(prompt, timestamps)
+    split = split_to_evaluate(dataset, split)
+    clips = clips_of_split(dataset, split, text_column)[: max_samples or None]
+    data = task.prepare_split(split, clips, progress)
+    model = task.wrapper.build().eval()
+    task.ensure_language(model, data)
+    sums, answers = _sum_over(
+        task, model.to(select_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
+    )
+    metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
+    return Measured(metrics, task.predictions_of(data, answers))
+
+
+@torch.no_grad()
+def _sum_over(
+    task: WhisperTask, model: nn.Module, data: SpeechData, batch_size: int, report: Callable[[int], None]
+) -> tuple[dict[str, float], list[Answer]]:
+    device = next(model.parameters()).device
+    sums: dict[str, float] = {}
+    answers: list[Answer] = []
+    for start in range(0, len(data), batch_size):
+        samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
+        batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in task.collate(samples, None).items()
+        }
+        part, said = task.answer(model, batch, generate=True)
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + value
+        answers += said
+        report(start + len(samples))
+    return sums, answers
