@@ -105,7 +105,8 @@ class DataSettings(Section):
     )
     window: str = option(
         "auto",
-        "what is heard of a clip in training: auto: the clip and some silence; full: the model's window; or seconds",
+        "what is heard of a clip in training: full: the model's whole window; auto: the clip and some silence, full "
+        "from scratch; or at least so many seconds",
         tasks=(WHISPER,),
     )
     max_broken_share: float = option(
@@ -149,7 +150,9 @@ class TrainingSettings(Section):
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
     weight_decay: float = option(0.01, "AdamW weight decay (not on biases and norms)", ge=0)
     adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
-    mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option("auto", "auto: bf16 on CUDA that has it, else off")
+    mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option(
+        "auto", "auto: bf16 on CUDA that has it, for Whisper on CPUs too; else off"
+    )
     seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
     threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)

@@ -144,24 +144,29 @@ class Evaluator:
 
     def _sums(self, split: str, indices: range) -> dict[str, float] | None:
         """Return the sums over this member's share; ``None`` if it is to stop."""
-        totals, at = [], indices.start
+        totals, at, order = [], 0, self._by_length(split, indices)
         self._answers = []
         with evaluating(self._model):
-            while at < indices.stop:
+            while at < len(order):
                 if self._stops():
                     return None
-                part = range(at, min(at + self._batch_size, indices.stop))
+                part = order[at : at + self._batch_size]
                 sums = self._sums_of(split, part)
                 if sums is None:  # less at once, from here on
                     self._batch_size = -(-len(part) // 2)
                     give_back(self._device)
                     continue
                 totals.append(sums)
-                at = part.stop
+                at += len(part)
         return add_sums(totals)
 
+    def _by_length(self, split: str, indices: range) -> list[int]:
+        """Return ``indices`` with samples of like length beside each other, the longest first."""
+        lengths = self._task.evaluation_lengths(split)
+        return list(indices) if lengths is None else sorted(indices, key=lambda index: -int(lengths[index]))
+
     @torch.no_grad()
-    def _sums_of(self, split: str, part: range) -> dict[str, float] | None:
+    def _sums_of(self, split: str, part: list[int]) -> dict[str, float] | None:
         """Return the sums over some samples; ``None`` if they do not fit into memory together."""
         try:
             made = self._samples.evaluation_batch(split, part)

@@ -26,16 +26,24 @@ def select_device(wanted: str, index: int = 0) -> torch.device:
     return torch.device(wanted, index) if wanted == "cuda" else torch.device(wanted)
 
 
-def select_precision(wanted: str, device: torch.device) -> torch.dtype | None:
+def select_precision(wanted: str, device: torch.device, on_cpu: bool = False) -> torch.dtype | None:
     """Return the autocast type, or ``None`` for full fp32.
 
-    ``auto`` is bf16 on a CUDA device that has it in hardware, else off: on CPUs without bf16 units it is slower, and on
-    MPS its support depends on the chip.
+    ``auto`` is bf16 on a CUDA device that has it in hardware, and on a CPU that has if it was measured to pay for the
+    task; else off: on CPUs without bf16 units it is slower, and on MPS its support depends on the chip.
+
+    Args:
+        on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_pays`.
     """
     if wanted == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and _cpu_multiplies_bf16())
         return torch.bfloat16 if has_bf16 else None
     return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
+
+
+def _cpu_multiplies_bf16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class Precision:

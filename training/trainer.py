@@ -88,7 +88,8 @@ class Trainer:
         self.settings = plan.profile.training
         self.member = plan.seats[rank]
         self.device = select_device(self.member.device, self.member.device_index)
-        self.precision = Precision(select_precision(self.settings.mixed_precision, self.device), self.device)
+        precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_pays)
+        self.precision = Precision(precision, self.device)
         # Members save one after another: with one snapshot each, a kill in between could leave none in common.
         keep = max(self.profile.snapshot.snapshot_keep, min(2, plan.world_size))
         self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", keep)

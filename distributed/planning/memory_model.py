@@ -23,12 +23,18 @@ RUNTIME = 600_000_000
 
 def estimated_bytes(profile: Profile, size: ModelSize) -> int:
     """Return what a member needs before anything was measured: weights, gradients, optimizer state, what the strategy
-    keeps, the activations of one micro-batch, and the process itself."""
+    keeps, the activations of one micro-batch, and the process itself.
+
+    Windows that follow the clips need less, by their longest clip, which only the data tells: a short run measures it,
+    as a run begins with its longest samples. A frozen encoder leaves nothing for backward.
+    """
     model = profile.model
-    trainable = max(1, size.parameters // LORA_PART) if model.tuning == "lora" else size.parameters
+    frozen = (size.encoder, size.encoder_activations) if model.freeze_encoder else (0, 0)
+    trained = max(1, size.parameters - frozen[0])
+    trainable = max(1, trained // LORA_PART) if model.tuning == "lora" else trained
     job = Job(trainable=trainable, total=size.parameters, layers=size.layers, samples=1, lora=model.tuning == "lora")
     width = 2 if profile.training.mixed_precision not in ("off", "auto") else _FP32
-    kept = float(size.activations * width)
+    kept = float((size.activations - frozen[1]) * width)
     kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
     strategy = strategy_bytes(profile.strategy.strategy, trainable)
     return int(model_bytes(job) + strategy + kept * profile.training.batch_size + RUNTIME)

@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,11 @@ class ModelSize:
     parameters: int
     layers: int = 12
     activations: int = 0
-    """Numbers that one sample leaves for backward; 0: unknown."""
+    """Numbers that one sample leaves for backward; 0: unknown. Of a Whisper: with a whole window."""
+    encoder: int = 0
+    """Parameters of an encoder that can be frozen."""
+    encoder_activations: int = 0
+    """Of ``activations``, those of that encoder: none where it is frozen."""
 
 
 def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
@@ -62,7 +66,7 @@ def size_of(folder: Path, sequence: int = 0) -> ModelSize | None:
         shape = None
     counted = sum(_elements(path) for path in folder.glob("*.safetensors"))
     if counted and shape is not None:
-        return ModelSize(counted, shape.layers, shape.activations)
+        return replace(shape, parameters=counted)
     return ModelSize(counted) if counted else shape
 
 
@@ -95,10 +99,11 @@ def _whisper(config: Mapping[str, Any]) -> ModelSize:
     feet = [2 * width * wide + wide + width for wide in (wide_in, wide_out)]
     mel = _whole(config, "num_mel_bins")
     ears = 3 * mel * width + 3 * width * width + 2 * width + heard * width
-    blocks = encoder * (attention + feet[0] + 2 * norm) + decoder * (2 * attention + feet[1] + 3 * norm)
-    total = ears + blocks + 2 * norm + (words + written) * width
-    kept = heard * _kept(width, wide_in) * encoder + written * (_kept(width, wide_out) * decoder + 2 * words)
-    return ModelSize(total, encoder + decoder, kept)
+    heard_by = ears + encoder * (attention + feet[0] + 2 * norm) + norm
+    total = heard_by + decoder * (2 * attention + feet[1] + 3 * norm) + norm + (words + written) * width
+    of_encoder = heard * _kept(width, wide_in) * encoder
+    kept = of_encoder + written * (_kept(width, wide_out) * decoder + 2 * words)
+    return ModelSize(total, encoder + decoder, kept, heard_by, of_encoder)
 
 
 def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:

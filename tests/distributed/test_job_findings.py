@@ -24,6 +24,7 @@ from distributed.planning.cluster import Machine as Measured
 from distributed.planning.cluster import Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
+from distributed.planning.memory_model import estimated_bytes
 from distributed.planning.model_size import ModelSize, model_folder, size_of
 from distributed.preparation.code_sync import collect, synchronise
 from distributed.preparation.members import plan_run
@@ -135,6 +136,8 @@ def test_a_configuration_tells_the_number_of_parameters(folder: str) -> None:
     found = size_of(REPOSITORY / folder)
     assert found is not None and found.activations > 0
     assert found.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.001)
+    if config.model_type == "whisper":
+        assert found.encoder == sum(p.numel() for p in model.model.encoder.parameters())
 
 
 def test_llamas_are_counted_too(tmp_path: Path) -> None:
@@ -143,6 +146,17 @@ def test_llamas_are_counted_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama))
     found = size_of(tmp_path, 256)
     assert found is not None and found.parameters == pytest.approx(1_100_048_384, rel=0.001)
+
+
+def test_a_frozen_encoder_needs_no_memory_for_backward() -> None:
+    found = size_of(REPOSITORY / "examples" / "scratch_whisper")
+    assert found is not None
+    needs = [
+        estimated_bytes(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, found)
+        for frozen in ("false", "true")
+    ]
+    saved = found.encoder * (4 + 8 + 4) + 8 * 4 * found.encoder_activations
+    assert needs[0] - needs[1] == saved
 
 
 def test_weights_count_before_the_configuration(tmp_path: Path) -> None:

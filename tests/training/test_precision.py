@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from training.precision import Precision
+from training import precision as precision_module
+from training.precision import Precision, select_precision
 
 CPU = torch.device("cpu")
 
@@ -38,3 +39,14 @@ def test_gradients_of_the_others_do_for_a_member_that_never_had_a_loss() -> None
 def test_there_is_a_loss_scale_only_with_fp16() -> None:
     assert [Precision(kind, CPU).loss_scale for kind in (None, torch.bfloat16)] == [None, None]
     assert Precision(torch.float16, CPU).loss_scale == 65536.0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "pays", "found"), [(True, True, torch.bfloat16), (True, False, None), (False, True, None)]
+)
+def test_auto_is_bf16_on_a_cpu_that_has_it_for_a_task_that_gains(
+    monkeypatch: pytest.MonkeyPatch, hardware: bool, pays: bool, found: torch.dtype | None
+) -> None:
+    monkeypatch.setattr(precision_module, "_cpu_multiplies_bf16", lambda: hardware)
+    assert select_precision("auto", CPU, pays) is found
+    assert select_precision("off", CPU, pays) is None

@@ -50,6 +50,9 @@ class Task(ABC):
     counts: frozenset[str] = frozenset({"weight"})
     """Those sums of :meth:`evaluate` that are never negative and always finite."""
 
+    bf16_pays: bool = False
+    """Whether steps in bf16 were measured to be faster on a processor that multiplies bf16 in hardware."""
+
     draws_globally: bool = True
     """Whether reading a sample or making a batch may draw from the generators that everybody in the process shares
     (torch's, numpy's, Python's). Where it does not, batches are made while the model computes."""
@@ -96,6 +99,10 @@ class Task(ABC):
     def lengths(self) -> NDArray[np.int64] | None:
         """How long each sample of :attr:`train` is, where a batch costs as much as its longest one; ``None`` if all
         cost the same. Samples of like length are trained on together then."""
+        return None
+
+    def evaluation_lengths(self, split: str) -> NDArray[np.int64] | None:
+        """How long each sample of an evaluation split is, where a batch lasts as long as its longest one."""
         return None
 
     def lengthen(self, batch: Batch, length: int) -> Batch:
