@@ -11,6 +11,7 @@ from app.cli.arguments import Device, Json, Output
 from profiles.errors import ExitCode
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
+_KIND = "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, hub or bigquery; empty: recognised."
 _MODEL = "Leave out what this multilingual model hears in another language."
 
 _Roots = Annotated[
@@ -24,7 +25,7 @@ _CaFile = Annotated[
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE)],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The data set that is made.")],
-    kind: Annotated[str, typer.Option("--kind", help="Kind of the source; empty: recognised.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help=_KIND)] = "",
     form: Annotated[Literal["flac", "opus", "wav"], typer.Option("--format", help="Of the sound files.")] = "flac",
     text_column: Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column of the transcripts.")] = "",
     audio_column: Annotated[str, typer.Option("--audio-column", metavar="NAME", help="Column of the files.")] = "",

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from conftest import Site, redirect
+from https_site import Site, redirect
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

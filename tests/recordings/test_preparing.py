@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from conftest import Site
+from https_site import Site
 from sounds import RATE, read_rows, wav_bytes, write_rows, write_tone
 
 from profiles.errors import BadInput, StoppedByUser

@@ -138,6 +138,20 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     assert reasons == [None, Reason.TRANSLATION, Reason.BAD_CELL]
 
 
+def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets  # 2 s
+
+    sound = [{"bytes": b"sound", "path": None}]
+    columns = {"audio": sound, "transcript": ["hi"], "speaker_id": [3], "locale": [None]}
+    part = datasets.Dataset.from_dict(columns).cast_column("audio", datasets.Audio())
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"test.other": part, "invalidated": part})
+    (found,) = read("somebody/speech")
+    assert facts(found) == ("test.other-0", "hi", "3", "", "test")
+    assert found.audio.read() == b"sound"  # type: ignore[union-attr]
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"all": part})
+    assert facts(read("somebody/speech")[0]) == ("all-0", "hi", "3", "", "")
+
+
 class Warehouse:
     """A client that holds one table."""
 
@@ -206,6 +220,13 @@ def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> No
 def test_no_scheme_but_https_is_followed(cell: str, tmp_path: Path) -> None:
     (found,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
     assert found.fault and found.fault.reason is Reason.NOT_HTTPS
+
+
+def test_a_split_that_is_none_is_not_trained_on(tmp_path: Path) -> None:
+    (found,) = read(
+        write_rows(tmp_path / "all.csv", "audio_path,text,split", [("https://x.example/a", "text", "holdout")])
+    )
+    assert found.fault and found.fault.detail == "column split: 'holdout' is none of train, validation, test"
 
 
 @pytest.mark.parametrize("cell", ["a\0b", "x" * 300, "x" * 5000, "~root", "/dev/zero", ".", "a/" * 400])

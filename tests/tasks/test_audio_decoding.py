@@ -49,6 +49,25 @@ def test_channels_are_averaged(tmp_path: Path) -> None:
     np.testing.assert_allclose(decode(tmp_path / "a.wav", RATE).samples, left / 4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("extension", "form", "coding"), [("flac", "FLAC", "PCM_16"), ("mp3", "MP3", "MPEG_LAYER_III")]
+)
+def test_a_part_is_cut_out(tmp_path: Path, extension: str, form: str, coding: str) -> None:
+    sound = np.concatenate([np.zeros(RATE, np.float32), tone(0, 1.0), np.zeros(RATE, np.float32)])
+    soundfile.write(tmp_path / f"a.{extension}", sound, RATE, format=form, subtype=coding)
+    part = decode(tmp_path / f"a.{extension}", RATE, limit=0.5, start=1.25)
+    assert (len(part.samples), part.seconds) == (RATE // 2, pytest.approx(3.0, abs=0.1))
+    assert np.abs(part.samples).max() > 0.2
+    with pytest.raises(AudioError, match="holds no sound"):
+        decode(tmp_path / f"a.{extension}", RATE, start=9.0)
+
+
+def test_more_channels_than_anybody_records_are_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros((4, 100), np.float32), RATE)
+    with pytest.raises(AudioError, match="100 channels at 16000 Hz"):
+        decode(tmp_path / "a.wav", RATE)
+
+
 def test_limit_cuts_the_sound_but_not_its_length(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", tone(0, 2.0), RATE)
     audio = decode((tmp_path / "a.wav").read_bytes(), RATE, limit=0.5)

@@ -72,6 +72,16 @@ def test_json_lines(tmp_path: Path) -> None:
     assert table.rows[1].line == 3
 
 
+def test_half_a_character_of_json_becomes_one_that_can_be_written(tmp_path: Path) -> None:
+    (row,) = read_table(table_of(tmp_path, '{"text": "a\\ud800b"}', "m.ndjson")).rows
+    assert row.cells["text"] == "a?b"
+
+
+def test_where_nothing_is_quoted_a_quotation_mark_is_text(tmp_path: Path) -> None:
+    (row,) = read_table(table_of(tmp_path, 'id\ttext\na\t"Yes, he said\n', "t.tsv"), quoted=False).rows
+    assert row.cells["text"] == '"Yes, he said'
+
+
 @pytest.mark.parametrize(
     ("data", "name", "said"),
     [
@@ -83,6 +93,8 @@ def test_json_lines(tmp_path: Path) -> None:
         (b"id,text\na,b\nc,\xe4\n", "train.csv", "train.csv, line 3: not UTF-8"),
         ('{"a": 1}\n{oops\n', "m.jsonl", "m.jsonl, line 2: not JSON"),
         ("[1]\n", "m.jsonl", "m.jsonl, line 1: not a JSON object"),
+        ('{"a": ' + "1" * 5000 + "}", "m.jsonl", "m.jsonl, line 1: not JSON"),
+        ('{"a": ' + "[" * 200_000, "m.jsonl", "m.jsonl, line 1: not JSON"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, data: str | bytes, name: str, said: str) -> None:

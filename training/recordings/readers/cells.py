@@ -71,6 +71,9 @@ def recording_of(
             duration = row.number("duration")
     except BadInput as error:
         fault = Fault(Reason.BAD_CELL, error.message)
+    named = cells.get("split", "")
+    if not split and named and not split_named(named):
+        fault = Fault(Reason.BAD_CELL, f"column split: {named[:40]!r} is none of {', '.join(SPLITS)}")
     return Recording(
         id=_identity(cells, cell, offset if cells.get(names.offset) else None),
         audio=audio,
@@ -78,7 +81,7 @@ def recording_of(
         where=row.where,
         speaker=cells.get(names.speaker, ""),
         language=cells.get(names.language, ""),
-        split=split or split_named(cells.get("split", "")),
+        split=split or split_named(named),
         offset=offset,
         duration=duration,
         fault=fault,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,17 @@ from training.recordings.recording import Recording, Request, one_line
 
 
 def read(request: Request) -> Iterator[Recording]:
-    """Give the recordings of all splits; splits of another name count as undivided.
+    """Give the recordings of its training, validation and test splits; if it has none of these, of all it has.
 
     Raises:
         BadInput: not there, or without an audio or a text column.
     """
     from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
 
-    for key, dataset in load_hub_dataset(request.source).items():
-        yield from _of_split(dataset, f"{request.source}, {key}", split_named(key), request)
+    loaded = load_hub_dataset(request.source)
+    splits = {key: split_named(re.split(r"[.\-_]", key)[0]) for key in loaded}  # train.clean.100, test.other
+    for key in [key for key in loaded if splits[key]] or list(loaded):
+        yield from _of_split(loaded[key], f"{request.source}, {key}", splits[key], request)
 
 
 def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterator[Recording]:
