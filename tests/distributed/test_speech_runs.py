@@ -12,6 +12,7 @@ import pytest
 
 from tests.distributed.muster_runs import REPOSITORY, Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
+from training.tasks.predictions import BEFORE, FOLDER, NAME, read_predictions
 
 SOUND = REPOSITORY / "examples" / "spoken_commands" / "test.csv"
 SHORTER = (
@@ -38,6 +39,8 @@ def train_and_transcribe(lab: Any, folder: Path) -> None:
     assert "WER" in trained.stdout
     assert [ours(host) for host in lab] == [[] for _ in lab]
     (run,) = (folder / "output").iterdir()
+    heard = {name: read_predictions(run / FOLDER / name) for name in (BEFORE, NAME)}
+    assert [len(found) for found in heard.values()] == [8, 8]
     sound = SOUND.parent / next(line for line in SOUND.read_text().split(",") if line.endswith(".opus"))
     written = muster.run("transcribe", "demo-scratch", str(sound), "--json")
     assert written.returncode == 0, written.stderr
