@@ -50,7 +50,8 @@ def evaluate_model(
     is the share that reached the bound.
 
     ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
-    write times too, or not; ``None``: as it was saved. See :meth:`training.tasks.whisper_model.WhisperModelWrapper.write_as`.
+    write times too, or not; ``None``: as it was saved
+    (:meth:`training.tasks.whisper_model.WhisperModelWrapper.write_as`).
 
     The validation split of a data set that has none is the clips that training holds out of it.
 
