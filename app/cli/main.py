@@ -25,6 +25,7 @@ from app.cli.compare import compare
 from app.cli.demo_run import demo_run
 from app.cli.discover import announce, discover
 from app.cli.evaluate import evaluate
+from app.cli.export import export
 from app.cli.measure import measure
 from app.cli.patches import patches
 from app.cli.plan import plan
@@ -41,6 +42,7 @@ OUTPUT = Path("output")
 OWN_FILES = (
     transcribe,
     evaluate,
+    export,
     compare,
     prepare,
     patches,

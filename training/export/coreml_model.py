@@ -1,0 +1,98 @@
+"""Core ML, for whisper.cpp on a Mac: the encoder for the Neural Engine, and the ggml file that the decoder is in.
+
+whisper.cpp takes the encoder from ``ggml-model-encoder.mlmodelc`` beside ``ggml-model.bin``, with the names
+``logmel_data`` and ``output``, as its ``convert-whisper-to-coreml.py`` gives them. Compiling needs Apple's ``coremlc``
+(Xcode); without it the package stays, and the command that compiles it is in the manual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import coremltools
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from training.export import check, ggml_model
+from training.export.exporters import Exporter, Plain
+
+PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
+_PATIENCE = 600  # seconds for Apple's compiler
+
+
+class _Encoder(nn.Module):
+    """``logmel_data`` [1, mels, frames] to ``output`` [1, positions, width]."""
+
+    def __init__(self, whisper: Any) -> None:
+        super().__init__()
+        self.encoder = whisper.model.encoder
+
+    def forward(self, logmel_data: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.encoder(logmel_data).last_hidden_state
+        return found
+
+
+@torch.no_grad()
+def _write(plain: Plain, folder: Path, quantize: str) -> None:
+    ggml_model.EXPORTER.write(plain, folder, "float16")
+    sound = torch.zeros(1, plain.wrapper.config.num_mel_bins, plain.wrapper.log_mel.frames)
+    try:
+        with _quiet():
+            _convert(_Encoder(plain.model).eval(), sound).save(str(folder / PACKAGE))
+    except (ValueError, RuntimeError, NotImplementedError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"coremltools does not convert this model: {reason}", "export to gguf instead") from error
+    _compile(folder)
+
+
+def _convert(encoder: nn.Module, sound: torch.Tensor) -> Any:
+    traced = torch.jit.trace(encoder, (sound,), check_trace=False)
+    return coremltools.convert(
+        traced,
+        convert_to="mlprogram",
+        inputs=[coremltools.TensorType(name="logmel_data", shape=tuple(sound.shape))],
+        outputs=[coremltools.TensorType(name="output")],
+        compute_units=coremltools.ComputeUnit.ALL,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the tracer's warnings and four progress bars."""
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _compile(folder: Path) -> None:
+    """Compile with Apple's tool where it is there."""
+    if shutil.which("xcrun") is None:
+        return
+    command = ["xcrun", "coremlc", "compile", str(folder / PACKAGE), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+    if done.returncode or not (folder / COMPILED).is_dir():
+        reason = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
+        raise BadInput(f"xcrun coremlc does not compile the encoder: {reason}", "install Xcode and accept its licence")
+
+
+def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> list[str]:
+    """Texts of the Core ML encoder with the decoder of transformers; macOS only."""
+    encoder = coremltools.models.MLModel(str(folder / PACKAGE))
+    texts = []
+    for clip in clips:
+        sound = check.features(plain.wrapper, clip)[None]
+        hidden = torch.from_numpy(np.asarray(encoder.predict({"logmel_data": sound})["output"], dtype=np.float32))
+        texts.append(check.write_down(plain.wrapper, plain.model, hidden, clip.language))
+    return texts
+
+
+EXPORTER = Exporter(_write, _listen)
