@@ -116,6 +116,9 @@ class DataSettings(Section):
     max_eval_samples: int = option(
         0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0
     )
+    pseudo_share: float = option(
+        0.0, "most of the training clips that pseudo.csv may give; 0: none", tasks=(WHISPER,), ge=0, le=1
+    )
     augmentation: float = option(
         0.0, "strength of audio augmentation (noise, masks, shift); 0: off", tasks=(WHISPER,), ge=0, le=1
     )

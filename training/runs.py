@@ -173,6 +173,29 @@ def find_model(output_dir: Path, reference: str) -> Path:
     return run / "model"
 
 
+def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
+    """Return the model of a run as :func:`find_model` finds it, then of its profile's other runs with the same data.
+
+    Newest first, at most ``most``.
+
+    Raises:
+        BadInput: nothing fits, the run has no model, or the folder is none of a run.
+    """
+    model = find_model(output_dir, reference)
+    first = summarise(model.parent)
+    if first.metadata is None:
+        raise BadInput(f"{model}: not the model of a run", "name a profile or a run: its data set is needed too")
+    same = [
+        run.path / "model"
+        for run in list_runs(output_dir)
+        if run.metadata
+        and (run.profile, run.metadata.dataset) == (first.profile, first.metadata.dataset)
+        and run.path.resolve() != model.parent.resolve()
+        and _has_model(run.path)
+    ]
+    return [model, *same][:most]
+
+
 def _has_model(run: Path) -> bool:
     return (run / "model").is_dir() and any((run / "model").iterdir())
 

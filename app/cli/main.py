@@ -20,6 +20,7 @@ from app.cli.arguments import (
     TrustCode,
     TrustNew,
 )
+from app.cli.blacklist import blacklist
 from app.cli.boundary import run_app
 from app.cli.compare import compare
 from app.cli.demo_run import demo_run
@@ -30,6 +31,7 @@ from app.cli.measure import measure
 from app.cli.patches import patches
 from app.cli.plan import plan
 from app.cli.prepare import prepare
+from app.cli.pseudo_label import pseudo_label
 from app.cli.replay import replay
 from app.cli.report import report
 from app.cli.track import track
@@ -46,6 +48,8 @@ OWN_FILES = (
     compare,
     prepare,
     patches,
+    blacklist,
+    pseudo_label,
     discover,
     announce,
     measure,

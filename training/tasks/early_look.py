@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiles.schema import Profile
 from training.tasks.speech_clips import check_splits
-from training.tasks.speech_dataset import is_on_hub, read_speech
+from training.tasks.speech_dataset import is_on_hub, read_divided, read_speech
 
 
 def check_data(profile: Profile) -> None:
@@ -22,3 +22,5 @@ def check_data(profile: Profile) -> None:
         text_files(data.dataset_path)
     else:
         check_splits(read_speech(data.dataset_path, data.text_column))
+        if data.pseudo_share:
+            read_divided(data.dataset_path, data.text_column, data.pseudo_share)

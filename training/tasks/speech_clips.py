@@ -79,6 +79,11 @@ def check_splits(splits: SpeechSplits) -> None:
         raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
 
 
+def id_hash(identity: str) -> bytes:
+    """Return what clips are ranked by where some are chosen: the same everywhere, whatever the others are."""
+    return hashlib.blake2b(identity.encode(), digest_size=16).digest()
+
+
 def hold_out(splits: SpeechSplits) -> SpeechSplits:
     """Return ``splits`` with a validation split: if there is none, 10 % of the training clips, by the hash of their id.
 
@@ -89,7 +94,7 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     if "validation" in splits:
         return splits
     train = splits["train"]
-    ranked = sorted(train, key=lambda clip: hashlib.blake2b(clip.id.encode(), digest_size=16).digest())
+    ranked = sorted(train, key=lambda clip: id_hash(clip.id))
     held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
     logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
     rest = [clip for clip in train if clip.id not in held]

@@ -8,19 +8,23 @@ Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``tes
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
 from training.tasks.patches import Change, Patches, patched, read_patches, unknown
-from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out
+from training.tasks.pseudo_table import KEPT
+from training.tasks.pseudo_table import NAME as PSEUDO
+from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out, id_hash
 from training.tasks.tables import Row, read_table
 
 logger = logging.getLogger("muster.data")
 
 AUDIO_COLUMNS = ("audio_path", "file_name")
 _OWN_COLUMNS = ("id", "language", "duration")
+HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
 _NAMED = 10  # remarks on patches that are logged one by one
 
 
@@ -46,13 +50,43 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     return _present(_read(path, text_column))
 
 
-def read_divided(path: str, text_column: str = "") -> SpeechSplits:
+def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
     """Like :func:`read_speech`, with a validation split in any case (:func:`hold_out`).
 
     Which clips are held out does not depend on patches: none goes from one split to the other because of them.
+
+    Args:
+        pseudo_share: the most of the training clips that may come from ``pseudo.csv``, whose texts a model wrote.
     """
     tables = _read(path, text_column)
-    return _present(tables, hold_out(tables.splits))
+    splits = _present(tables, hold_out(tables.splits))
+    if pseudo_share:
+        splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
+    return splits
+
+
+def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
+    """Return clips of ``pseudo.csv`` to go with ``count`` others: always the same ones, those of the lowest hash.
+
+    None has the recording or the id of a clip in a table, be it left out: what a person wrote, or said, comes first.
+    """
+    path = (tables.folder or Path()) / PSEUDO
+    if tables.folder is None or not path.is_file():
+        raise BadInput("pseudo_share is set, but there is no pseudo.csv in the data set's folder", HOW_TO_LABEL)
+    part = _table(path, "text")
+    known = {(kind, name) for clips in tables.splits.values() for clip in clips for kind, name in _names(clip)}
+    clips = patched({"train": part.clips}, tables.patches, {})[0]["train"]
+    new = [clip for clip in clips if not clip.left_out and not known.intersection(_names(clip))]
+    _refuse_incomplete(new, part)
+    ranked = sorted(new, key=lambda clip: id_hash(clip.id))
+    room = len(new) if share >= 1 else int(share / (1 - share) * count + 1e-9)
+    taken = {clip.id for clip in ranked[:room]}
+    return [clip for clip in new if clip.id in taken]
+
+
+def _names(clip: Clip) -> set[tuple[str, str]]:
+    assert isinstance(clip.audio, FileSource)
+    return {("id", clip.id), ("path", os.path.abspath(clip.audio.path))}
 
 
 def _read(path: str, text_column: str) -> SpeechTables:
@@ -150,6 +184,14 @@ def looks_like_path(name: str) -> bool:
     )
 
 
+def has_tables(folder: Path) -> bool:
+    """Whether a folder is a data set."""
+    return any(
+        _first_file(folder, split) or _metadata(folder) or _split_metadata(folder, split) is not None
+        for split in SPLITS
+    )
+
+
 def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
     tables = {split: path for split in SPLITS if (path := _first_file(folder, split)) is not None}
     if tables:
@@ -191,7 +233,7 @@ def _table(path: Path, text_column: str) -> _Part:
     table = read_table(path)
     audio = table.column(AUDIO_COLUMNS, "recordings")
     text = find_text_column(table.columns, text_column, table, str(table.path))
-    clips = [_clip(row, audio, text) for row in table.rows]
+    clips = [_clip(row, audio, text) for row in table.rows if row.cells.get(KEPT, "").lower() != "no"]
     _refuse_doubled(clips)
     return _Part(clips, audio, text)
 

@@ -82,27 +82,31 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Endings of files with one JSON object a line."""
 
 
-def read_table(path: Path, quoted: bool = True) -> Table:
+def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Table:
     """Read a file of delimited lines (comma, semicolon or tab; UTF-8 with or without BOM) or of JSON lines.
 
     Args:
         quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
+        data: what to take for its content, where that is not all of it.
 
     Raises:
         BadInput: missing, empty, not UTF-8, or a line that cannot be split into the columns of the first.
     """
-    text = _read_text(path)
+    text = _decoded(path, _content(path) if data is None else data)
     rows = tuple(_json_rows(path, text) if path.suffix.lower() in JSON_LINES else _csv_rows(path, text, quoted))
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
 
 
-def _read_text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+
+
+def _decoded(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -148,7 +148,7 @@ class WhisperTask(Task):
     def _clips(self) -> dict[str, list[Clip]]:
         """Read the tables; return what the settings leave of each split."""
         data = self.profile.data
-        splits = read_divided(data.dataset_path, data.text_column)
+        splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 

@@ -1,0 +1,197 @@
+"""How many wrong transcripts ``blacklist`` finds, and what ``pseudo-label`` keeps of what it hears.
+
+    .venv/bin/python benchmarks/blacklist.py MODEL [--folder DIR] [--clips 400] [--wrong 20] [--steps 120]
+
+``MODEL`` is a published Whisper, whose window is cut to 2 s here. Of the spoken commands ``--clips`` are taken to train
+on, ``--wrong`` of which exchange their transcripts; ``--unlabelled`` test clips, of voices that nobody heard, are
+labelled then. What is made is kept in ``--folder``, and used again. Half an hour on a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+COMMANDS = REPOSITORY / "examples" / "spoken_commands"
+SECONDS = 2
+
+
+def cut_window(model: Path, folder: Path) -> Path:
+    """Save a Whisper that hears :data:`SECONDS`, with the first positions of one that hears 30 s."""
+    import torch
+    from transformers import WhisperFeatureExtractor
+
+    from profiles.schema import ModelSettings
+    from training.tasks.whisper_model import WhisperModelWrapper
+
+    wrapper = WhisperModelWrapper(ModelSettings(model_path=str(model)))
+    whisper = wrapper.build()
+    positions = SECONDS * 50
+    table = whisper.get_parameter("model.encoder.embed_positions.weight")[:positions].detach().clone()
+    encoder = whisper.get_submodule("model.encoder")
+    encoder.embed_positions = torch.nn.Embedding.from_pretrained(table, freeze=True)
+    whisper.config.max_source_positions = encoder.max_source_positions = positions
+    wrapper.extractor = WhisperFeatureExtractor(wrapper.log_mel.mels, chunk_length=SECONDS)
+    folder.mkdir(parents=True)
+    wrapper.save(whisper, folder, "en")
+    return folder
+
+
+def rows_of(split: str) -> list[dict[str, str]]:
+    """The clips of the spoken commands that fit into the window."""
+    with (COMMANDS / f"{split}.csv").open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if float(row["duration"]) < SECONDS]
+
+
+def write_table(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a table of clips that stay where they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("id", "audio_path", "text"))
+        writer.writerows((row["id"], COMMANDS / row["audio_path"], row["text"]) for row in rows)
+
+
+def make_data(folder: Path, clips: int, wrong: int, seed: int) -> None:
+    """Write a data set of which ``wrong`` clips have another's transcript, and their ids beside it."""
+    rows = rows_of("train")
+    draw = random.Random(seed)
+    rows = draw.sample(rows, len(rows))[:clips]
+    texts = [row["text"] for row in rows]
+    chosen = [0] * wrong
+    while any(texts[chosen[i]] == texts[chosen[i - 1]] for i in range(wrong)):
+        chosen = draw.sample(range(clips), wrong)
+    for before, after in zip(chosen, [*chosen[1:], chosen[0]]):
+        rows[before]["text"] = texts[after]
+    write_table(folder / "train.csv", rows)
+    write_table(folder / "validation.csv", rows_of("validation")[:40])
+    (folder / "wrong.json").write_text(json.dumps(sorted(rows[index]["id"] for index in chosen)))
+
+
+def train(folder: Path, steps: int) -> Path:
+    """Train all weights of the cut model with one worker; return its folder."""
+    options = {
+        "learning_rate": 1e-4,
+        "warmup_steps": 15,
+        "max_steps": steps,
+        "batch_size": 16,
+        "gradient_accumulation": 1,
+        "gradient_checkpointing": "false",
+        "eval_interval": steps // 2,
+        "eval_batch_size": 40,
+        "snapshot_interval": 0,
+        "output_dir": folder / "output",
+    }
+    given = ["--model", folder / "model", "--dataset", folder / "data", "--local", "1", "--no-input"]
+    settings = [f"--set={name}={value}" for name, value in options.items()]
+    command = [
+        sys.executable,
+        REPOSITORY / "cli_typer.py",
+        "distributed-train",
+        "whisper-small-full",
+        *given,
+        *settings,
+    ]
+    subprocess.run([str(word) for word in command], check=True)
+    return next((folder / "output").glob("*/model"))
+
+
+def doubts(folder: Path, model: Path, listens: int) -> list[tuple[str, list[float]]]:
+    """Return id and WER in each listen of every training clip."""
+    from profiles.schema import DataSettings, Profile
+    from training.tasks.blacklist import listen, plan_listens
+
+    kept = folder / "doubts.json"
+    if not kept.exists():
+        profile = Profile(name="blacklist", data=DataSettings(dataset_path=str(folder / "data")))
+        found = listen(profile, plan_listens([model], listens), "cpu", 16, report)
+        kept.write_text(json.dumps([(one.clip.id, one.wers) for one in found]))
+    return [(name, wers) for name, wers in json.loads(kept.read_text())]
+
+
+def report(phase: str, done: int, total: int | None) -> None:
+    """Say how far it is."""
+    print(f"{phase}: {done}/{total}", file=sys.stderr, flush=True)
+
+
+def show_blacklist(found: Sequence[tuple[str, list[float]]], wrong: set[str]) -> None:
+    """Print what would be listed by each pair of bounds."""
+    print(f"{len(found)} clips, {len(wrong)} with a wrong transcript")
+    print("| --wer | --repeated | listed | of these wrong | precision | recall |\n|---|---|---|---|---|---|")
+    for bound in (0.3, 0.5, 1.0):
+        for repeated in range(1, len(found[0][1]) + 1):
+            listed = {name for name, wers in found if sum(wer >= bound for wer in wers) >= repeated}
+            hit = len(listed & wrong)
+            precision = f"{hit / len(listed):.0%}" if listed else "-"
+            print(f"| {bound} | {repeated} | {len(listed)} | {hit} | {precision} | {hit / len(wrong):.0%} |")
+
+
+def show_labels(folder: Path, model: Path, count: int) -> None:
+    """Label test clips and print the WER of the texts above and below each bound."""
+    from profiles.schema import ModelSettings
+    from training.tasks.listening import ErrorRates
+    from training.tasks.pseudo_label import Labelling, label
+    from training.tasks.whisper_model import WhisperModelWrapper
+    from training.tasks.word_errors import count_errors
+
+    rows = random.Random(1).sample(rows_of("test"), count)
+    truth = {row["id"]: row["text"] for row in rows}
+    files = [(row["id"], COMMANDS / row["audio_path"]) for row in rows]
+    found = label(Labelling(model, None, device="cpu", batch_size=16), files, folder / "pseudo.csv", report)
+    rates = ErrorRates(WhisperModelWrapper(ModelSettings(model_path=str(model))))
+
+    def wer(names: set[str]) -> str:
+        pairs = [(truth[row.id], row.text) for row in found if row.id in names]
+        texts = [tuple(rates.normalised(text, "en") for text in pair) for pair in pairs]
+        counted = count_errors([text for text, _ in texts], [text for _, text in texts])
+        return f"{100 * counted['word_edits'] / counted['words']:.1f} %" if texts else "-"
+
+    everything = {row.id for row in found}
+    print(f"\n{len(found)} recordings, WER {wer(everything)}")
+    print("| bound | kept | WER of these | left out | WER of these |\n|---|---|---|---|---|")
+    bounds: list[tuple[str, set[str]]] = [("the defaults", {row.id for row in found if not row.left_out})]
+    for least in (0.5, 0.7, 0.9, 1.0):
+        bounds.append((f"agreement {least}", {row.id for row in found if row.agreement >= least}))
+    for sure in (-1.0, -0.5, -0.2, -0.1, -0.05):
+        bounds.append((f"confidence {sure}", {row.id for row in found if row.confidence >= sure}))
+    for sure in (-0.2, -0.1, -0.05):
+        both = {row.id for row in found if row.confidence >= sure and row.agreement >= 1}
+        bounds.append((f"confidence {sure} and agreement 1", both))
+    for name, kept in bounds:
+        out = everything - kept
+        print(f"| {name} | {len(kept)} | {wer(kept)} | {len(out)} | {wer(out)} |")
+
+
+def main() -> None:
+    """Make what is missing, and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/muster-blacklist"))
+    parser.add_argument("--clips", type=int, default=400)
+    parser.add_argument("--wrong", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--listens", type=int, default=3)
+    parser.add_argument("--unlabelled", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    if not (given.folder / "model").exists():
+        cut_window(given.model, given.folder / "model")
+    if not (given.folder / "data").exists():
+        make_data(given.folder / "data", given.clips, given.wrong, given.seed)
+    model = next((given.folder / "output").glob("*/model"), None) or train(given.folder, given.steps)
+    found = doubts(given.folder, model, given.listens)
+    show_blacklist(found, set(json.loads((given.folder / "data" / "wrong.json").read_text())))
+    show_labels(given.folder, model, given.unlabelled)
+
+
+if __name__ == "__main__":
+    main()

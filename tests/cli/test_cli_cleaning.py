@@ -1,0 +1,88 @@
+"""``blacklist`` and ``pseudo-label`` with a real, random model of two layers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_speech import tiny_whisper  # imports transformers
+
+    return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def speech() -> Path:
+    from tiny_speech import write_clips, write_csv
+
+    folder = Path("speech").absolute()
+    rows = write_clips(folder, 4)
+    write_csv(folder / "train.csv", rows[:2])
+    write_csv(folder / "validation.csv", rows[:1])
+    return folder
+
+
+@pytest.fixture
+def run(model: Path, speech: Path, capsys: Capture) -> str:
+    """A finished run on these clips."""
+    from fake_run import FakeRun, training
+
+    from app.cli.train import TrainRequest, distributed_train
+
+    distributed_train(TrainRequest("demo", {"dataset_path": str(speech)}), FakeRun(training()))
+    (run,) = Path("output").iterdir()
+    (run / "model" / "config.json").unlink()
+    (run / "model").rmdir()
+    (run / "model").symlink_to(model)
+    capsys.readouterr()
+    return "demo"
+
+
+@pytest.mark.slow
+def test_a_model_that_has_learnt_nothing_is_told_from_bad_data(run: str, speech: Path, capsys: Capture) -> None:
+    assert main(["blacklist", run, "--listens", "1", "--yes"]) == 2
+    assert "that hints at a model that has not learnt enough" in capsys.readouterr().err
+    assert not (speech / "patches").exists()
+
+
+@pytest.mark.slow
+def test_a_list_is_written_only_by_consent(run: str, speech: Path, capsys: Capture) -> None:
+    given = ["blacklist", run, "--listens", "1", "--most", "1", "--json"]
+    assert main(given) == 0
+    out, err = capsys.readouterr()
+    assert [one["id"] for one in json.loads(out)["listed"]] == ["clip0", "clip1"]
+    assert "repeat with --yes" in err
+    assert not (speech / "patches").exists()
+    assert main([*given, "--yes"]) == 0
+    path = Path(json.loads(capsys.readouterr().out)["file"])
+    assert path.parent == speech / "patches" / "delete"
+    assert path.name.startswith("blacklist-")
+
+
+def test_what_cannot_be_listened_to_is_bad_input(capsys: Capture) -> None:
+    assert main(["blacklist", "demo", "--listens", "2", "--repeated", "3"]) == 2
+    assert main(["blacklist", "nothing"]) == 2
+    assert main(["pseudo-label", "nothing", "nowhere"]) == 2
+    assert "nowhere: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_recordings_without_a_transcript_are_labelled(model: Path, speech: Path, capsys: Capture) -> None:
+    before = (speech / "train.csv").read_bytes()
+    given = [str(model), str(speech / "audio"), "--into", str(speech), "--min-agreement", "0"]
+    assert main(["pseudo-label", *given, "--min-confidence=-0.1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["recordings"], document["kept"], document["with_transcript"]) == (2, 0, 2)
+    assert (speech / "train.csv").read_bytes() == before
+    assert len((speech / "pseudo.csv").read_text().splitlines()) == 3

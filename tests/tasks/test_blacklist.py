@@ -1,0 +1,68 @@
+"""``blacklist``: what a model cannot learn is found, and nothing that is protected."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tiny_speech import ProfileMaker, silent
+
+from profiles.errors import BadInput
+from training.tasks.blacklist import Bounds, Doubt, Listen, choose, listen, plan_listens, write_blacklist
+from training.tasks.patches import Patch, Patches
+from training.tasks.speech_clips import Clip, FileSource
+from training.tasks.speech_dataset import read_speech
+
+
+def doubt(name: str, *wers: float) -> Doubt:
+    return Doubt(Clip(name, FileSource(Path("x.wav")), "a text", "here"), ("heard",) * len(wers), wers, 1.0, False)
+
+
+def names(found: Sequence[Doubt]) -> list[str]:
+    return [one.clip.id for one in found]
+
+
+def test_only_what_is_wrong_again_and_again_is_listed_the_worst_first() -> None:
+    found = [doubt("a", 0.6, 0.6, 0.1), doubt("b", 0, 0, 2), doubt("c", 1, 1, 1), doubt("d", 0.5, 0.4, 0.5)]
+    assert names(choose(found, Bounds(wer=0.5, repeated=2, most=1), Patches())) == ["c", "a", "d"]
+    assert names(choose(found, Bounds(wer=0.5, repeated=3, most=1), Patches())) == ["c"]
+
+
+def test_what_is_protected_in_training_is_never_listed() -> None:
+    lines = {name: [Patch("protect", name, split, "", "p, line 2")] for name, split in (("a", ""), ("b", "test"))}
+    found = choose([doubt("a", 1), doubt("b", 1)], Bounds(repeated=1, most=1), Patches(lines))
+    assert names(found) == ["b"]
+
+
+def test_many_of_them_hint_at_the_model() -> None:
+    found = [doubt(str(number), 1.0 * (number < 3)) for number in range(20)]
+    with pytest.raises(BadInput, match=r"3 of 20 samples \(15.0%\) .* more than 10.0%.*not learnt enough"):
+        choose(found, Bounds(repeated=1, most=0.1), Patches())
+
+
+def test_models_listen_first_then_noise_makes_up_the_number() -> None:
+    one, two = Path("one"), Path("two")
+    assert plan_listens([one, two], 4) == [Listen(one), Listen(two), Listen(one, 0), Listen(one, 1)]
+    assert plan_listens([one, two], 1) == [Listen(one)]
+
+
+def test_a_wrong_transcript_is_found_and_left_out_by_the_file(
+    trained_whisper: Path, make_profile: ProfileMaker, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(trained_whisper, data, ignore=shutil.ignore_patterns("model", "base", "cache"))
+    table = (data / "train.csv").read_text().replace("clip1,audio/clip1.wav,two", "clip1,audio/clip1.wav,four")
+    (data / "train.csv").write_text(table)
+    profile = make_profile(dataset_path=str(data))
+    found = listen(profile, plan_listens([trained_whisper / "model"], 2), "cpu", 3, silent)
+    bounds = Bounds(most=0.5, repeated=1)
+    (wrong,) = choose(found, bounds, Patches())
+    assert (wrong.clip.id, wrong.heard[0], wrong.wers[0], wrong.hint) == ("clip1", "two", 1.0, "")
+    path = write_blacklist(str(data), "", [wrong], bounds)
+    assert [clip.id for clip in read_speech(str(data))["train"]] == ["clip0", "clip2", "clip3"]
+    assert len(read_speech(str(data))["validation"]) == 4
+    assert write_blacklist(str(data), "", [wrong], bounds) != path
+    shutil.rmtree(data / "patches")
+    assert len(read_speech(str(data))["train"]) == 4

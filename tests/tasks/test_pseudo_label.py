@@ -1,0 +1,148 @@
+"""``pseudo-label``: transcripts by a model, judged, resumed, and mixed with those of people."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
+
+from profiles.errors import BadInput
+from training.tasks.pseudo_label import Labelling, label
+from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows, recordings
+from training.tasks.speech_dataset import read_divided, read_speech
+
+GOOD = PseudoRow("a", Path("/x/a.wav"), "a text", -0.1, 1.0, 1.0, 0.0, 1.0)
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> Path:
+    write_clips(tmp_path, 4)
+    (tmp_path / "audio" / "broken.wav").write_text("no sound")
+    soundfile.write(tmp_path / "audio" / "long.wav", tone(1, 1.5), RATE)
+    return tmp_path
+
+
+def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> None:
+    files = recordings(sounds, sounds)
+    rows = label(Labelling(trained_whisper / "model", None, batch_size=4), files, sounds / "pseudo.csv", silent)
+    assert [row.id for row in rows] == [name for name, _ in files]
+    found = {Path(row.id).stem: row for row in rows}
+    assert [found[f"clip{i}"].text for i in range(4)] == list(WORDS)
+    assert all(-0.5 < found[f"clip{i}"].confidence <= 0 for i in range(4))
+    assert found["broken"].left_out.startswith("not a readable sound file")
+    assert found["long"].left_out == "longer than the model's window of 1 s"
+    assert [dataclasses.replace(row, left_out="") for row in read_rows(sounds / "pseudo.csv")] == [
+        dataclasses.replace(
+            row,
+            left_out="",
+            confidence=pytest.approx(row.confidence, abs=1e-4),
+            agreement=pytest.approx(row.agreement, abs=1e-4),
+            compression=pytest.approx(row.compression, abs=1e-4),
+            no_speech=pytest.approx(row.no_speech, abs=1e-4),
+        )
+        for row in rows
+    ]
+    kept = read_speech(str(sounds / "pseudo.csv"))["train"]
+    assert {clip.id for clip in kept} == {row.id for row in rows if not row.left_out}
+
+
+def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Path) -> None:
+    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    label(job, files[:3], table, silent)
+    with table.open("r+") as file:
+        content = file.read().replace(",one,", ",corrected by hand,")
+        file.seek(0)
+        file.write(content + "audio/clip3.wav,torn")
+    strict = dataclasses.replace(job, bounds=TextBounds(confidence=0.0))
+    rows = label(strict, files, table, silent)
+    assert [row.id for row in rows] == [name for name, _ in files]
+    assert "corrected by hand" in [row.text for row in rows]
+    assert all(row.left_out for row in rows)
+    heard = {row.heard_by for row in label(Labelling(trained_whisper / "model", None), files, table, silent)}
+    assert len(heard) == 1
+    assert "corrected by hand" not in table.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"text": ""}, "nothing was heard"),
+        ({"cut": True}, "no end"),
+        ({"no_speech": 0.7}, "no-speech probability 0.70 above 0.6"),
+        ({"compression": 3.0}, "compression ratio 3.0 above 2.4"),
+        ({"confidence": -1.2}, "confidence -1.20 below -1"),
+        ({"agreement": 0.5}, "agreement 0.50 below 0.9"),
+    ],
+)
+def test_reasons(change: dict[str, object], said: str) -> None:
+    reason = TextBounds().judged(dataclasses.replace(GOOD, **change)).left_out  # type: ignore[arg-type]
+    assert said in reason
+    assert bool(said) == bool(reason)
+
+
+@pytest.mark.parametrize("content", ["id,audio_path,text\na,b,c", "id,audio_path,text\na,b,c\n", "anything"])
+def test_a_table_of_somebody_else_is_not_touched(tmp_path: Path, content: str) -> None:
+    table = tmp_path / "pseudo.csv"
+    table.write_text(content)
+    with pytest.raises(BadInput, match="not written by pseudo-label"):
+        list(read_rows(table))
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)), st.booleans())
+def test_no_table_ends_in_a_traceback(content: bytes, ours: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        table = Path(name, "pseudo.csv")
+        table.write_bytes((",".join(COLUMNS).encode() + b"\n") * ours + content)
+        try:
+            list(read_rows(table))
+        except BadInput as error:
+            said = error.message
+        else:
+            said = "pseudo.csv"
+        assert "pseudo.csv" in said
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A data set of 8 clips, and 8 further recordings that a model has labelled."""
+    data = tmp_path / "data"
+    rows = write_clips(data, 16)
+    write_csv(data / "train.csv", rows[:8])
+    write_csv(data / "test.csv", rows[14:])
+    pseudo = [(*row, "yes") for row in rows[7:15]] + [("out", "audio/clip15.wav", "x", "no")]
+    write_csv(data / "pseudo.csv", [*pseudo, ("clip0", "audio/clip9.wav", "never", "yes")], "id,audio_path,text,kept")
+    return data
+
+
+def test_the_share_bounds_what_is_mixed_in(mixed: Path) -> None:
+    plain, half, all_of_it = (read_divided(str(mixed), "", share) for share in (0.0, 0.3, 1.0))
+    assert half["validation"] == all_of_it["validation"] == plain["validation"]
+    assert half["train"][:7] == all_of_it["train"][:7] == plain["train"]
+    assert len(plain["train"]) == 7
+    assert len(half["train"]) == 10  # 3 of 10
+    assert {clip.id for clip in all_of_it["train"][7:]} == {f"clip{number}" for number in range(8, 14)}
+
+
+def test_a_clip_that_was_left_out_does_not_come_back(mixed: Path) -> None:
+    write_csv(mixed / "test.csv", [("other", "audio/clip15.wav", "x")])
+    patch = mixed / "patches" / "delete" / "mine.csv"
+    patch.parent.mkdir(parents=True)
+    patch.write_text("id\nclip7\nclip8\n")
+    found = {clip.id for clip in read_divided(str(mixed), "", 1.0)["train"]}
+    assert not {"clip7", "clip8"} & found
+    assert "clip9" in found
+
+
+def test_without_the_file_there_is_nothing_to_mix(mixed: Path) -> None:
+    (mixed / "pseudo.csv").unlink()
+    with pytest.raises(BadInput, match="no pseudo.csv"):
+        read_divided(str(mixed), "", 0.5)
+    assert len(read_divided(str(mixed))["train"]) == 7

@@ -1,0 +1,210 @@
+"""Samples that a model cannot learn: those it still hears otherwise after training on them, again and again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from profiles.errors import BadInput
+from profiles.schema import ModelSettings, Profile
+from training.precision import select_device
+from training.run_files import explain, write_whole
+from training.tasks.augmentation import augment
+from training.tasks.base import Progress
+from training.tasks.listening import ErrorRates, hear
+from training.tasks.patches import FOLDER, Patches
+from training.tasks.speech_clips import Clip
+from training.tasks.speech_dataset import read_divided, read_tables
+from training.tasks.whisper import SpeechData, WhisperTask, generation_bound
+
+NOISE = 0.3
+"""Strength of the changes (:func:`augment`) under which a model listens once more."""
+SPLIT = "train"
+_FAST, _SLOW = 3.0, 1 / 3
+"""Characters a second, as a multiple of the median, outside which a transcript hardly fits its recording."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """One pass over the clips."""
+
+    model: Path
+    seed: int | None = None
+    """Of the changes made to the sound; ``None``: it is left as it is."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A clip and what was heard in it."""
+
+    clip: Clip
+    heard: tuple[str, ...]
+    """In each listen."""
+    wers: tuple[float, ...]
+    seconds: float
+    empty: bool
+    """Nothing of its transcript counts."""
+    hint: str = ""
+    """What is striking about its transcript."""
+
+    @property
+    def wer(self) -> float:
+        """Median over the listens."""
+        return statistics.median(self.wers)
+
+    def wrong(self, bound: float) -> int:
+        """Listens with a word error rate of at least ``bound``."""
+        return sum(wer >= bound for wer in self.wers)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """When a sample is put on the list."""
+
+    wer: float = 0.5
+    repeated: int = 3
+    """In how many listens at least."""
+    most: float = 0.05
+    """Share of the samples that may be listed."""
+
+
+def plan_listens(models: Sequence[Path], count: int) -> list[Listen]:
+    """Return ``count`` listens: each model once with the sound as it is, then the first with changed sound."""
+    plain = [Listen(model) for model in models[:count]]
+    return plain + [Listen(models[0], seed) for seed in range(count - len(plain))]
+
+
+def listen(
+    profile: Profile, listens: Sequence[Listen], device: str, batch_size: int, progress: Progress
+) -> list[Doubt]:
+    """Let models listen to the training samples of ``profile``, patches applied.
+
+    Raises:
+        BadInput: a model or the data cannot be used.
+    """
+    data = profile.data
+    clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
+    heard = [_heard_by(profile, clips, one, device, batch_size, progress) for one in listens]
+    first = heard[0].data
+    found = []
+    for index, clip in enumerate(first.clips):
+        texts = tuple(one.texts[index] for one in heard)
+        wers = tuple(heard[0].rates.of(clip.text, text, heard[0].languages[index]) for text in texts)
+        seconds = first.store.seconds[first.positions[index]]
+        empty = not heard[0].rates.normalised(clip.text, heard[0].languages[index]).strip()
+        found.append(Doubt(clip, texts, wers, seconds, empty))
+    return _with_hints(found)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    data: SpeechData
+    texts: list[str]
+    languages: list[str]
+    rates: ErrorRates
+
+
+def _heard_by(
+    profile: Profile, clips: list[Clip], one: Listen, device: str, batch_size: int, progress: Progress
+) -> _Pass:
+    settings = ModelSettings(model_path=str(one.model), language=profile.model.language)
+    task = WhisperTask(profile.model_copy(update={"model": settings}))
+    data = task.prepare_split(SPLIT, clips, progress)
+    model = task.wrapper.build()
+    task.ensure_language(model, data)
+    model = model.to(select_device(device))
+    languages = [language or task.default_language for language in data.languages]
+    bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
+    phase, texts = f"listening with {one.model}" + ("" if one.seed is None else ", noisy"), list[str]()
+    for places in _batches(len(data), batch_size):
+        batch = np.stack([_features(data, index, one.seed) for index in places])
+        features = torch.from_numpy(batch).to(next(model.parameters()).device)
+        heard = hear(task.wrapper, model, features, [languages[index] for index in places], bound)
+        texts += [said.text for said in heard]
+        progress(phase, len(texts), len(data))
+    return _Pass(data, texts, languages, ErrorRates(task.wrapper))
+
+
+def _batches(count: int, size: int) -> Iterator[range]:
+    return (range(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _features(data: SpeechData, index: int, seed: int | None) -> np.ndarray:
+    features = data.store[data.positions[index]]
+    return features if seed is None else augment(features, NOISE, np.random.default_rng([seed, index]))
+
+
+def _with_hints(found: list[Doubt]) -> list[Doubt]:
+    rates = [len(one.clip.text) / one.seconds for one in found if one.seconds > 0]
+    usual = statistics.median(rates) if rates else 0.0
+    return [Doubt(one.clip, one.heard, one.wers, one.seconds, one.empty, _hint(one, usual)) for one in found]
+
+
+def _hint(one: Doubt, usual: float) -> str:
+    if one.empty:
+        return "no word that counts"
+    rate = len(one.clip.text) / one.seconds if one.seconds > 0 else 0.0
+    if rate > _FAST * usual:
+        return f"{rate:.0f} characters a second, usual are {usual:.0f}"
+    return f"{rate:.1f} characters a second, usual are {usual:.0f}" if rate < _SLOW * usual else ""
+
+
+def choose(found: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Doubt]:
+    """Return the samples to leave out, the worst first; what is protected is never among them.
+
+    Raises:
+        BadInput: they would be more than ``bounds.most`` of all.
+    """
+    chosen = [
+        one
+        for one in found
+        if one.wrong(bounds.wer) >= bounds.repeated and not patches.of("protect", SPLIT, one.clip.id)
+    ]
+    share = len(chosen) / max(1, len(found))
+    if share > bounds.most:
+        rates = statistics.median(one.wer for one in found)
+        message = f"{len(chosen)} of {len(found)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
+        hint = f"that hints at a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
+        raise BadInput(message, f"{hint}bad data: train on, or raise --wer or --most after looking at some of them")
+    return sorted(chosen, key=lambda one: (-one.wrong(bounds.wer), -one.wer, one.clip.id))
+
+
+def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bounds: Bounds) -> Path:
+    """Write the samples to a patch file of their own, and return it.
+
+    Raises:
+        BadInput: the data set has no folder, or it cannot be written.
+    """
+    folder = read_tables(dataset, text_column).folder
+    if folder is None:
+        raise BadInput(f"{dataset}: a data set of the hub has no patches", "save it as a folder with train.csv")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("id", "split", "wer", "wrong", "listens", "seconds", "hint", "text", "heard"))
+    for one in chosen:
+        row = (f"{one.wer:.3f}", one.wrong(bounds.wer), len(one.wers), f"{one.seconds:.2f}", one.hint)
+        writer.writerow((one.clip.id, SPLIT, *row, one.clip.text, one.heard[0]))
+    path = _free_name(folder / FOLDER / "delete")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.getvalue().encode(), 0o644)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from error
+    return path
+
+
+def _free_name(folder: Path) -> Path:
+    name = f"blacklist-{date.today().isoformat()}"
+    path, number = folder / f"{name}.csv", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}.csv"
+    return path

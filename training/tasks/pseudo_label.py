@@ -1,0 +1,188 @@
+"""Transcripts of recordings that have none, by a model, with how far they can be trusted (``pseudo.csv``).
+
+The table is written as it grows, a batch of whole lines at a time. Who begins again goes on where it ended, and may
+judge what was heard before by other bounds. Transcripts that people made are in other tables and never touched.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import ModelSettings
+from training.precision import select_device
+from training.run_files import explain, write_whole
+from training.tasks.audio import AudioError, decode
+from training.tasks.augmentation import augment
+from training.tasks.base import Progress
+from training.tasks.features import Features
+from training.tasks.listening import ErrorRates, compression_ratio, hear
+from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
+from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper_prompt import language_code
+
+NOISE = 0.3
+"""Strength of the changes (:func:`augment`) under which a model without a second one listens again."""
+
+
+class _Ear:
+    """A model on its device."""
+
+    def __init__(self, folder: Path, language: str, device: str) -> None:
+        self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), language=language))
+        if language:
+            self.wrapper.check_language(language_code(language), "language")
+        self.model: nn.Module = self.wrapper.build().eval().to(select_device(device))
+        self.name = fingerprint(folder)
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a short hash of what is in a model's folder."""
+    digest = hashlib.blake2b(digest_size=6)
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What is to be labelled, by whom."""
+
+    model: Path
+    second: Path | None
+    """Whose transcripts have to agree; ``None``: the first, which hears the sound with noise and masks."""
+    language: str = ""
+    device: str = "auto"
+    batch_size: int = 8
+    bounds: TextBounds = field(default_factory=TextBounds)
+
+
+def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progress: Progress) -> list[PseudoRow]:
+    """Write ``table``, with a line for each of ``files`` (id and path), and return the lines.
+
+    Raises:
+        BadInput: a model cannot be used, the table was not made here, or cannot be written.
+    """
+    first = _Ear(job.model, job.language, job.device)
+    second = _Ear(job.second, job.language, job.device) if job.second else first
+    heard_by = f"{first.name}+{second.name}" if job.second else first.name
+    known = {row.id: row for row in read_rows(table)} if table.is_file() else {}
+    known = {name: row for name, row in known.items() if row.heard_by == heard_by}
+    done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
+    waiting = [(name, path) for name, path in files if name not in known]
+    try:
+        _write(table, done.values())
+        for start in range(0, len(waiting), job.batch_size):
+            progress("listening", len(done), len(files))
+            batch = waiting[start : start + job.batch_size]
+            rows = [job.bounds.judged(row) for row in _rows(first, second, batch, heard_by, job.second is None)]
+            _append(table, rows)
+            done |= {row.id: row for row in rows}
+        progress("listening", len(done), len(files))
+        ordered = [done[name] for name, _ in files]
+        _write(table, ordered)
+    except OSError as error:
+        raise BadInput(*explain(error, table)) from error
+    return ordered
+
+
+def _rows(
+    first: _Ear, second: _Ear, batch: Sequence[tuple[str, Path]], heard_by: str, noisy: bool
+) -> Iterator[PseudoRow]:
+    rows, usable = list[PseudoRow](), list[int]()
+    sounds = list[tuple[Features, Features]]()
+    for name, path in batch:
+        row, sound = _sound(first, second, name, path, heard_by, noisy)
+        if sound is not None:
+            usable.append(len(rows))
+            sounds.append(sound)
+        rows.append(row)
+    if usable:
+        for index, row in zip(usable, _heard(first, second, [rows[i] for i in usable], sounds), strict=True):
+            rows[index] = row
+    yield from rows
+
+
+def _sound(
+    first: _Ear, second: _Ear, name: str, path: Path, heard_by: str, noisy: bool
+) -> tuple[PseudoRow, tuple[Features, Features] | None]:
+    """Return what the models hear of a recording; without it the row says why."""
+    row = PseudoRow(name, path, heard_by=heard_by)
+    found = list[Features]()
+    for ear in (first, second):
+        log_mel = ear.wrapper.log_mel
+        try:
+            audio = decode(path, log_mel.rate, log_mel.seconds)
+        except AudioError as error:
+            return dataclasses.replace(row, unusable=str(error)), None
+        row = dataclasses.replace(row, seconds=audio.seconds)
+        if audio.seconds > log_mel.seconds + 1e-3:
+            long = f"longer than the model's window of {log_mel.seconds:g} s"
+            return dataclasses.replace(row, unusable=long), None
+        found.append(log_mel.fill(*log_mel(audio.samples)))
+    if noisy:
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+        found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
+    return row, (found[0], found[1])
+
+
+def _heard(
+    first: _Ear, second: _Ear, rows: Sequence[PseudoRow], sounds: Sequence[tuple[Features, Features]]
+) -> Iterator[PseudoRow]:
+    said = [
+        hear(
+            ear.wrapper,
+            ear.model,
+            torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(next(ear.model.parameters()).device),
+            [ear.wrapper.default_language] * len(sounds),
+            ear.wrapper.room,
+        )
+        for which, ear in enumerate((first, second))
+    ]
+    rates, language = ErrorRates(first.wrapper), first.wrapper.default_language
+    for row, one, other in zip(rows, *said, strict=True):
+        text = " ".join(one.text.split())
+        yield dataclasses.replace(
+            row,
+            text=text,
+            confidence=one.confidence,
+            compression=compression_ratio(text),
+            no_speech=one.no_speech,
+            agreement=max(0.0, 1.0 - rates.of(text, other.text, language)) if text else 0.0,
+            cut=one.cut,
+        )
+
+
+def _lines(rows: Iterable[PseudoRow], table: Path, header: bool) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(COLUMNS)
+    writer.writerows(row.cells(table.parent) for row in rows)
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _write(table: Path, rows: Iterable[PseudoRow]) -> None:
+    table.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(table, _lines(rows, table, header=True), 0o644)
+
+
+def _append(table: Path, rows: Iterable[PseudoRow]) -> None:
+    with table.open("ab") as file:
+        file.write(_lines(rows, table, header=False))
+        file.flush()
+        os.fsync(file.fileno())
