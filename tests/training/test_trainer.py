@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, RunFailed
@@ -167,6 +169,26 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, 
     _, rest = train(toy_plan(**options, resume=True), tmp_path / "b", ToyTask(dropout=0.2))
     assert len(losses(first)) == stop_at
     assert losses(first) + losses(rest) == pytest.approx(losses(whole), abs=1e-6)
+
+
+class _OfLengths(ToyTask):
+    """Samples of like length come together."""
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.arange(len(self.train), dtype=np.int64) % 5 + 1
+
+
+def test_a_resumed_run_takes_the_grouped_samples_that_are_left(tmp_path: Path) -> None:
+    whole, stopped, rest = _OfLengths(), _OfLengths(), _OfLengths()
+    _, expected = train(toy_plan(), tmp_path / "a", whole)
+    control = Control()
+    control.post(Command(command="stop", at_step=7))
+    _, first = train(toy_plan(), tmp_path / "b", stopped, control)
+    _, second = train(toy_plan(resume=True), tmp_path / "b", rest)
+    assert losses(first) + losses(second) == losses(expected)
+    plain = ToyTask()
+    train(toy_plan(), tmp_path / "c", plain)
+    assert whole.seen != plain.seen and sorted(whole.seen) == sorted(plain.seen)
 
 
 def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class FeatureStore:
     """Features of many clips in one memory-mapped float16 array."""
 
     def __init__(self, folder: Path, log_mel: LogMel) -> None:
+        self.key = folder.name
+        """Hash of what the features are a function of."""
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         self._log_mel = log_mel
         self._ends = np.concatenate([[0], np.cumsum(index["frames"])]).astype(np.int64)

@@ -22,11 +22,12 @@ from profiles.schema import Profile
 from training.modes import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
+from training.tasks.encoder_cache import EncoderCache, is_constant
 from training.tasks.features import FeatureStore, open_features
 from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided
-from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
+from training.tasks.whisper_model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper_prompt import language_code
 from training.tasks.windows import Windows
 from training.tasks.word_errors import Normalizer, count_errors, normalizer_for
@@ -62,6 +63,8 @@ class SpeechSample:
     """Value of the frames after them."""
     frames: int
     """Of the clip's window in training."""
+    position: int
+    """Of the clip in its feature store."""
     tokens: list[int]
     """Transcript with the end token, without the prompt."""
     text: str
@@ -89,9 +92,10 @@ class SpeechData:
         return len(self.clips)
 
     def __getitem__(self, index: int, /) -> SpeechSample:
-        features, silence = self.store.sound(self.positions[index])
         text, language, frames = self.clips[index].text, self.languages[index], int(self.frames[index])
-        return SpeechSample(features, silence, frames, self.tokens[index], text, language, self.longest, index)
+        position = self.positions[index]
+        sound = self.store.sound(position)
+        return SpeechSample(*sound, frames, position, self.tokens[index], text, language, self.longest, index)
 
     @cached_property
     def frames(self) -> npt.NDArray[np.int64]:
@@ -131,6 +135,7 @@ class WhisperTask(Task):
         self.train: SizedDataset
         self.evaluation: dict[str, SizedDataset] = {}
         self._normalizers: dict[str, Normalizer] = {}
+        self._encoded: EncoderCache | None = None
 
     def prepare(self, progress: Progress) -> None:
         ready = {split: self.prepare_split(split, clips, progress) for split, clips in self._clips().items()}
@@ -240,7 +245,18 @@ class WhisperTask(Task):
     def build_model(self) -> nn.Module:
         model = self.wrapper.build()
         self.ensure_language(model, self.train)
+        self._encoded = None
         return model
+
+    def _cache_for(self, model: nn.Module) -> EncoderCache | None:
+        """Return the outputs of the model's encoder for the training clips, where they are always the same."""
+        encoder, data = unwrap(model).model.encoder, self.train
+        if self.profile.data.augmentation or not isinstance(data, SpeechData) or not is_constant(encoder):
+            return None
+        if self._encoded is None:
+            root = cache_root(self.profile.data.cache_dir)
+            self._encoded = EncoderCache(root, encoder, data.store.key, len(data.store))
+        return self._encoded
 
     def ensure_language(self, model: nn.Module, data: SizedDataset) -> None:
         """Let the model listen to a few clips if nobody said what language they are in."""
@@ -271,6 +287,7 @@ class WhisperTask(Task):
         return {
             "input_features": self._features(samples, rngs),
             "silence": [sample.silence for sample in samples],
+            "positions": [sample.position for sample in samples] if rngs is not None else [],
             "decoder_input_ids": inputs,
             "labels": labels,
             "tokens": float(sum(len(sample.tokens) for sample in samples)),
@@ -318,7 +335,12 @@ class WhisperTask(Task):
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return self._loss(model, batch, self.wrapper.hear(model, batch["input_features"]))
+        features, positions = batch["input_features"], batch["positions"]
+        cache = self._cache_for(model) if positions else None
+        if cache is None:
+            return self._loss(model, batch, self.wrapper.hear(model, features))
+        heard = cache(features, positions, lambda some: self.wrapper.hear(model, some).last_hidden_state)
+        return self._loss(model, batch, (heard,))
 
     @staticmethod
     def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:

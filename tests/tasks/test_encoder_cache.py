@@ -1,0 +1,126 @@
+"""What a frozen encoder hears of each clip, kept on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import ProfileMaker, silent
+
+from training.tasks import encoder_cache
+from training.tasks.whisper import WhisperTask
+
+
+def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
+    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), freeze_encoder=True, **options))
+    task.prepare(silent)
+    return task
+
+
+def trained(task: WhisperTask, steps: int = 4) -> tuple[list[float], torch.Tensor]:
+    """Losses of some steps over two batches in turn, and the weights after them."""
+    torch.manual_seed(0)
+    model = task.build_model().train()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
+    losses = []
+    for step in range(steps):
+        indices = range(4) if step % 2 else range(4, 8)
+        batch = task.collate([task.train[i] for i in indices], [np.random.default_rng(i) for i in indices])
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+class Encodings:
+    """Counts the clips that go through the encoder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: WhisperTask) -> None:
+        self.clips = 0
+        real = task.wrapper.hear
+
+        def hear(model: Any, features: torch.Tensor) -> Any:
+            self.clips += len(features)
+            return real(model, features)
+
+        monkeypatch.setattr(task.wrapper, "hear", hear)
+
+
+@pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0}])
+def test_each_clip_is_encoded_once_and_the_training_is_the_same(
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    speech_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, object],
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, **options)
+    first = Encodings(monkeypatch, task)
+    losses, weights = trained(task)
+    assert first.clips == 8
+    again = prepared(make_profile, english_whisper, speech_folder, **options)
+    second = Encodings(monkeypatch, again)
+    assert trained(again)[0] == losses and second.clips == 0  # the same bits, whether they were there or not
+    monkeypatch.setattr(WhisperTask, "_cache_for", lambda *_: None)
+    plain = Encodings(monkeypatch, again)
+    expected, without = trained(again)
+    assert plain.clips == 16
+    assert losses == pytest.approx(expected, rel=2e-3)
+    torch.testing.assert_close(weights, without, atol=5e-3, rtol=0)
+
+
+def test_nothing_is_kept_of_what_is_random_or_trained(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder, augmentation=0.5)
+    assert task._cache_for(task.build_model()) is None
+    task = prepared(make_profile, english_whisper, speech_folder)
+    model = task.build_model()
+    assert task._cache_for(model) is not None
+    model.model.encoder.config.attention_dropout = 0.1  # type: ignore[union-attr]
+    assert task._cache_for(model) is None
+    model.model.encoder.config.attention_dropout = 0.0  # type: ignore[union-attr]
+    model.model.encoder.layer_norm.requires_grad_(True)  # type: ignore[union-attr, operator]
+    assert task._cache_for(model) is None
+
+
+def test_other_weights_are_another_entry(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    trained(task, 1)
+    model = task.build_model()
+    with torch.no_grad():
+        model.model.encoder.layer_norm.weight += 0.5  # type: ignore[union-attr, operator]
+    batch = task.collate([task.train[0]], [np.random.default_rng(0)])
+    task.loss(model, batch)
+    assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 2
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_run(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(encoder_cache.os, "fsync", full)
+    task = prepared(make_profile, english_whisper, speech_folder)
+    count = Encodings(monkeypatch, task)
+    assert all(np.isfinite(trained(task)[0])) and count.clips == 16
+
+
+def test_what_would_fill_the_disk_is_not_begun(
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    speech_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoder_cache, "_SHARE", 10**15)
+    trained(prepared(make_profile, english_whisper, speech_folder), 1)
+    assert list((tmp_path / "cache" / "encoded").iterdir()) == []
