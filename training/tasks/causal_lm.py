@@ -1,4 +1,4 @@
-"""Training or fine-tuning a causal language model on text."""
+"""Training or fine-tuning a causal language model on text, or on conversations: then the loss is on responses alone."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
+from training.tasks.chat_tokens import IGNORED, ChatTokens, encode
+from training.tasks.conversations import conversation_files, hub_conversations, read_conversations
 from training.tasks.hub import load
 from training.tasks.lora import add_lora, merged_copy, save_adapter
 from training.tasks.recompute import recompute_activations
+from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, tokenise
 
-IGNORED = -100
 _HASHED = 1_000_000
 """Tokens of a split, evenly spread, that tell whether two machines hold the same text."""
 
@@ -55,6 +57,8 @@ class CausalLMTask(Task):
 
     def prepare(self, progress: Progress) -> None:
         data = self.profile.data
+        if self._prepare_conversations():
+            return
         root = cache_root(data.cache_dir)
         tokens = {
             split: tokenise(documents, self.tokenizer, root, progress, f"tokens ({split})")
@@ -67,6 +71,27 @@ class CausalLMTask(Task):
         }
         self.train = blocks.pop("train").first(data.max_train_samples)
         self.evaluation = {split: found.first(data.max_eval_samples) for split, found in blocks.items()}
+
+    def _prepare_conversations(self) -> bool:
+        """Prepare instruction data; return whether the data set is that, and not plain text."""
+        data = self.profile.data
+        if is_on_hub(data.dataset_path):
+            found = None if data.text_column else hub_conversations(data.dataset_path)
+        else:
+            files = conversation_files(data.dataset_path)
+            found = read_conversations(files) if files else None
+        if not found:
+            return False
+        limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in found}
+        ready = {
+            split: encode(split, rows[: limits[split] or None], self.tokenizer, data.block_size)
+            for split, rows in found.items()
+        }
+        for split, chats in ready.items():
+            self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
+        self.train = ready.pop("train")
+        self.evaluation = dict(ready)
+        return True
 
     def _check_vocabulary(self, split: str, tokens: Any) -> None:
         if len(tokens) < 2:
@@ -106,19 +131,21 @@ class CausalLMTask(Task):
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]
+        if isinstance(blocks, ChatTokens):
+            return blocks.fingerprint()
         assert isinstance(blocks, Blocks)
         tokens = np.asarray(blocks.tokens[:: max(1, len(blocks.tokens) // _HASHED)], dtype=np.int64)
         return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
-        """Return inputs and labels [batch, block]; a shorter block is filled up, its filling does not count."""
+        """Return inputs and labels [batch, longest]; filling and prompts do not count."""
         longest = max(len(inputs) for inputs, _ in samples)
         ids = torch.zeros((len(samples), longest), dtype=torch.long)
         labels = torch.full((len(samples), longest), IGNORED)
         for row, (inputs, targets) in enumerate(samples):
             ids[row, : len(inputs)] = torch.from_numpy(inputs)
             labels[row, : len(targets)] = torch.from_numpy(targets)
-        return {"input_ids": ids, "labels": labels, "tokens": float(sum(len(targets) for _, targets in samples))}
+        return {"input_ids": ids, "labels": labels, "tokens": float((labels != IGNORED).sum())}
 
     def weight(self, batch: Batch) -> float:
         """Tokens that are predicted."""

@@ -17,9 +17,14 @@ def check_data(profile: Profile) -> None:
     if profile.model.task == "custom" or is_on_hub(data.dataset_path):
         return
     if profile.model.task == "causal_lm":
+        from training.tasks.conversations import conversation_files, read_conversations
         from training.tasks.texts import text_files  # loads numpy
 
-        text_files(data.dataset_path)
+        files = conversation_files(data.dataset_path)
+        if files:
+            read_conversations(files)
+        else:
+            text_files(data.dataset_path)
     else:
         check_splits(read_speech(data.dataset_path, data.text_column))
         if data.pseudo_share:

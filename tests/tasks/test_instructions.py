@@ -1,0 +1,180 @@
+"""Instruction data for language models: rows, chat templates, and a loss on the responses alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_speech import ProfileMaker, silent
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from profiles.errors import BadInput
+from training.tasks.causal_lm import CausalLMTask
+from training.tasks.chat_tokens import IGNORED, encode, renderer_of, turns
+from training.tasks.conversations import Conversation, conversation_files, read_conversations, row_to_conversation
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m['role'] == 'assistant' else 'user' }}\n{{ m['content'] | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def tokenizer(template: str = "") -> PreTrainedTokenizerFast:
+    """Bytes, a beginning and an end."""
+    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256, "<bos>": 257}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", bos_token="<bos>")
+    if template:
+        made.chat_template = template
+    return made
+
+
+def conversation(*texts: str, system: str = "") -> Conversation:
+    roles = ("user", "assistant")
+    said = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    return Conversation((*([{"role": "system", "content": system}] if system else []), *said), "row")
+
+
+def learnt_text(template: str, talk: Conversation, longest: int = 500) -> str:
+    made = tokenizer(template)
+    inputs, targets = encode("train", [talk], made, longest)[0]
+    np.testing.assert_array_equal(targets[targets != IGNORED], np.append(inputs[1:], targets[-1])[targets != IGNORED])
+    return str(made.decode(targets[targets != IGNORED]))
+
+
+@pytest.mark.parametrize(
+    ("template", "learnt"),
+    [
+        ("", "yes<|end|>no<|end|>"),
+        (CHATML, "yes<|im_end|>\nno<|im_end|>\n"),
+        (GEMMA, "yes<end_of_turn>\nno<end_of_turn>\n"),
+    ],
+)
+def test_only_responses_and_their_ends_are_learnt(template: str, learnt: str) -> None:
+    assert learnt_text(template, conversation("is it?", "yes", "and that?", "no", system="Be short.")) == learnt
+
+
+def test_a_template_without_a_system_role_gets_it_in_the_users_words() -> None:
+    (before, _) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(tokenizer(GEMMA)))
+    assert before.text == "<bos><start_of_turn>user\nBe short.\n\nis it?<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_the_plain_template() -> None:
+    (before, said) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(tokenizer()))
+    assert before.text + said.text == "Be short.\n\n### Instruction:\nis it?\n\n### Response:\nyes<|end|>"
+
+
+def test_a_template_that_refuses_is_named() -> None:
+    twice = Conversation(({"role": "user", "content": "a"}, *conversation("b", "c").messages), "row")
+    with pytest.raises(BadInput, match="chat template refuses a conversation: roles must alternate"):
+        encode("train", [twice], tokenizer(GEMMA), 100)
+
+
+def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    talks = [conversation("a", "b" * 99), conversation("a" * 99, "b"), conversation("a", "b")]
+    found = encode("train", talks, tokenizer(), 60)
+    assert [len(found[index][0]) for index in range(len(found))] == [60, 35]
+    assert "2 of 3 conversations are longer than block_size = 60 tokens and cut at their end; 1 left out" in caplog.text
+    with pytest.raises(BadInput, match="no response fits into block_size = 60 tokens"):
+        encode("train", talks[1:2], tokenizer(), 60)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "is it?", "response": "yes"},
+        {"instruction": "is it?", "input": "", "output": "yes"},
+        {"messages": [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "yes"}]},
+        {"messages": '[{"from": "human", "value": "is it?"}, {"from": "gpt", "value": "yes"}]'},
+    ],
+)
+def test_forms_of_a_row(row: dict[str, object]) -> None:
+    assert row_to_conversation(row, "row").messages == conversation("is it?", "yes").messages
+
+
+def test_an_input_follows_its_instruction() -> None:
+    found = row_to_conversation({"instruction": "Translate", "input": "Haus", "output": "house"}, "row")
+    assert found.messages[0]["content"] == "Translate\n\nHaus"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a"}, "neither messages nor response"),
+        ({"prompt": "", "response": "b"}, "column prompt: empty"),
+        ({"prompt": 3, "response": "b"}, "column prompt: empty"),
+        ({"messages": "[" * 9}, "not JSON"),
+        ({"messages": {"role": "user"}}, "not a list"),
+        ({"messages": [3]}, "a message of role ''"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "ends with the assistant's"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "role 'tool'"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 40}, "more than 64"),
+    ],
+)
+def test_rows_that_cannot_be_used(row: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        row_to_conversation(row, "row 1")
+
+
+def test_tables_of_a_folder(tmp_path: Path) -> None:
+    assert conversation_files(str(tmp_path / "input.txt")) == {}
+    (tmp_path / "train.csv").write_text('\ufeffprompt;response\n"a; b";c\nd;e\n')
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"prompt": "f", "response": "g"}) + "\n\n")
+    found = read_conversations(conversation_files(str(tmp_path)))
+    assert [one.messages[0]["content"] for one in found["train"]] == ["a; b", "d"]
+    assert found["validation"][0].where.endswith("dev.jsonl, line 1")
+    for content, said in (("{", "line 1: not JSON"), ("[]", "not a JSON object"), ("\n", "the file is empty")):
+        (tmp_path / "dev.jsonl").write_text(content)
+        with pytest.raises(BadInput, match=said):
+            read_conversations(conversation_files(str(tmp_path)))
+
+
+def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=258, max_position_embeddings=128, eos_token_id=256, bos_token_id=257, **shape)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    rows = [{"prompt": f"say {word}", "response": word} for word in ("one", "two", "three", "four")]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 128}
+    task = CausalLMTask(make_profile(task="causal_lm", tuning="lora", lora_rank=8, **options))
+    task.prepare(silent)
+    assert (len(task.train), len(task.evaluation["validation"])) == (3, 1)
+    assert task.table("train") != task.table("validation")
+    model = task.build_model().train()
+    batch = task.collate([task.train[index] for index in range(3)], None)
+    assert task.weight(batch) == sum(len(word) + len("<|im_end|>\n") for word in learnt_words(task))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        sums = task.evaluate(model, batch, generate=False)
+    metrics = task.metrics(sums)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
+
+
+def learnt_words(task: CausalLMTask) -> list[str]:
+    samples = (task.train[index] for index in range(len(task.train)))
+    texts = (str(task.tokenizer.decode(targets[targets != IGNORED])) for _, targets in samples)
+    return [text.removesuffix("<|im_end|>\n") for text in texts]
