@@ -35,7 +35,7 @@ def blacklist(
     as_json: Json = False,
 ) -> ExitCode:
     """Find training samples that a trained model still hears otherwise, and list them to be left out."""
-    from app.cli.models import _only_data_on_stdout
+    from app.cli.models import only_data_on_stdout
     from app.console import say, show_json
     from app.progress import PlainProgress
     from app.run_state import RunState
@@ -51,7 +51,7 @@ def blacklist(
     if settings.model.task != "whisper":
         raise BadInput(f"{models[0].parent.name}: task {settings.model.task} hears nothing", "name a Whisper's run")
     check_data(settings)
-    with PlainProgress(f"blacklist {profile}", RunState()) as progress, _only_data_on_stdout():
+    with PlainProgress(f"blacklist {profile}", RunState()) as progress, only_data_on_stdout():
         from training.tasks.blacklist import Bounds, choose, listen, plan_listens, write_blacklist
         from training.tasks.speech_dataset import read_tables
 

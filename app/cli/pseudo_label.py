@@ -44,7 +44,7 @@ def pseudo_label(
     as_json: Json = False,
 ) -> ExitCode:
     """Let a model write transcripts of recordings into pseudo.csv; go on where an earlier call ended."""
-    from app.cli.models import _only_data_on_stdout
+    from app.cli.models import only_data_on_stdout
     from app.console import say
     from app.progress import PlainProgress
     from app.run_state import RunState
@@ -61,7 +61,7 @@ def pseudo_label(
     first = find_model(output, model)
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
-    with PlainProgress(f"pseudo-label with {first}", RunState()) as progress, _only_data_on_stdout():
+    with PlainProgress(f"pseudo-label with {first}", RunState()) as progress, only_data_on_stdout():
         from training.tasks.pseudo_label import Labelling, label
 
         def report(phase: str, done: int, total: int | None) -> None:
