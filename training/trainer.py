@@ -24,15 +24,7 @@ from training.control import Command, Control
 from training.data import SampleSchedule
 from training.early_stopping import EarlyStopping
 from training.evaluation import Evaluator
-from training.events import (
-    MemberEvent,
-    RunEvent,
-    SnapshotEvent,
-    StepEvent,
-    SyncEvent,
-    WarningEvent,
-    _Event,
-)
+from training.events import MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent, _Event
 from training.exchange.base import Anchor, Exchange, Traffic
 from training.member_state import MemberState, equalise_weights, longest_vector
 from training.modes import start_training
