@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import nn
+
+from profiles.schema import EvaluationSettings
+from tests.training.memory_exchange import RoomExchange, together
+from tests.training.toy_task import ToyTask
 from training.answers import from_payloads, to_payload
-from training.tasks.base import Answer
+from training.evaluation import Evaluator
+from training.precision import Precision
+from training.samples import Samples
+from training.tasks.base import Answer, Batch
+from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 SHARES = {0: range(3), 1: range(3, 5)}
 
@@ -26,3 +39,46 @@ def test_no_more_is_sent_than_there_is_room_for() -> None:
     payload = to_payload([Answer(sample, "ü" * 2000, False) for sample in range(2000)])
     assert 3_900_000 < len(payload) < 4 << 20
     assert from_payloads({0: payload}, {0: range(2000)})[-1].sample < 400
+
+
+class WritingTask(ToyTask):
+    """Writes the number of each sample."""
+
+    writes_texts = True
+
+    def collate(self, samples: Sequence[Any], rngs: Sequence[Any] | None) -> Batch:
+        return {**super().collate(samples, rngs), "numbers": [number for number, _, _ in samples]}
+
+    def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
+        return self.evaluate(model, batch, generate), [Answer(n, f"sample {n}", False) for n in batch["numbers"]]
+
+    def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
+        return [Prediction(str(a.sample), "", "x", a.text, "x", a.text, 1, 1, 1, 1) for a in answers]
+
+
+def test_three_members_write_one_file_before_and_after(tmp_path: Path) -> None:
+    def body(member: RoomExchange) -> list[str]:
+        task, warnings = WritingTask(), list[str]()
+        task.prepare(lambda *_: None)
+        samples, cpu = Samples(task, 0, torch.device("cpu"), 0.0, "here"), torch.device("cpu")
+        evaluator = Evaluator(
+            task,
+            samples,
+            task.build_model(),
+            member,
+            EvaluationSettings(),
+            2,
+            Precision(None, cpu),
+            cpu,
+            warn=warnings.append,
+            run_dir=tmp_path / str(member.rank),
+        )
+        for step in (0, 7):
+            assert evaluator.evaluate("validation", step, {0: 4, 1: 4, 2: 4}) is not None
+        return warnings
+
+    assert together(3, body)[0] == {0: [], 1: [], 2: []}
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    for name in (BEFORE, NAME):
+        found = read_predictions(tmp_path / "0" / FOLDER / name)
+        assert [one.prediction for one in found] == [f"sample {number}" for number in range(10)]
