@@ -17,7 +17,14 @@ WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whi
 def test_the_shipped_config_is_whole() -> None:
     assert validate_config() == []
     shipped = [entry for entry in list_profiles() if entry.source == CONFIG]
-    assert [entry.name for entry in shipped] == ["demo", "demo-scratch", "whisper-scratch", *WHISPER, "nanogpt"]
+    assert [entry.name for entry in shipped] == [
+        "demo",
+        "demo-scratch",
+        "whisper-scratch",
+        *WHISPER,
+        "instruct-lora",
+        "nanogpt",
+    ]
     assert all(entry.description for entry in shipped)
 
 
@@ -49,7 +56,7 @@ def test_fine_tuning_asks_for_the_users_data(name: str) -> None:
     assert load_profile(name, {"dataset": "/"}).profile.model.model_path.startswith("openai/whisper-")
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-scratch", "whisper-scratch", *WHISPER, "nanogpt"])
+@pytest.mark.parametrize("name", ["demo", "demo-scratch", "whisper-scratch", *WHISPER, "instruct-lora", "nanogpt"])
 def test_every_profile_leaves_the_strategy_to_the_planner_or_names_a_known_one(name: str) -> None:
     strategy = load_profile(name, complete=False).profile.strategy.strategy
     assert strategy == "auto" or check_strategy(strategy)
