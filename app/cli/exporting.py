@@ -79,7 +79,7 @@ def _refuse_unfit(command: ExportCommand, made: Format, source: ModelSource) -> 
         raise BadInput("--max-difference nan: not a number", "give a share of the words, such as 0.1")
     if made.speech_only and source.kind != "whisper":
         message = f"{visible(source.folder)} is a model of type {visible(source.kind)!r}, not whisper"
-        raise BadInput(message, f"only a Whisper can be exported to {made.name}; this one with --to hf")
+        raise BadInput(message, "only a Whisper is exported; a language model's folder is a plain hf folder already")
     if command.adapter and (made.name != "hf" or not source.adapter):
         why = "goes with --to hf" if made.name != "hf" else f"{visible(source.folder)} holds merged weights"
         raise BadInput(f"--adapter: {why}", "train with lora_merge = false to keep adapters apart")

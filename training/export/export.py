@@ -62,7 +62,7 @@ def export(request: ExportRequest, say: Say) -> ExportOutcome:
     """
     refuse_existing(request.out, request.overwrite)
     if request.source.kind != "whisper":
-        raise BadInput(f"model {request.source.folder} is no Whisper", "export it with --to hf")
+        raise BadInput(f"model {request.source.folder} is no Whisper", "its folder is a plain hf folder already")
     with _plain(request.source) as plain, _written(request.out, request.overwrite) as folder:
         clips, unchecked = _clips(request, plain)
         original: list[str] = []

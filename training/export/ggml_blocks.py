@@ -41,12 +41,14 @@ def q5_0(weight: Array) -> bytes:
 
 
 def _inverse(scale: Array) -> Array:
-    return np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    inverse: Array = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    return inverse
 
 
 def _away_from_zero(values: Array) -> Array:
     """Round as C's ``roundf``: halves away from zero."""
-    return np.trunc(values + np.copysign(np.float32(0.5), values))
+    rounded: Array = np.trunc(values + np.copysign(np.float32(0.5), values))
+    return rounded
 
 
 def _joined(scale: Array, rest: Array) -> bytes:

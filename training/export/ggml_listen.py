@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 from pywhispercpp.model import Model
@@ -16,7 +17,12 @@ from pywhispercpp.model import Model
 def main(file: str, languages: list[str]) -> list[str]:
     """Return one text for each window."""
     sound = np.frombuffer(sys.stdin.buffer.read(), dtype=np.float32).reshape(len(languages), -1)
-    settings = {"no_timestamps": True, "single_segment": True, "temperature_inc": 0.0, "print_progress": False}
+    settings: dict[str, Any] = {
+        "no_timestamps": True,
+        "single_segment": True,
+        "temperature_inc": 0.0,
+        "print_progress": False,
+    }
     model = Model(file, redirect_whispercpp_logs_to=None, **settings)
     texts = []
     for window, language in zip(sound, languages):
