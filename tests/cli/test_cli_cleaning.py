@@ -46,7 +46,7 @@ def run(model: Path, speech: Path, capsys: Capture) -> str:
     (run / "model").rmdir()
     (run / "model").symlink_to(model)
     capsys.readouterr()
-    return "demo"
+    return run.name
 
 
 @pytest.mark.slow
