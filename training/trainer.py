@@ -124,12 +124,8 @@ class Trainer:
         self.total_steps = self.settings.max_steps or self.schedule.total_steps(
             self.position.batch_sizes, self.settings.epochs
         )
-        self.peak_rate = scaled_learning_rate(
-            self.settings.learning_rate,
-            self.settings.lr_scaling,
-            self.plan.global_batch,
-            self.settings.batch_size * self.settings.gradient_accumulation,
-        )
+        alone = order.batch_size * order.gradient_accumulation
+        self.peak_rate = scaled_learning_rate(order.learning_rate, order.lr_scaling, block, alone)
         strategy = self.profile.strategy
         self.strategy: Strategy = strategy_class(strategy.strategy)(
             StrategyContext(strategy, self.total_steps, self.settings.seed, self._warn)
