@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,7 +132,7 @@ def compare(clips: Sequence[CheckClip], original: Sequence[str], exported: Seque
     references, others = ([spell(text) for spell, text in zip(normal, texts)] for texts in (original, exported))
     counts = count_errors(references, others)
     share = counts["word_edits"] / counts["words"] if counts["words"] else float(any(others))
-    return CheckResult(heard, cast(float, share))
+    return CheckResult(heard, share)
 
 
 @torch.no_grad()

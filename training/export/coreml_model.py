@@ -14,7 +14,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import coremltools
 import numpy as np
@@ -55,7 +55,7 @@ def _write(plain: Plain, folder: Path, quantize: str) -> None:
 
 
 def _convert(encoder: nn.Module, sound: torch.Tensor) -> Any:
-    traced = torch.jit.trace(encoder, (sound,), check_trace=False)
+    traced = cast(Any, torch.jit).trace(encoder, (sound,), check_trace=False)
     return coremltools.convert(
         traced,
         convert_to="mlprogram",

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +128,8 @@ def _write_header(file: BinaryIO, wrapper: WhisperModelWrapper, file_type: int) 
 
 def _token_bytes(wrapper: WhisperModelWrapper) -> Iterator[bytes]:
     """The text tokens in their order; whisper.cpp names the special ones after them by itself."""
-    byte_of = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+    symbol_of: dict[int, str] = cast(Any, bytes_to_unicode)()  # untyped
+    byte_of = {symbol: byte for byte, symbol in symbol_of.items()}
     symbols = {number: token for token, number in wrapper.tokenizer.get_vocab().items()}
     for number in range(_text_tokens(wrapper)):
         token = symbols.get(number, "")

@@ -49,8 +49,8 @@ class _First(nn.Module):
         found = self.decoder(
             input_ids=input_ids, encoder_hidden_states=encoder_hidden_states, past_key_values=cache, use_cache=True
         )
-        pairs = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers)
-        present = [part for text, sound in pairs for part in (text.keys, text.values, sound.keys, sound.values)]
+        layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers)
+        present = [part for text, sound in layers for part in (text.keys, text.values, sound.keys, sound.values)]
         return self.project(found.last_hidden_state), *present
 
 
@@ -70,7 +70,8 @@ class _Later(nn.Module):
         cache.is_updated = dict.fromkeys(range(len(past) // 4), True)
         unread = past[0].new_zeros(input_ids.shape[0], 1, self.project.in_features)  # its keys are in the cache
         found = self.decoder(input_ids=input_ids, encoder_hidden_states=unread, past_key_values=cache, use_cache=True)
-        longer = [part for layer in text.layers for part in (layer.keys, layer.values)]
+        layers: Any = text.layers
+        longer = [part for layer in layers for part in (layer.keys, layer.values)]
         return self.project(found.last_hidden_state), *longer
 
 
