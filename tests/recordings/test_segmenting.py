@@ -1,0 +1,214 @@
+"""From a long recording to a data set folder, with a real detector of speech and a listener that knows what is said."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from long_talk import RATE, Listening, Talk, make_talk
+
+from app.cli.main import main
+from profiles.errors import BadInput
+from training.recordings.segments import dataset
+from training.recordings.segments.cutting import cut
+from training.recordings.segments.dataset import Outcome, segment_all, sources_of
+from training.recordings.segments.sound import Stretch, pieces, stream
+from training.recordings.segments.voice import SECONDS, Activity
+from training.recordings.segments.wishes import Wishes
+from training.tasks.audio import AudioError, decode
+from training.tasks.base import Progress
+from training.tasks.speech_dataset import read_speech
+
+
+def silent(name: str) -> Progress:
+    return lambda phase, done, total: None
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as table:
+        return list(csv.DictReader(table))
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Talk:
+    return make_talk(tmp_path / "talk.wav", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
+
+
+def segmented(talk: Talk, text: str, listener: Listening, **wishes: float) -> tuple[Path, Outcome]:
+    folder = talk.path.parent / "made"
+    talk.path.with_suffix(".txt").write_text(text)
+    sources = sources_of(talk.path, None)
+    (outcome,) = segment_all(sources, folder, "m", lambda: listener, "en", Wishes(4.0, **wishes), silent)
+    return folder, outcome
+
+
+def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
+    listener = Listening(talk)
+    folder, outcome = segmented(talk, talk.text, listener)
+    table = rows(folder / "train.csv")
+    assert " ".join(row["text"] for row in table) == talk.text and len(table) == outcome.clips >= 2
+    for row in table:
+        about = soundfile.info(str(folder / row["audio_path"]))
+        assert (about.samplerate, about.channels, about.format) == (RATE, 1, "FLAC")
+        assert (
+            about.duration == pytest.approx(float(row["end"]) - float(row["start"]), abs=0.002)
+            and about.duration <= 4.0
+        )
+        said = [w.text for w in talk.words if float(row["start"]) < (w.start + w.end) / 2 < float(row["end"])]
+        assert row["text"].split() == said
+    assert outcome.given_words == outcome.transcript_words == len(talk.words)
+    assert [clip.text for clip in read_speech(str(folder))["train"]] == [row["text"] for row in table]
+    words = rows(folder / "words.csv")
+    assert [row["word"] for row in words] == talk.text.split()
+    assert not list(folder.glob("*lock*")) and not folder.with_name("made.partial").exists()
+
+
+def test_casing_and_numbers_are_those_of_the_transcript(talk: Talk) -> None:
+    wanted = talk.text.upper().replace(" ", ", ")
+    folder, _ = segmented(talk, wanted, Listening(talk))
+    assert ", ".join(row["text"].rstrip(",") for row in rows(folder / "train.csv")) == wanted
+
+
+def test_words_that_nobody_says_are_in_no_clip(talk: Talk) -> None:
+    listener = Listening(talk)
+    first = [word.text for word in talk.words if word.end < talk.words[0].start + 5.0]
+    rest = [word.text for word in talk.words[len(first) :]]
+    folder, outcome = segmented(talk, " ".join([*first, *["never"] * 9, *rest]), listener)
+    assert " ".join(row["text"] for row in rows(folder / "train.csv")) == talk.text
+    assert outcome.transcript_words - outcome.given_words == 9
+
+
+def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: Talk) -> None:
+    last = [number for number, word in enumerate(talk.words) if word.start > talk.words[-1].start - 0.8]
+    listener = Listening(talk, dict.fromkeys(last, "elephantine"))
+    folder, outcome = segmented(talk, talk.text, listener, agreement=0.75)
+    (lost,) = rows(folder / "left_out.csv")
+    assert lost["reason"].startswith("agreement ") and "elephantine" in lost["heard"]
+    assert outcome.reasons == {"agreement below 0.75": 1} and outcome.clips >= 3
+    assert float(lost["start"]) > 8.0
+
+
+def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
+    sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
+    (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", Wishes(), silent)
+    assert outcome.clips >= 2 and {row["text"] for row in rows(folder / "train.csv")} == {""}
+
+
+def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
+    sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
+    segment_all(sources, folder, "m", lambda: Listening(talk), "", Wishes(draft=True), silent)
+    assert " ".join(row["text"] for row in rows(folder / "train.csv")) == talk.text
+
+
+def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        talk = make_talk(tmp_path / "in" / f"{name}.wav", [0.5, 0.6])
+        talk.path.with_suffix(".txt").write_text(talk.text)
+    listener, real = Listening(talk), dataset.segment_recording
+    calls: list[Path] = []
+
+    def once(path: Path, *rest: object) -> object:
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dataset, "segment_recording", once)
+    given = (sources_of(tmp_path / "in", None), tmp_path / "out", "m", lambda: listener, "en", Wishes(), silent)
+    with pytest.raises(KeyboardInterrupt):
+        segment_all(*given)
+    assert not (tmp_path / "out").exists()
+    outcomes = segment_all(*given)
+    assert [path.name for path in calls] == ["a.wav", "b.wav", "b.wav"] and [one.clips for one in outcomes] == [1, 1]
+    assert {row["speaker"] for row in rows(tmp_path / "out" / "train.csv")} == {"a", "b"}
+    with pytest.raises(BadInput, match="is there already"):
+        segment_all(*given)
+
+
+def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = talk.path.parent
+    (folder / "broken.wav").write_bytes(b"RIFF but no more")
+    assert main(["segment", str(folder), "--out", str(folder / "made"), "--json"]) == 2
+    captured = capsys.readouterr()
+    said = {one["name"]: one for one in json.loads(captured.out)["recordings"]}
+    assert said["talk"]["clips"] >= 2 and "not a readable sound file" in said["broken"]["error"]
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.wav"], "not there"),
+        (["."], "no recordings in this folder"),
+        (["talk.txt", "talk.txt"], "no model was given"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: Sequence[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.txt").write_text("no sound")
+    assert main(["segment", *words]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "segments").exists()
+
+
+@pytest.mark.slow
+def test_a_real_model_listens_through_the_command(
+    talk: Talk, whisper_tiny_en: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk.path.with_suffix(".srt").write_text(f"1\n00:00:00,000 --> 00:00:12,000\n{talk.text}\n")
+    out = talk.path.parent / "made"
+    words = ["segment", str(talk.path), "--model", str(whisper_tiny_en), "--out", str(out), "--device", "cpu"]
+    assert main([*words, "--agreement", "0.3"]) == 0
+    assert capsys.readouterr().err.count("listening with") == 1
+    table = rows(out / "train.csv")
+    assert table and all(row["text"] in talk.text for row in table)
+
+
+def activity(*parts: tuple[float, float]) -> Activity:
+    """Speech and silence in turns, of so many seconds, each with its loudness."""
+    frames = [round(seconds / SECONDS) for seconds, _ in parts]
+    speech = [float(number % 2 == 0) for number, count in enumerate(frames) for _ in range(count)]
+    loud = [level for count, (_, level) in zip(frames, parts) for _ in range(count)]
+    return Activity(np.array(speech, np.float32), np.array(loud, np.float32))
+
+
+def test_segments_are_as_long_as_fits_and_cut_at_the_longest_pause() -> None:
+    found = cut(activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None)  # type: ignore[arg-type]
+    assert all(0 < stretch.seconds <= 15.0 for stretch in found)
+    assert all(before.end <= after.start for before, after in pairwise(found))
+    assert [round(stretch.end) for stretch in found] == [8, 18, 22]
+
+
+def test_speech_without_a_pause_is_cut_where_it_is_told() -> None:
+    found = cut(activity((25, 1)), 10.0, lambda part: part.start + 1)
+    assert max(stretch.seconds for stretch in found) <= 10.0 and len(found) >= 3
+
+
+def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
+    sound = np.random.default_rng(1).normal(0, 0.1, (44_100 * 3, 2)).astype(np.float32)
+    soundfile.write(str(tmp_path / "a.wav"), sound, 44_100, subtype="FLOAT")
+    whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav")))
+    assert len(streamed) == len(whole) and np.abs(streamed - whole).max() < 1e-3
+    wanted = [Stretch(0.1, 0.5), Stretch(0.5, 1.2), Stretch(2.0, 9.0)]
+    for stretch, found in zip(wanted, pieces(iter(np.array_split(streamed, 17)), wanted)):
+        first, last = round(stretch.start * RATE), round(stretch.end * RATE)
+        assert np.array_equal(found, streamed[first:last])
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\0" * 5000])
+def test_no_sound_is_an_audio_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.wav").write_bytes(content)
+    with pytest.raises(AudioError):
+        list(stream(tmp_path / "a.wav"))

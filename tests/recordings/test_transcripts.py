@@ -1,0 +1,79 @@
+"""Transcripts as people have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import BadInput
+from training.recordings.segments.transcript import joined, of_text, read_transcript
+
+SRT = """1
+00:00:01,000 --> 00:00:03,000
+<i>Good morning,</i>
+[door] all 12 of you.
+
+2
+00:01:03,500 --> 00:01:04,500
+Ann &amp; Bob
+"""
+VTT = """WEBVTT - a title
+
+NOTE nobody says this
+
+00:01.000 --> 00:03.000 align:start
+Good morning.
+"""
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_subtitles_have_words_and_times(tmp_path: Path) -> None:
+    transcript = read_transcript(written(tmp_path, "a.srt", SRT))
+    assert transcript.text == "Good morning, all 12 of you. Ann & Bob"
+    assert transcript.times is not None and len(transcript.times) == len(transcript.words) == 9
+    assert 1.0 < transcript.times[0] < transcript.times[5] < 3.0 and 63.5 < transcript.times[6] < 64.5
+    assert transcript.between(2, 5) == "all 12 of"
+
+
+def test_web_subtitles_too(tmp_path: Path) -> None:
+    assert read_transcript(written(tmp_path, "a.vtt", VTT.replace("\n", "\r\n"))).text == "Good morning."
+
+
+@pytest.mark.parametrize("content", ["\ufeffOne  two.\n\nThree", "One two. Three".encode("utf-16")])
+def test_plain_text_of_any_form(tmp_path: Path, content: str | bytes) -> None:
+    assert read_transcript(written(tmp_path, "a.txt", content)).text == "One two. Three"
+
+
+def test_a_language_without_spaces_has_a_word_a_character() -> None:
+    transcript = of_text("今天 好。", "zh")
+    assert [transcript.word(number) for number in range(4)] == ["今", "天", "好", "。"]
+    assert transcript.between(1, 4) == "天 好。" and joined(["今", "天"], "zh") == "今天"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "", "holds no words"),
+        ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.txt", b"ok\n\xe9t\xe9", "line 2: not UTF-8"),
+        ("a.txt", b"a\0b", "zero bytes"),
+        ("a.docx", "text", "not a known kind"),
+        ("a.srt", "no times", "no line with times"),
+        ("a.srt", "00:00:02,000 --> 00:00:01,000\nx", "line 1: ends before it begins"),
+        ("a.srt", "00:00:01,000 --> 00:00:02,000\n[music]", "holds no words"),
+    ],
+)
+def test_what_is_no_transcript_is_told_in_a_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_transcript(written(tmp_path, name, content))
+
+
+def test_a_missing_one_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        read_transcript(tmp_path / "a.txt")

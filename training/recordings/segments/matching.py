@@ -1,0 +1,170 @@
+"""Which words of a transcript lie opposite each segment, and how well the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from training.recordings.segments.alignment import align
+from training.recordings.segments.hearing import HeardWord
+from training.recordings.segments.transcript import Transcript, joined, of_text
+from training.tasks.word_errors import count_errors, normalizer_for
+
+Normalizer = Callable[[str], str]
+_JUMP = 12
+"""So many more words of the transcript than were heard in between, and they are no longer of one segment."""
+_AROUND = 3
+"""Words by which an edge may move into what the alignment gave to a segment, and that a model may miss at an edge."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """The words of a transcript that were given to a segment: ``first`` up to ``end``; none where they are equal."""
+
+    first: int
+    end: int
+    agreement: float = 0.0
+    """1 less the share of characters that differ between text and what was heard, both normalised; at least 0."""
+
+
+def match(
+    heard: Sequence[Sequence[HeardWord]],
+    transcript: Transcript,
+    normalize: Normalizer,
+    spoken_words: Sequence[str],
+    language: str = "",
+) -> list[Match]:
+    """Return what of a transcript lies opposite each segment, in order.
+
+    The words of all segments together are aligned with the transcript as a whole. Where the alignment leaves words
+    between two segments, both edges are put where text and what was heard agree best.
+
+    Args:
+        heard: words of each segment.
+        spoken_words: the transcript's words, normalised one by one (:func:`keys_of`).
+    """
+    opposite = _opposite(heard, transcript, spoken_words)
+    ranges = [_range(positions) for positions in opposite]
+    texts = [normalize(joined((word.text for word in words), language)) for words in heard]
+    scale = _Scale(transcript, normalize, texts)
+    given = [number for number, (first, end) in enumerate(ranges) if first < end]
+    found = [Match(*one) for one in ranges]
+    for number in given[:1]:
+        found[number] = replace(found[number], first=scale.best_first(number, found[number], 0))
+    for left, right in pairwise(given):
+        found[left], found[right] = scale.divided(left, right, found[left], found[right])
+    for number in given[-1:]:
+        found[number] = replace(found[number], end=scale.best_end(number, found[number], len(transcript.words)))
+    return [replace(one, agreement=scale.agreement(number, one)) for number, one in enumerate(found)]
+
+
+def keys_of(words: Sequence[str]) -> list[str]:
+    """Return words as they are compared: without case, accents' encoding and punctuation."""
+    plain = normalizer_for("")
+    return [plain(word).strip() for word in words]
+
+
+def _opposite(
+    heard: Sequence[Sequence[HeardWord]], transcript: Transcript, spoken_words: Sequence[str]
+) -> list[list[int]]:
+    """Return the positions in the transcript opposite each segment's words."""
+    numbers: dict[str, int] = {}
+    words = [(segment, word) for segment, some in enumerate(heard) for word in some]
+    keys = keys_of([word.text for _, word in words])
+    mine = [place for place, key in enumerate(keys) if key]
+    theirs = [place for place, key in enumerate(spoken_words) if key]
+    found = align(
+        np.array([numbers.setdefault(keys[place], len(numbers)) for place in mine], np.int64),
+        np.array([numbers.setdefault(spoken_words[place], len(numbers)) for place in theirs], np.int64),
+        None if transcript.times is None else np.array([words[place][1].start for place in mine]),
+        None if transcript.times is None else transcript.times[theirs],
+    )
+    positions: list[list[int]] = [[] for _ in heard]
+    for place, position in zip(mine, found):
+        if position >= 0:
+            positions[words[place][0]].append(theirs[position])
+    return positions
+
+
+def _range(positions: Sequence[int]) -> tuple[int, int]:
+    """Return first and end of the largest group of positions that lie close together."""
+    groups: list[list[int]] = []
+    for position in positions:
+        if groups and position - groups[-1][-1] <= _JUMP:
+            groups[-1].append(position)
+        else:
+            groups.append([position])
+    largest = max(groups, key=len, default=[])
+    return (largest[0], largest[-1] + 1) if largest else (0, 0)
+
+
+def timed(words: Sequence[HeardWord], text: str, language: str = "") -> list[HeardWord]:
+    """Return the words of a text with the times of those that were heard opposite; the others lie between these."""
+    said = of_text(text, language)
+    numbers: dict[str, int] = {}
+    heard_keys, said_keys = (
+        np.array([numbers.setdefault(key, len(numbers)) for key in keys_of(some)], np.int64)
+        for some in ([word.text for word in words], [said.word(number) for number in range(len(said.words))])
+    )
+    opposite = align(heard_keys, said_keys)
+    known = {int(place): word for place, word in zip(opposite, words) if place >= 0}
+    anchors = [(first, known[first].start) for first in known] + [(place + 1, known[place].end) for place in known]
+    if not anchors:
+        return []
+    places, times = zip(*sorted(anchors, key=lambda anchor: (anchor[1], anchor[0])))
+    edges = np.interp(np.arange(len(said.words) + 1), places, times)
+    found = []
+    for number in range(len(said.words)):
+        start, end = float(edges[number]), float(edges[number + 1])
+        if number in known:
+            start, end = known[number].start, known[number].end
+        found.append(HeardWord(said.word(number), start, end))
+    return found
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Weighs what a segment was given against what was heard in it."""
+
+    transcript: Transcript
+    normalize: Normalizer
+    heard: Sequence[str]
+
+    def edits(self, number: int, first: int, end: int) -> float:
+        """Characters that differ if a segment gets the words ``first`` up to ``end``."""
+        return self._counts(number, first, end)["char_edits"]
+
+    def _counts(self, number: int, first: int, end: int) -> dict[str, float]:
+        return count_errors([self.normalize(self.transcript.between(first, end))], [self.heard[number]])
+
+    def agreement(self, number: int, one: Match) -> float:
+        if one.first == one.end:
+            return 0.0
+        counts = self._counts(number, one.first, one.end)
+        return max(0.0, 1 - counts["char_edits"] / max(counts["chars"], len(self.heard[number]), 1))
+
+    def best_first(self, number: int, one: Match, least: int) -> int:
+        tried = range(max(least, one.first - _JUMP), min(one.first + _AROUND, one.end - 1) + 1)
+        return min(tried, key=lambda first: (self.edits(number, first, one.end), abs(first - one.first)))
+
+    def best_end(self, number: int, one: Match, most: int) -> int:
+        tried = range(max(one.first + 1, one.end - _AROUND), min(one.end + _JUMP, most) + 1)
+        return min(tried, key=lambda end: (self.edits(number, one.first, end), abs(end - one.end)))
+
+    def divided(self, left: int, right: int, one: Match, other: Match) -> tuple[Match, Match]:
+        """Divide the words about the border of two segments; several that nobody was heard to say go to neither."""
+        if other.first - one.end > _AROUND:
+            end = self.best_end(left, one, other.first)
+            first = self.best_first(right, other, end)
+            if first - end > _AROUND:
+                return replace(one, end=end), replace(other, first=first)
+        tried = range(max(one.first + 1, one.end - _AROUND), min(other.first + _AROUND, other.end - 1) + 1)
+        place = min(
+            tried,
+            key=lambda cut: self.edits(left, one.first, cut) + self.edits(right, cut, other.end),
+            default=one.end,
+        )
+        return replace(one, end=place), replace(other, first=place)

@@ -1,0 +1,181 @@
+"""One long recording: where it is cut, what is said in each segment, and which segments are left out, with the reason.
+
+The file is read three times as a stream, never as a whole: for the pauses, for the model, and for the clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Protocol
+
+from training.recordings.segments.cutting import PAUSE, cut, inner
+from training.recordings.segments.hearing import HeardWord
+from training.recordings.segments.matching import Match, keys_of, match, timed
+from training.recordings.segments.sound import RATE, Stretch, length_of, pieces, stream
+from training.recordings.segments.transcript import Transcript, joined
+from training.recordings.segments.voice import Activity, listen_for_speech, quietest, spoken, within_speech
+from training.recordings.segments.wishes import Wishes
+from training.tasks.audio import Samples, decode
+from training.tasks.base import Progress
+from training.tasks.word_errors import normalizer_for
+
+_TOGETHER = 8  # pieces that the model hears at a time
+_NEAR = 0.12  # seconds around a gap between words in which the quietest place is looked for
+_SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
+
+
+class Listener(Protocol):
+    """What hears words in sound; :class:`~training.recordings.segments.hearing.Hearer` is one."""
+
+    language: str
+
+    @property
+    def seconds(self) -> float: ...
+
+    def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]: ...
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a recording with its text."""
+
+    stretch: Stretch
+    text: str = ""
+    heard: str = ""
+    agreement: float = 0.0
+    reason: str = ""
+    """Why it is left out; empty where it is not."""
+    words: tuple[HeardWord, ...] = ()
+    """The words of ``text`` with times."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What became of one recording."""
+
+    seconds: float
+    found: list[Segment] = field(default_factory=list)
+    transcript_words: int = 0
+    given_words: int = 0
+    """Words of the transcript that are in the text of a segment that is kept."""
+
+    @property
+    def kept(self) -> list[Segment]:
+        return [segment for segment in self.found if not segment.reason]
+
+    @property
+    def left_out(self) -> list[Segment]:
+        return [segment for segment in self.found if segment.reason]
+
+
+def segment_recording(
+    path: Path, transcript: Transcript | None, listener: Listener | None, wishes: Wishes, progress: Progress
+) -> Segments:
+    """Cut a recording, and give each segment its text.
+
+    Raises:
+        AudioError: the recording cannot be read.
+    """
+    seconds = length_of(path)
+    activity = listen_for_speech(stream(path), lambda done: progress("finding speech", int(done), int(seconds) + 1))
+    ear = _Ear(path, listener, progress) if listener and (transcript or wishes.draft) else None
+    longest = min(wishes.longest, listener.seconds) if listener else wishes.longest
+    stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
+    stretches = [stretch for stretch in stretches if stretch.seconds >= _SHORTEST]
+    if ear is None:
+        return Segments(activity.seconds, [Segment(stretch) for stretch in stretches])
+    heard = ear.hear(stretches)
+    if transcript is None:
+        return Segments(
+            activity.seconds,
+            [_drafted(stretch, words, ear.listener.language) for stretch, words in zip(stretches, heard)],
+        )
+    return _matched(activity, ear, transcript, stretches, heard, wishes.agreement)
+
+
+@dataclass(frozen=True)
+class _Ear:
+    """Hears stretches of one recording."""
+
+    path: Path
+    listener: Listener
+    progress: Progress
+
+    def hear(self, stretches: Sequence[Stretch], phase: str = "listening") -> list[list[HeardWord]]:
+        """Return the words of each stretch, in one pass over the file."""
+        heard: list[list[HeardWord]] = []
+        for some, sound in batches(self.path, stretches):
+            heard += self.listener.hear(sound, [stretch.start for stretch in some])
+            self.progress(phase, len(heard), len(stretches))
+        return heard
+
+
+def batches(path: Path, stretches: Sequence[Stretch]) -> Iterator[tuple[list[Stretch], list[Samples]]]:
+    """Yield some stretches at a time with their samples, in one pass over the file."""
+    both = zip(stretches, pieces(stream(path), stretches))
+    while some := list(islice(both, _TOGETHER)):
+        yield [stretch for stretch, _ in some], [samples for _, samples in some]
+
+
+def _place(activity: Activity, ear: _Ear | None, part: Stretch) -> float:
+    """Return where speech without a pause is cut: the quietest place between two words as a model hears them."""
+    gaps = [part]
+    if ear is not None:
+        (words,) = ear.listener.hear([decode(ear.path, RATE, part.seconds, part.start).samples], [part.start])
+        between = [Stretch(before.end - _NEAR, after.start + _NEAR) for before, after in pairwise(words)]
+        gaps = [gap for gap in between if part.start < gap.start and gap.end < part.end] or gaps
+    found = quietest(activity, gaps)
+    return min(max(found or part.end, part.start), part.end)
+
+
+def _drafted(stretch: Stretch, words: Sequence[HeardWord], language: str) -> Segment:
+    text = joined((word.text for word in words), language)
+    return Segment(stretch, text, text, 0.0, "" if text else "the model hears no words", tuple(words))
+
+
+def _matched(
+    activity: Activity,
+    ear: _Ear,
+    transcript: Transcript,
+    stretches: list[Stretch],
+    heard: list[list[HeardWord]],
+    bound: float,
+) -> Segments:
+    """Match once; cut what agrees too little at all its pauses, hear the parts, and match again."""
+    normalize = normalizer_for(ear.listener.language)
+    keys = keys_of([transcript.word(number) for number in range(len(transcript.words))])
+    found = match(heard, transcript, normalize, keys, ear.listener.language)
+    parts = [
+        [stretch] if one.agreement >= bound else inner(activity, stretch) or [stretch]
+        for stretch, one in zip(stretches, found)
+    ]
+    finer = [part for some in parts if len(some) > 1 for part in some if part.seconds >= _SHORTEST]
+    if finer:
+        again = dict(zip(finer, ear.hear(finer, "listening to parts")))
+        known = dict(zip(stretches, heard)) | again
+        stretches = [part for some in parts for part in some if part in known]
+        heard = [known[part] for part in stretches]
+        found = match(heard, transcript, normalize, keys, ear.listener.language)
+    language, speech = ear.listener.language, spoken(activity, PAUSE)
+    segments = []
+    for stretch, words, one in zip(stretches, heard, found):
+        text, said = transcript.between(one.first, one.end), joined((word.text for word in words), language)
+        inside = [part for part in speech if part.end > stretch.start and part.start < stretch.end]
+        times = tuple(
+            HeardWord(word.text, *within_speech(inside, word.start, word.end)) for word in timed(words, text, language)
+        )
+        segments.append(Segment(stretch, text, said, one.agreement, _reason(words, text, one, bound), times))
+    given = sum(one.end - one.first for one, segment in zip(found, segments) if not segment.reason)
+    return Segments(activity.seconds, segments, len(transcript.words), given)
+
+
+def _reason(words: Sequence[HeardWord], text: str, one: Match, bound: float) -> str:
+    """Say why a segment is left out; nothing where it is not."""
+    if not words:
+        return "the model hears no words"
+    if not text:
+        return "nothing of the transcript lies opposite"
+    return f"agreement {one.agreement:.2f} below {bound:g}" if one.agreement < bound else ""
