@@ -75,13 +75,50 @@ class ModelSettings(Section):
     lora_merge: bool = option(True, "save the model with the adapters merged into the weights", tasks=PUBLISHED)
     freeze_encoder: bool = option(False, "keep the encoder's weights as they are", advanced=True, tasks=(WHISPER,))
     gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory", tasks=PUBLISHED)
+    teacher_path: str = option(
+        "",
+        "hub name or folder of a Whisper that this one learns from (distillation); empty: none",
+        kind="location",
+        tasks=(WHISPER,),
+    )
+    distill_alpha: float = option(
+        0.5, "share of the transcript in the loss of a student; the rest is the teacher's", tasks=(WHISPER,), ge=0, le=1
+    )
+    distill_temperature: float = option(
+        2.0, "softens what teacher and student are compared by", advanced=True, tasks=(WHISPER,), gt=0, le=100
+    )
+    student_layers: int = option(
+        0, "decoder layers that are kept, evenly spaced; 0: all", unit="layers", tasks=(WHISPER,), ge=0, le=1000
+    )
+    encoder_path: str = option(
+        "",
+        "hub name or folder of a Whisper whose encoder is taken instead; empty: the model's own",
+        kind="location",
+        advanced=True,
+        tasks=(WHISPER,),
+    )
     language: str = option("", "language of the recordings: a name or code; empty: the model decides", tasks=(WHISPER,))
     speech_task: Literal["transcribe", "translate"] = option(
         "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _student_of_its_teacher(cls, values: Any) -> Any:
+        """A student whose own model is not named is made of its teacher's weights."""
+        if not isinstance(values, dict) or values.get("task", WHISPER) != WHISPER:
+            return values
+        if values.get("teacher_path") and not values.get("model_path"):
+            return {**values, "model_path": values["teacher_path"]}
+        return values
+
     @model_validator(mode="after")
     def _fits_together(self) -> ModelSettings:
+        for name in ("student_layers", "encoder_path"):
+            if getattr(self, name) and self.from_scratch:
+                raise OptionError(name, "takes parts of trained models: leave it out, or set from_scratch = false")
+            if getattr(self, name) and self.tuning == "lora" and not self.lora_merge:
+                raise OptionError(name, "adapters alone would fit no published model then: set lora_merge = true")
         if self.tuning == "lora" and self.from_scratch:
             raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
         if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
@@ -287,3 +324,10 @@ class Profile(BaseModel):
     snapshot: SnapshotSettings = SnapshotSettings()
     strategy: StrategySettings = StrategySettings()
     run: RunSettings = RunSettings()
+
+    @property
+    def asks_teacher_once(self) -> bool:
+        """Whether a teacher's answers are kept from before training, instead of asked for in every step: nothing random
+        stands before it, and samples are seen more than once."""
+        again = self.training.epochs > 1 or self.training.max_steps > 0
+        return bool(self.model.teacher_path) and again and not self.data.augmentation

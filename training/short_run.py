@@ -184,6 +184,7 @@ def carry_out(plan: RunPlan, tell: Tell) -> None:
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     task = task_from_profile(_lenient(plan.profile))
+    task.device = device
     samples = task.prepare_some(
         lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),
         max(SAMPLES, 2 * sizes[-1]),

@@ -120,7 +120,7 @@ def _train(
 
     member = plan.seats[rank]
     torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
-    device = select_device(member.device, member.device_index)
+    device = task.device = select_device(member.device, member.device_index)
     with machine_events(emit, device, secrets, run_id=plan.run_id):
         task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
         exchange = connect(plan, rank, address(), secrets, device)

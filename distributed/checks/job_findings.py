@@ -21,7 +21,14 @@ from profiles.schema import Profile
 _ESTIMATED = "estimated"
 _DOUBT = 1.25
 """An estimate must be so much above a machine's memory before it keeps the machine out."""
-_NAMES = {"inputs/code": "code", "inputs/user": "your code", "inputs/model": "model", "inputs/dataset": "data"}
+_NAMES = {
+    "inputs/code": "code",
+    "inputs/user": "your code",
+    "inputs/model": "model",
+    "inputs/teacher": "teacher",
+    "inputs/encoder": "encoder",
+    "inputs/dataset": "data",
+}
 
 
 def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:
@@ -98,7 +105,9 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
 def judge_origin(profile: Profile) -> list[Finding]:
     """Say what every machine gets from the hub of models and data sets by itself."""
     local = ("/", "./", "../", "~")
-    named = {"data": profile.data.dataset_path, "model": profile.model.model_path}
+    model = profile.model
+    named = {"data": profile.data.dataset_path, "model": model.model_path}
+    named |= {"teacher": model.teacher_path, "encoder": model.encoder_path}
     if profile.model.task == "custom":
         named["model"] = ""
     wanted = {what: name for what, name in named.items() if name and not name.startswith(local)}

@@ -23,7 +23,8 @@ RUNTIME = 600_000_000
 
 def estimated_bytes(profile: Profile, size: ModelSize) -> int:
     """Return what a member needs before anything was measured: weights, gradients, optimizer state, what the strategy
-    keeps, the activations of one micro-batch, and the process itself.
+    keeps, the activations of one micro-batch, a teacher's weights, and the process itself. A teacher that is asked once
+    is gone when training begins.
 
     Windows that follow the clips need less, by their longest clip, which only the data tells: a short run measures it,
     as a run begins with its longest samples. A frozen encoder leaves nothing for backward.
@@ -37,7 +38,13 @@ def estimated_bytes(profile: Profile, size: ModelSize) -> int:
     kept = float((size.activations - frozen[1]) * width)
     kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
     strategy = strategy_bytes(profile.strategy.strategy, trainable)
-    return int(model_bytes(job) + strategy + kept * profile.training.batch_size + RUNTIME)
+    own, teacher = model_bytes(job) + strategy + kept * profile.training.batch_size, _teacher_bytes(size)
+    return int((max(own, teacher) if profile.asks_teacher_once else own + teacher) + RUNTIME)
+
+
+def _teacher_bytes(size: ModelSize) -> int:
+    """Weights of a model that only answers."""
+    return _FP32 * size.teacher.parameters if size.teacher is not None else 0
 
 
 def model_bytes(job: Job) -> int:

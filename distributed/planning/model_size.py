@@ -31,6 +31,8 @@ class ModelSize:
     """Parameters of an encoder that can be frozen."""
     encoder_activations: int = 0
     """Of ``activations``, those of that encoder: none where it is frozen."""
+    teacher: ModelSize | None = None
+    """Of the model that this one learns from."""
 
 
 def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
@@ -45,26 +47,32 @@ def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
 def size_for(profile: Profile) -> ModelSize | None:
     """Return the size of a profile's model as this machine's files tell it; ``None`` where they do not, as of a custom
     job."""
-    folder = model_folder(profile.model.model_path) if profile.model.task != "custom" else None
-    length = profile.data.block_size if profile.model.task == "causal_lm" else 0
-    return size_of(folder, length) if folder is not None else None
+    model = profile.model
+    folder = model_folder(model.model_path) if model.task != "custom" else None
+    length = profile.data.block_size if model.task == "causal_lm" else 0
+    found = size_of(folder, length, model.student_layers) if folder is not None else None
+    teacher = model_folder(model.teacher_path) if model.teacher_path else None
+    return replace(found, teacher=size_of(teacher)) if found is not None and teacher is not None else found
 
 
-def size_of(folder: Path, sequence: int = 0) -> ModelSize | None:
+def size_of(folder: Path, sequence: int = 0, kept: int = 0) -> ModelSize | None:
     """Return the size of the model in a folder; ``None`` where neither its weights nor its configuration tell.
 
     Args:
         sequence: tokens of one text; 0: as long as the model takes.
+        kept: layers of a Whisper's decoder that a student of it has; 0: all.
     """
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         found = json.loads((folder / "config.json").read_bytes())
         config = found if isinstance(found, dict) else {}
+    if kept:
+        config["decoder_layers"] = kept
     try:
         shape = _whisper(config) if config.get("model_type") == "whisper" else _decoder(config, sequence)
     except (KeyError, TypeError, ValueError, OverflowError):
         shape = None
-    counted = sum(_elements(path) for path in folder.glob("*.safetensors"))
+    counted = 0 if kept else sum(_elements(path) for path in folder.glob("*.safetensors"))
     if counted and shape is not None:
         return replace(shape, parameters=counted)
     return ModelSize(counted) if counted else shape

@@ -73,14 +73,23 @@ def collect(plan: RunPlan) -> Inputs:
         trees["inputs/user"], model_path = _user_code(model_path)
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
+    others = {}
+    for name in ("teacher_path", "encoder_path"):
+        path = getattr(profile.model, name)
+        if path and path == profile.model.model_path:
+            others[name] = model_path
+        elif _is_local(path):
+            place = f"inputs/{name.removesuffix('_path')}"
+            trees[place], others[name] = _location(path, place)
     if _is_local(data_path):
         trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", patches=True)
-    return Inputs(trees, plan.model_copy(update={"profile": _moved(profile, model_path, data_path)}))
+    moved = _moved(profile, {"model_path": model_path, **others}, data_path)
+    return Inputs(trees, plan.model_copy(update={"profile": moved}))
 
 
-def _moved(profile: Profile, model_path: str, data_path: str) -> Profile:
+def _moved(profile: Profile, models: Mapping[str, str], data_path: str) -> Profile:
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
-    model = profile.model.model_copy(update={"model_path": model_path})
+    model = profile.model.model_copy(update=models)
     return profile.model_copy(update={"data": data, "model": model})
 
 

@@ -65,6 +65,20 @@ def test_patches_travel_with_their_data_set(tmp_path: Path) -> None:
         assert sorted(tree.files) == ["patches/delete/mine.csv", "train.csv"]
 
 
+def test_a_teacher_travels_once(tmp_path: Path) -> None:
+    for name in ("teacher", "student"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    teacher, student = str(tmp_path / "teacher"), str(tmp_path / "student")
+
+    def models(**options: str) -> tuple[list[str], tuple[str, str]]:
+        found = collect(plan_local_run(profile_from_options("p", {"teacher_path": teacher, **options}), 1))
+        return sorted(found.trees)[1:], (found.plan.profile.model.model_path, found.plan.profile.model.teacher_path)
+
+    assert models() == (["inputs/model"], ("inputs/model", "inputs/model"))
+    assert models(model_path=student) == (["inputs/model", "inputs/teacher"], ("inputs/model", "inputs/teacher"))
+
+
 def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
     assert synchronise(link, inputs) > 50
     assert synchronise(link, inputs) == 0

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from distributed.planning.cluster import Machine as Measured
 from distributed.planning.cluster import Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.memory_model import estimated_bytes
-from distributed.planning.model_size import ModelSize, model_folder, size_of
+from distributed.planning.memory_model import RUNTIME, estimated_bytes
+from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
 from distributed.preparation.code_sync import collect, synchronise
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts
@@ -157,6 +158,20 @@ def test_a_frozen_encoder_needs_no_memory_for_backward() -> None:
     ]
     saved = found.encoder * (4 + 8 + 4) + 8 * 4 * found.encoder_activations
     assert needs[0] - needs[1] == saved
+
+
+def test_a_student_is_smaller_and_its_teacher_counts(tmp_path: Path) -> None:
+    folder = str(REPOSITORY / "examples" / "scratch_whisper")
+    whole = size_for(profile_from_options("p", {"model_path": folder}))
+    student = profile_from_options("p", {"teacher_path": folder, "student_layers": 1})
+    size = size_for(student)
+    assert whole is not None and size is not None and size.teacher == whole
+    assert (whole.layers - size.layers, whole.parameters > size.parameters) == (3, True)
+    alone, live = replace(size, teacher=None), profile_from_options("p", {"teacher_path": folder, "augmentation": 0.5})
+    assert estimated_bytes(live, size) - estimated_bytes(live, alone) == 4 * whole.parameters
+    assert estimated_bytes(student, size) == estimated_bytes(student, alone)
+    large = replace(size, teacher=ModelSize(10**9))
+    assert estimated_bytes(student, large) == 4 * 10**9 + RUNTIME
 
 
 def test_weights_count_before_the_configuration(tmp_path: Path) -> None:

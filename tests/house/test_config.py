@@ -11,7 +11,7 @@ from profiles.resolve import list_profiles, load_profile, validate_config
 from training.strategies.registry import check_strategy
 from training.tasks.published_models import SCRIPTS
 
-WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whisper-large-v3-lora"]
+WHISPER = ["whisper-tiny-lora", "whisper-small-lora", "whisper-small-full", "whisper-large-v3-lora", "whisper-distil"]
 
 
 def test_the_shipped_config_is_whole() -> None:

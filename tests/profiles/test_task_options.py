@@ -18,7 +18,7 @@ from profiles.schema import ModelSettings
 TASKS = get_args(ModelSettings.model_fields["task"].annotation)
 FOLDER = Path(__file__).parents[2] / "training" / "tasks"
 MODULES = {
-    "whisper": ("whisper", "whisper_model", "lora", "speech_clips", "speech_dataset"),
+    "whisper": ("whisper", "whisper_model", "lora", "speech_clips", "speech_dataset", "distillation"),
     "causal_lm": ("causal_lm", "lora", "texts"),
     "custom": ("custom", "custom_job", "object_files"),
 }

@@ -37,17 +37,19 @@ def tiny_tokenizer(languages: tuple[str, ...] = ()) -> WhisperTokenizer:
     return tokenizer
 
 
-def tiny_whisper(folder: Path, languages: tuple[str, ...] = (), positions: int = 24) -> Path:
-    """Save a random Whisper that hears one second, with two layers."""
+def tiny_whisper(
+    folder: Path, languages: tuple[str, ...] = (), positions: int = 24, layers: int = 1, width: int = 16
+) -> Path:
+    """Save a random Whisper that hears one second, with one layer in the encoder and ``layers`` in the decoder."""
     tokenizer = tiny_tokenizer(languages)
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
     ids = {"decoder_start_token_id": start, "eos_token_id": end, "pad_token_id": end, "bos_token_id": end}
     config = WhisperConfig(
         vocab_size=len(tokenizer),
         num_mel_bins=16,
-        d_model=16,
+        d_model=width,
         encoder_layers=1,
-        decoder_layers=1,
+        decoder_layers=layers,
         encoder_attention_heads=2,
         decoder_attention_heads=2,
         encoder_ffn_dim=32,

@@ -60,6 +60,8 @@ class Task(ABC):
     writes_texts: bool = False
     """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
 
+    device: torch.device = torch.device("cpu")
+    """What this member trains on; set before :meth:`prepare`."""
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: dict[str, SizedDataset]

@@ -7,9 +7,10 @@ place and renamed into it, under a file lock, so of several processes that ask a
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,6 +46,36 @@ def get_or_build(
     except OSError as error:
         raise _unusable(root, error) from error
     return entry
+
+
+def digest(parts: Sequence[str]) -> str:
+    """Return a hash of texts, to name an entry by."""
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def key_of_files(root: Path, files: Sequence[Path]) -> str:
+    """Return a hash of what ``files`` hold; they are read again only if their size or time has changed.
+
+    Raises:
+        BadInput: one of them cannot be read, or the cache folder cannot be written.
+    """
+
+    def find_key(folder: Path) -> None:
+        (folder / "key").write_text(digest([_content_hash(file) for file in files]))
+
+    try:
+        stamps = [f"{file} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}", "give the folder of a saved model") from error
+    return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
+
+
+def _content_hash(file: Path) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            found.update(chunk)
+    return f"{file.name} {found.hexdigest()}"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from training.cores import whole_cores
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
-from training.tasks.cache import get_or_build
+from training.tasks.cache import digest, get_or_build
 
 _VERSION = 1
 _SLICE = 256  # clips handed to the threads at once: bounds what waits in memory to be written
@@ -115,6 +115,8 @@ class FeatureStore:
         """Hash of what the features are a function of."""
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         self._log_mel = log_mel
+        self.key = folder.name
+        """Hash of the recordings and of the settings of the extractor."""
         self._ends = np.concatenate([[0], np.cumsum(index["frames"])]).astype(np.int64)
         self._silence: list[float] = index["silence"]
         self.seconds: list[float] = index["seconds"]
@@ -165,7 +167,7 @@ def open_features(
     """
     threads = workers or whole_cores()
     settings = log_mel.fingerprint()
-    stamps = _digest([settings, *(source.stamp() for source in sources)])
+    stamps = digest([settings, *(source.stamp() for source in sources)])
 
     def waiting() -> None:
         progress(f"{phase} (another process is at it)", 0, len(sources))
@@ -173,7 +175,7 @@ def open_features(
     def find_key(folder: Path) -> None:
         with ThreadPoolExecutor(threads) as pool:
             contents = list(pool.map(_content_hash, sources))
-        (folder / "key").write_text(_digest([settings, *contents]))
+        (folder / "key").write_text(digest([settings, *contents]))
 
     key = (get_or_build(root / "stamps", stamps, find_key, waiting) / "key").read_text()
     build = partial(_write, sources, log_mel, threads, lambda done: progress(phase, done, len(sources)))
@@ -227,7 +229,3 @@ def _content_hash(source: AudioSource) -> str:
         return hashlib.blake2b(source.read(), digest_size=16).hexdigest()
     except OSError as error:
         return f"unreadable {error}"
-
-
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -74,10 +74,10 @@ def obtain(model: ModelSettings, tell: Tell = lambda line: None) -> None:
 
 
 def with_local_model(profile: Profile) -> Profile:
-    """Return the profile with the folder of its model, where that was made here and the hub's client has none."""
-    path = local_folder(profile.model.model_path)
-    model = profile.model.model_copy(update={"model_path": path})
-    return profile if path == profile.model.model_path else profile.model_copy(update={"model": model})
+    """Return the profile with the folders of its models, where those were made here and the hub's client has none."""
+    named = {name: getattr(profile.model, name) for name in ("model_path", "teacher_path", "encoder_path")}
+    moved = {name: local_folder(path) for name, path in named.items()}
+    return profile if moved == named else profile.model_copy(update={"model": profile.model.model_copy(update=moved)})
 
 
 def local_folder(model_path: str) -> str:

@@ -16,6 +16,10 @@ def task_from_profile(profile: Profile) -> Task:
         BadInput: there is no such task, or its model cannot be used.
     """
     kind = profile.model.task
+    if kind == "whisper" and profile.model.teacher_path:
+        from training.tasks.distillation import DistillationTask
+
+        return DistillationTask(profile)
     if kind == "whisper":
         from training.tasks.whisper import WhisperTask
 

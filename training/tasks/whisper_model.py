@@ -20,6 +20,7 @@ from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
+from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
@@ -28,6 +29,7 @@ from training.tasks.hub import check_model_path, load
 from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
 from training.tasks.published_models import local_folder
 from training.tasks.recompute import recompute_activations
+from training.tasks.student import kept_alignment_heads, make_student, spaced_layers, student_config
 from training.tasks.whisper_encoder import encode
 from training.tasks.whisper_prompt import complete_generation, language_code
 
@@ -38,6 +40,7 @@ TICK = 0.02
 """Seconds from one token for a time to the next."""
 _TIMES = 16
 """Tokens for times that a text of one window may take beside its words."""
+_WEIGHTS = (".safetensors", ".bin")
 
 IGNORED = -100
 """Label of a position that does not count in the loss."""
@@ -65,9 +68,19 @@ class WhisperModelWrapper:
         self.settings = settings
         self.adapter = _adapter_folder(settings.model_path)
         self.path = local_folder(_base_of(self.adapter) if self.adapter else settings.model_path)
-        self.config: WhisperConfig = self._read_config()
+        own = self._read_config(self.path)
+        self.layers = spaced_layers(own.decoder_layers, settings.student_layers or own.decoder_layers)
+        """Which layers of the decoder in :attr:`path` are the model's."""
+        self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
+        encoder = self._read_config(self.encoder_path) if self.encoder_path else None
+        self.config: WhisperConfig = student_config(own, encoder, self.layers) if self._is_remade else own
         self.tokenizer: Any = load(self._text_path, "tokenizer", self._read_tokenizer)
-        self.extractor: WhisperFeatureExtractor = load(self._text_path, "feature extractor", self._read_extractor)
+        hears = self.encoder_path or self._text_path
+        self.extractor: WhisperFeatureExtractor = load(
+            hears,
+            "feature extractor",
+            lambda local: WhisperFeatureExtractor.from_pretrained(hears, local_files_only=local),
+        )
         self.log_mel = LogMel.from_extractor(self.extractor)
         self.generation: Any = self._read_generation()
         """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
@@ -81,20 +94,23 @@ class WhisperModelWrapper:
     def _text_path(self) -> str:
         return str(self.adapter) if self.adapter else self.path
 
-    def _read_config(self) -> WhisperConfig:
+    @property
+    def _is_remade(self) -> bool:
+        """Whether the model is another one than that in :attr:`path`."""
+        return bool(self.settings.student_layers or self.settings.encoder_path)
+
+    @staticmethod
+    def _read_config(path: str) -> WhisperConfig:
         values: dict[str, Any] = load(
-            self.path, "model", lambda local: WhisperConfig.get_config_dict(self.path, local_files_only=local)[0]
+            path, "model", lambda local: WhisperConfig.get_config_dict(path, local_files_only=local)[0]
         )
         kind = values.get("model_type")
         if kind != "whisper":
-            raise BadInput(f"model {self.path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
-        return load(self.path, "model", lambda local: WhisperConfig.from_dict(values))
+            raise BadInput(f"model {path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
+        return load(path, "model", lambda local: WhisperConfig.from_dict(values))
 
     def _read_tokenizer(self, local: bool) -> Any:
         return AutoTokenizer.from_pretrained(self._text_path, local_files_only=local)
-
-    def _read_extractor(self, local: bool) -> WhisperFeatureExtractor:
-        return WhisperFeatureExtractor.from_pretrained(self._text_path, local_files_only=local)
 
     def _read_generation(self) -> Any:
         def read(local: bool) -> Any:
@@ -103,7 +119,10 @@ class WhisperModelWrapper:
             except OSError:  # not every folder has generation_config.json
                 return GenerationConfig.from_model_config(self.config)
 
-        return complete_generation(load(self.path, "generation settings", read), self.config, self.tokenizer)
+        generation = complete_generation(load(self.path, "generation settings", read), self.config, self.tokenizer)
+        if getattr(generation, "alignment_heads", None):
+            generation.alignment_heads = kept_alignment_heads(generation.alignment_heads, self.layers)
+        return generation
 
     def _check_shapes(self) -> None:
         frames = 2 * self.config.max_source_positions  # the second convolution halves the frames
@@ -202,6 +221,11 @@ class WhisperModelWrapper:
             ids.append(int(self.generation.no_timestamps_token_id))
         return ids
 
+    def prompts(self) -> dict[str, list[int]]:
+        """:meth:`prompt` of every language that the model knows."""
+        codes = [token.strip("<|>") for token in self.generation.lang_to_id] if self.is_multilingual else ["en"]
+        return {code: self.prompt(code) for code in codes}
+
     @property
     def prompt_length(self) -> int:
         return len(self.prompt(next(iter(self.generation.lang_to_id)).strip("<|>") if self.is_multilingual else "en"))
@@ -233,24 +257,21 @@ class WhisperModelWrapper:
         if self.settings.from_scratch:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
-        def read(local: bool) -> Any:
-            whisper: Any = WhisperForConditionalGeneration
-            model, info = whisper.from_pretrained(
-                self.path, local_files_only=local, dtype=torch.float32, output_loading_info=True
-            )
-            missing = sorted(info["missing_keys"])
-            if missing:
-                raise BadInput(
-                    f"model {self.path}: its weights lack {missing[0]} and {len(missing) - 1} more",
-                    "give the folder of a complete model, or set from_scratch",
-                )
-            return model
-
-        model = load(self.path, "model", read)
+        model = _read_weights(self.path)
         if self.adapter is not None:
             folder = self.adapter
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
+        if self._is_remade:
+            encoder = _read_weights(self.encoder_path) if self.encoder_path else None
+            model = make_student(self.config, model, encoder, self.layers)
         return model
+
+    def files(self) -> list[Path]:
+        """Files that the model's weights and settings are in; a hub's are fetched if they are not here yet."""
+        paths = [self.path, *([str(self.adapter)] if self.adapter else [])]
+        if not any(file.suffix in _WEIGHTS for file in _files_of(paths)):
+            _read_weights(self.path)
+        return _files_of(paths)
 
     def detect_languages(self, model: nn.Module, heard: Any) -> list[str]:
         """Codes of the languages in what :meth:`hear` gave."""
@@ -326,6 +347,34 @@ class WhisperModelWrapper:
             generation.task = self.settings.speech_task
             generation.language = language or None
         return generation
+
+
+def _files_of(paths: Sequence[str]) -> list[Path]:
+    return sorted(file for path in paths for file in _folder_of(path).iterdir() if file.suffix in {*_WEIGHTS, ".json"})
+
+
+def _folder_of(path: str) -> Path:
+    if check_model_path(path):
+        return Path(path).expanduser()
+    found = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
+    return Path(str(found)).parent
+
+
+def _read_weights(path: str) -> Any:
+    def read(local: bool) -> Any:
+        whisper: Any = WhisperForConditionalGeneration
+        model, info = whisper.from_pretrained(
+            path, local_files_only=local, dtype=torch.float32, output_loading_info=True
+        )
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise BadInput(
+                f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more",
+                "give the folder of a complete model, or set from_scratch",
+            )
+        return model
+
+    return load(path, "model", read)
 
 
 def unwrap(model: nn.Module) -> Any:

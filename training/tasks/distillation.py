@@ -1,0 +1,205 @@
+"""A Whisper that learns from another one, and from the transcripts.
+
+The loss of a token is ``alpha * cross entropy + (1 - alpha) * T^2 * KL(teacher || student)``, both distributions at the
+temperature ``T`` (Hinton et al. 2015, arXiv 1503.02531, section 2; per token and for Whisper: Gandhi et al. 2023,
+arXiv 2311.00430, section 3, whose weights 1 and 0.8 are ``alpha`` = 0.56). It is a mean over the tokens of the
+transcripts, like the cross entropy alone.
+
+Where nothing random stands before the teacher (``augmentation`` = 0) and samples are seen more than once, it is asked
+once, before training, and its answers are kept in the cache; else it answers in every step, without gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.memory import give_back
+from training.precision import Precision, select_precision
+from training.tasks.base import Batch, Progress
+from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
+from training.tasks.teacher_outputs import TOP, Soft, TeacherOutputs, divergence, freeze, soften, write_outputs
+from training.tasks.whisper import SpeechData, SpeechSample, WhisperTask
+from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
+
+__all__ = ["DistillationTask", "distillation_loss"]
+
+logger = logging.getLogger("muster.data")
+
+_VERSION = 1
+_ASKED = ("input_features", "decoder_input_ids", "labels")
+"""What of a batch a teacher takes."""
+
+
+def distillation_loss(
+    cross_entropy: torch.Tensor, logits: torch.Tensor, soft: Soft, alpha: float, temperature: float
+) -> torch.Tensor:
+    """Return the scalar loss of a student (Hinton et al. 2015, section 2).
+
+    Args:
+        cross_entropy: scalar, mean over the tokens.
+        logits: the student's [tokens, vocabulary], without padding and prompt.
+        soft: the teacher's opinion of the same tokens.
+        alpha: share of the cross entropy, 0 to 1.
+        temperature: ``T``; the divergence's gradients shrink with its square, which the factor makes up for.
+    """
+    kept = divergence(soft, logits, temperature).mean()
+    return alpha * cross_entropy + (1 - alpha) * temperature**2 * kept
+
+
+class DistillationTask(WhisperTask):
+    """Speech recognition learned from a teacher; the metrics are those of any Whisper, the loss in evaluations too."""
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
+        settings = profile.model
+        own = {"model_path": settings.teacher_path, "teacher_path": "", "encoder_path": "", "student_layers": 0}
+        frozen = {"tuning": "full", "from_scratch": False, "gradient_checkpointing": False, "freeze_encoder": False}
+        self.teacher = WhisperModelWrapper(settings.model_copy(update={**own, **frozen}))
+        _check_alike(self.wrapper, self.teacher)
+        self._outputs: TeacherOutputs | None = None
+        self._live: nn.Module | None = None
+
+    @property
+    def hears_alike(self) -> bool:
+        """Whether the student's encoder is and stays the teacher's."""
+        settings = self.profile.model
+        untouched = settings.freeze_encoder and not settings.from_scratch and not settings.encoder_path
+        return untouched and settings.model_path == settings.teacher_path
+
+    def prepare(self, progress: Progress) -> None:
+        super().prepare(progress)
+        self._ask_ahead(progress)
+
+    def prepare_some(self, progress: Progress, most: int) -> int:
+        found = super().prepare_some(progress, most)
+        self._ask_ahead(progress)
+        return found
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        if self._outputs is None and self._live is None:
+            self._live = self._build_teacher()
+        return model
+
+    def _build_teacher(self) -> nn.Module:
+        return freeze(self.teacher.build()).to(self.device)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the teacher's files."""
+        return key_of_files(cache_root(self.profile.data.cache_dir), self.teacher.files())
+
+    def table(self, split: str) -> str:
+        return f"{super().table(split)}+{self.fingerprint}"
+
+    # ------------------------------------------------------------------------------------------------ asked once
+
+    def _ask_ahead(self, progress: Progress) -> None:
+        """Ask the teacher about all training clips, or find what it said."""
+        if not self.profile.asks_teacher_once:
+            logger.info("the teacher answers in every step: the samples differ, or each is seen once")
+            return
+        data = self.train
+        assert isinstance(data, SpeechData)
+        if not self.default_language and not all(data.languages):
+            self.ensure_language(self._build_teacher(), data)
+        root, waiting = cache_root(self.profile.data.cache_dir), "the teacher's answers"
+
+        def wait() -> None:
+            progress(f"{waiting} (another process is at it)", 0, len(data))
+
+        folder = get_or_build(root / "teachers", self._key(data), lambda at: self._ask_all(data, at, progress), wait)
+        self._outputs = TeacherOutputs(folder, list(map(len, data.tokens)), self.teacher.config.vocab_size)
+        logger.info("the teacher was asked once; its answers are in %s", folder)
+
+    def _key(self, data: SpeechData) -> str:
+        """Name of what the teacher says: by its weights, the sounds, the tokens and their prompts."""
+        texts = [[*self.teacher.prompt(code or self.default_language), 0, *tokens]
+                 for code, tokens in zip(data.languages, data.tokens, strict=True)]  # fmt: skip
+        settings = [_VERSION, TOP, self.profile.model.distill_temperature, str(self._precision().dtype)]
+        return digest([self.fingerprint, data.store.key, json.dumps([settings, data.positions, texts])])
+
+    def _ask_all(self, data: SpeechData, folder: Path, progress: Progress) -> None:
+        size = self.profile.training.batch_size
+
+        def answers() -> Iterator[Soft]:
+            teacher = self._build_teacher()
+            for start in range(0, len(data), size):
+                samples = [data[index] for index in range(start, min(start + size, len(data)))]
+                made = self.collate(samples, None)
+                batch = {name: made[name].to(self.device) for name in _ASKED}
+                with self._precision().autocast():
+                    yield self._answer(teacher, batch, self.teacher.hear(teacher, batch["input_features"]))
+
+        def report(parts: int) -> None:
+            progress("the teacher's answers", min(parts * size, len(data)), len(data))
+
+        with torch.no_grad():
+            write_outputs(folder, answers(), self.teacher.config.vocab_size, report)
+        give_back(self.device)
+
+    def _precision(self) -> Precision:
+        return Precision(select_precision(self.profile.training.mixed_precision, self.device), self.device)
+
+    # ------------------------------------------------------------------------------------------------- each step
+
+    def collate(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> Batch:
+        batch = super().collate(samples, rngs)
+        if rngs is None or self._outputs is None:
+            return batch
+        return {**batch, "teacher": self._outputs.of([sample.index for sample in samples])}
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        heard, soft = self._ask(batch)
+        if heard is None:
+            heard = self.wrapper.hear(model, batch["input_features"])
+        text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
+        output = model(encoder_outputs=heard, **text, use_cache=False)
+        settings, logits = self.profile.model, output.logits[batch["labels"] != IGNORED]
+        return distillation_loss(output.loss, logits, soft, settings.distill_alpha, settings.distill_temperature)
+
+    @torch.no_grad()
+    def _ask(self, batch: Batch) -> tuple[Any, Soft]:
+        """Return what the student hears, where that is what the teacher hears, and what the teacher says of it."""
+        if "teacher" in batch:
+            return None, batch["teacher"]
+        assert self._live is not None
+        heard = self.teacher.hear(self._live, batch["input_features"])
+        return heard if self.hears_alike else None, self._answer(self._live, batch, heard)
+
+    def _answer(self, teacher: nn.Module, batch: Batch, heard: Any) -> Soft:
+        """Ask about each token of the transcripts."""
+        logits = teacher(encoder_outputs=heard, decoder_input_ids=batch["decoder_input_ids"], use_cache=False).logits
+        return soften(logits[batch["labels"] != IGNORED], self.profile.model.distill_temperature)
+
+
+def _check_alike(student: WhisperModelWrapper, teacher: WhisperModelWrapper) -> None:
+    """Refuse a teacher whose words cannot be compared with the student's.
+
+    Raises:
+        BadInput: they write other tokens, begin a text otherwise, or hear in another way.
+    """
+    hint = "take a teacher and a student of one family (both English-only, or both multilingual)"
+    pair = f"teacher {teacher.path} and student {student.path}"
+    if student.config.vocab_size != teacher.config.vocab_size:
+        sizes = f"{teacher.config.vocab_size} and {student.config.vocab_size}"
+        raise BadInput(f"{pair} write other tokens: their vocabularies have {sizes}", hint)
+    if student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
+        raise BadInput(f"{pair} write other tokens: their tokenizers differ", hint)
+    if student.prompts() != teacher.prompts():
+        raise BadInput(f"{pair} begin a text with other tokens", hint)
+    if student.log_mel.fingerprint() != teacher.log_mel.fingerprint():
+        mels = f"{teacher.log_mel.mels} and {student.log_mel.mels} mels"
+        seconds = f"{teacher.log_mel.seconds:g} and {student.log_mel.seconds:g} s"
+        raise BadInput(f"{pair} hear in another way: {mels}, {seconds}", "take models with one feature extractor")

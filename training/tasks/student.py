@@ -1,0 +1,92 @@
+"""A Whisper made of parts of others: some of a decoder's layers, and another one's encoder.
+
+A student starts from its teacher's encoder and from decoder layers that are spaced as far apart as possible (Shleifer
+and Rush 2020, arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper, arXiv 2311.00430, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from profiles.errors import BadInput
+
+_OF_THE_ENCODER = (
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "encoder_layerdrop",
+    "num_mel_bins",
+    "max_source_positions",
+)
+_ENCODER, _LAYERS = "model.encoder.", "model.decoder.layers."
+
+
+def spaced_layers(layers: int, kept: int) -> list[int]:
+    """Return which of ``layers`` are kept: evenly spaced from the first to the last; the last if it is one.
+
+    Raises:
+        BadInput: there are fewer.
+    """
+    if not 1 <= kept <= layers:
+        raise BadInput(f"student_layers = {kept}, but the model's decoder has {layers} layers", f"set 1 to {layers}")
+    if kept == 1:
+        return [layers - 1]
+    return [round(index * (layers - 1) / (kept - 1)) for index in range(kept)]
+
+
+def student_config(own: WhisperConfig, encoder: WhisperConfig | None, layers: Sequence[int]) -> WhisperConfig:
+    """Return the configuration of a model with another ``encoder`` and only some decoder ``layers``.
+
+    Raises:
+        BadInput: the encoder is of another width than the decoder, which attends to what it gives.
+    """
+    values = {**own.to_dict(), "decoder_layers": len(layers)}
+    if encoder is not None:
+        if encoder.d_model != own.d_model:
+            message = f"encoder_path: that encoder is {encoder.d_model} wide, the model's decoder {own.d_model}"
+            raise BadInput(message, "take models of equal width (d_model in their config.json)")
+        values |= {name: getattr(encoder, name) for name in _OF_THE_ENCODER}
+        values["num_hidden_layers"] = encoder.encoder_layers
+    return WhisperConfig.from_dict(values)
+
+
+def make_student(
+    config: WhisperConfig, own: Any, encoder: Any | None, layers: Sequence[int]
+) -> WhisperForConditionalGeneration:
+    """Return a model of ``config`` with weights of ``own``, or of ``encoder`` where that is given.
+
+    Args:
+        own: ``WhisperForConditionalGeneration`` whose decoder layers ``layers`` are taken, in this order.
+        encoder: the one whose encoder is taken; ``None``: that of ``own``.
+    """
+    weights = _with_layers(own.state_dict(), layers)
+    if encoder is not None:
+        weights = {name: value for name, value in weights.items() if not name.startswith(_ENCODER)}
+        weights |= {name: value for name, value in encoder.state_dict().items() if name.startswith(_ENCODER)}
+    with torch.device("meta"):
+        student = WhisperForConditionalGeneration(config)
+    student.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
+    student.tie_weights()
+    student.name_or_path = own.name_or_path
+    return student
+
+
+def _with_layers(weights: Mapping[str, torch.Tensor], layers: Sequence[int]) -> dict[str, torch.Tensor]:
+    found = {name: value for name, value in weights.items() if not name.startswith(_LAYERS)}
+    for new, old in enumerate(layers):
+        prefix = f"{_LAYERS}{old}."
+        found |= {
+            f"{_LAYERS}{new}.{name.removeprefix(prefix)}": value
+            for name, value in weights.items()
+            if name.startswith(prefix)
+        }
+    return found
+
+
+def kept_alignment_heads(heads: Sequence[Sequence[int]], layers: Sequence[int]) -> list[list[int]]:
+    """Return those of a model's ``[layer, head]`` whose attention tells when a word is said that a student has too."""
+    return [[layers.index(layer), head] for layer, head in heads if layer in layers]
