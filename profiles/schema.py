@@ -15,6 +15,8 @@ WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks that know how their model is built."""
 
+AUTO_LANGUAGE, EVERY_LANGUAGE = "auto", "all"
+
 TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
 """Names of the trackers that a run's events can be sent to."""
 
@@ -97,7 +99,12 @@ class ModelSettings(Section):
         advanced=True,
         tasks=(WHISPER,),
     )
-    language: str = option("", "language of the recordings: a name or code; empty: the model decides", tasks=(WHISPER,))
+    language: str = option(
+        "",
+        "language of the recordings without one in their table: a name or code; auto: the model decides for each; "
+        "empty: it decides for all, by the first",
+        tasks=(WHISPER,),
+    )
     speech_task: Literal["transcribe", "translate"] = option(
         "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
     )
@@ -136,6 +143,9 @@ class DataSettings(Section):
         "",
         "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence",
         tasks=PUBLISHED,
+    )
+    languages: str = option(
+        EVERY_LANGUAGE, "clips of these languages are taken, by comma (de, french); all: every clip", tasks=(WHISPER,)
     )
     long_audio: Literal["refuse", "cut", "skip"] = option(
         "refuse", "clips longer than the model's window", tasks=(WHISPER,)

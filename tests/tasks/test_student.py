@@ -50,7 +50,7 @@ def test_a_student_has_the_first_and_the_last_layer_and_all_else(four_layers: Pa
 
 def test_a_saved_student_opens_by_itself(four_layers: Path, tmp_path: Path) -> None:
     wrapper = WhisperModelWrapper(ModelSettings(teacher_path=str(four_layers), student_layers=2))
-    wrapper.save(wrapper.build(), tmp_path, "")
+    wrapper.save(wrapper.build(), tmp_path, [])
     assert WhisperForConditionalGeneration.from_pretrained(tmp_path).config.decoder_layers == 2
     assert WhisperModelWrapper(ModelSettings(model_path=str(tmp_path))).build() is not None
 

@@ -71,6 +71,10 @@ class DistillationTask(WhisperTask):
         self._live: nn.Module | None = None
 
     @property
+    def listener(self) -> WhisperModelWrapper:
+        return self.teacher
+
+    @property
     def hears_alike(self) -> bool:
         """Whether the student's encoder is and stays the teacher's."""
         settings = self.profile.model

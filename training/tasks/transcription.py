@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from profiles.schema import ModelSettings
+from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.precision import select_device
 from training.tasks.audio import AudioError, Samples
 from training.tasks.long_form import Segment, divided, write_with_times
@@ -162,7 +162,7 @@ class _Listener:
 
     def __init__(self, settings: ModelSettings, device: str, manner: Manner) -> None:
         self.wrapper = WhisperModelWrapper(settings)
-        if settings.language:
+        if settings.language and settings.language != AUTO_LANGUAGE:
             self.wrapper.check_language(language_code(settings.language), "language")
         self.wrapper.write_as(manner.prompt, manner.timestamps)
         self.manner = manner

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from profiles.schema import Profile
+from profiles.schema import AUTO_LANGUAGE, Profile
 from training.modes import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
@@ -26,6 +26,7 @@ from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_data import SpeechData, SpeechSample
 from training.tasks.speech_dataset import read_divided
+from training.tasks.spoken_languages import heard_languages, wanted_languages
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper_prompt import language_code
 from training.tasks.windows import Windows
@@ -71,6 +72,7 @@ class WhisperTask(Task):
         self.monitor = "wer" if profile.evaluation.eval_generate else "loss"
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
+        self.languages = wanted_languages(profile.data.languages)
         self.train: SizedDataset
         self.evaluation: dict[str, SizedDataset] = {}
         self._normalizers: dict[str, Normalizer] = {}
@@ -93,6 +95,7 @@ class WhisperTask(Task):
         """Read the tables; return what the settings leave of each split."""
         data = self.profile.data
         splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        splits = {split: [clip for clip in clips if self._takes(clip)] for split, clips in splits.items()}
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 
@@ -113,8 +116,10 @@ class WhisperTask(Task):
         store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, phase)
         self._check_broken(split, clips, store)
         positions = self._fit_audio(clips, store, [i for i in positions if i not in store.errors])
+        self._hear_languages(store, positions, languages, progress)
+        positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if not positions:
-            raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line")
+            raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line, and 'languages'")
         limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
         spoken = [languages[i] for i in positions]
@@ -132,6 +137,33 @@ class WhisperTask(Task):
         code = language_code(clip.language, f"{clip.where}, column language")
         self.wrapper.check_language(code, f"{clip.where}, column language")
         return code
+
+    def _takes(self, clip: Clip) -> bool:
+        """Whether a clip is of a language that is wanted, as far as is known before anybody listens to it."""
+        if self.languages is None:
+            return True
+        code = self._language_of(clip) or self.default_language
+        if not code and self.profile.model.language != AUTO_LANGUAGE:
+            message = f"{clip.where}: {clip.id} has no language, so nobody knows whether it is among 'languages'"
+            raise BadInput(message, "add a column 'language', or set language = auto")
+        return not code or code in self.languages
+
+    def _hear_languages(
+        self, store: FeatureStore, positions: Sequence[int], languages: list[str], progress: Progress
+    ) -> None:
+        """Let the model say what ``languages`` do not, where it is to."""
+        unknown = [i for i in positions if not languages[i]]
+        if self.profile.model.language != AUTO_LANGUAGE or not unknown:
+            return
+        root = cache_root(self.profile.data.cache_dir)
+        heard = heard_languages(self.listener, store, unknown, self.device, root, progress)
+        for i, code in zip(unknown, heard, strict=True):
+            languages[i] = code
+
+    @property
+    def listener(self) -> WhisperModelWrapper:
+        """Who says what language a clip is in."""
+        return self.wrapper
 
     def _refuse_declared_long(self, clips: Sequence[Clip]) -> None:
         """Tell early what the column ``duration`` already gives away, before hours of decoding."""
@@ -347,4 +379,4 @@ class WhisperTask(Task):
     def save(self, model: nn.Module, directory: Path) -> None:
         data = self.train
         codes = {code or self.default_language for code in data.languages} if isinstance(data, SpeechData) else set()
-        self.wrapper.save(model, directory, codes.pop() if len(codes) == 1 else "")
+        self.wrapper.save(model, directory, sorted(codes - {""}))

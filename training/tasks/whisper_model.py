@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
-from profiles.schema import ModelSettings
+from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.tasks.features import LogMel
 from training.tasks.hub import check_model_path, load
 from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
@@ -196,6 +196,8 @@ class WhisperModelWrapper:
     @property
     def default_language(self) -> str:
         """Code of the language set, or of the one the model was saved for; empty if there is none."""
+        if self.settings.language == AUTO_LANGUAGE:
+            return "" if self.is_multilingual else "en"
         if self.settings.language:
             code = language_code(self.settings.language)
             self.check_language(code, "language")
@@ -274,8 +276,12 @@ class WhisperModelWrapper:
         return _files_of(paths)
 
     def detect_languages(self, model: nn.Module, heard: Any) -> list[str]:
-        """Codes of the languages in what :meth:`hear` gave."""
-        found = unwrap(model).detect_language(encoder_outputs=heard, generation_config=self.generation).tolist()
+        """Codes of the languages in what :meth:`hear` gave, of those that the model was trained for if it says so."""
+        generation, trained = copy.deepcopy(self.generation), getattr(self.generation, "trained_languages", None)
+        if trained:
+            known = self.generation.lang_to_id
+            generation.lang_to_id = {name: known[name] for code in trained if (name := f"<|{code}|>") in known} or known
+        found = unwrap(model).detect_language(encoder_outputs=heard, generation_config=generation).tolist()
         codes = {token_id: token.strip("<|>") for token, token_id in self.generation.lang_to_id.items()}
         return [codes[token_id] for token_id in found]
 
@@ -326,26 +332,28 @@ class WhisperModelWrapper:
         given = len(self._context) + self.prompt_length - int(timestamps)
         return ids[:, given:] if raw else ids
 
-    def save(self, model: nn.Module, directory: Path, language: str) -> None:
+    def save(self, model: nn.Module, directory: Path, languages: Sequence[str]) -> None:
         """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.
 
         Args:
-            language: code the saved model writes by default; empty: it detects the language.
+            languages: codes it was trained for. One: the saved model writes it by default; else it detects the
+                language, here among these.
         """
         if isinstance(model, PeftModel) and not self.settings.lora_merge:
             save_adapter(model, directory)
         else:
             whole = merged_copy(model) if isinstance(model, PeftModel) else unwrap(model)
             whole.save_pretrained(str(directory))
-        self._generation_to_save(language).save_pretrained(str(directory))
+        self._generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))
         self.extractor.save_pretrained(str(directory))
 
-    def _generation_to_save(self, language: str) -> Any:
+    def _generation_to_save(self, languages: Sequence[str]) -> Any:
         generation = copy.deepcopy(self.generation)
         if self.is_multilingual:
             generation.task = self.settings.speech_task
-            generation.language = language or None
+            generation.language = languages[0] if len(languages) == 1 else None
+            generation.trained_languages = list(languages) or None
         return generation
 
 

@@ -10,9 +10,13 @@ from transformers.models.whisper.english_normalizer import BasicTextNormalizer, 
 
 Normalizer = Callable[[str], str]
 
+_WITHOUT_SPACES = frozenset({"zh", "yue", "ja", "th", "lo", "my"})
+
 
 def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> Normalizer:
     """Return Whisper's normaliser: the English one for ``en`` (numbers, spelling, contractions), else the basic one.
+
+    Where a language puts no spaces between words, each character counts as one.
 
     Args:
         language: language code.
@@ -20,7 +24,7 @@ def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> 
     """
     if language == "en":
         return cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
-    return cast(Normalizer, BasicTextNormalizer())
+    return cast(Normalizer, BasicTextNormalizer(split_letters=language in _WITHOUT_SPACES))
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
