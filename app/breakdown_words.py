@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from app.console import visible
 from app.figures import metric_text
 from profiles.errors import BadInput
-from training.tasks.breakdown import Part, by_length, by_noise, by_speaker, confusions, part_of
+from training.tasks.breakdown import Part, by_language, by_length, by_noise, by_speaker, confusions, part_of
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ SHOWN_CONFUSIONS = 5
 
 WAYS: Mapping[str, Callable[[Sequence[Prediction]], list[Part]]] = {
     "speaker": by_speaker,
+    "language": by_language,
     "length": by_length,
     "noise": by_noise,
 }
@@ -39,7 +40,7 @@ def predictions_in(run_dir: Path) -> tuple[list[Prediction], list[Prediction]]:
 def breakdown_lines(
     predictions: Sequence[Prediction], before: Sequence[Prediction] = (), most: int = SHOWN_SPEAKERS
 ) -> list[str]:
-    """Return error rates by speaker, length and noise in columns, and the most frequent confusions."""
+    """Return error rates by speaker, language, length and noise in columns, and the most frequent confusions."""
     lines = []
     for way, divide in WAYS.items():
         parts = divide(predictions)

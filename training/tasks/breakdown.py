@@ -44,6 +44,12 @@ def by_speaker(predictions: Sequence[Prediction]) -> list[Part]:
     return sorted(parts, key=lambda part: (-(part.wer or 0.0), part.name)) if _tells(parts) else []
 
 
+def by_language(predictions: Sequence[Prediction]) -> list[Part]:
+    """Return a part for each language, the most recordings first; empty where all are in one."""
+    parts = _parts(predictions, lambda one: one.language)
+    return sorted(parts, key=lambda part: (-part.recordings, part.name)) if len(parts) > 1 else []
+
+
 def by_length(predictions: Sequence[Prediction]) -> list[Part]:
     """Return a part for each range of lengths, the shortest first."""
     known = [one for one in predictions if one.duration is not None]

@@ -28,8 +28,9 @@ from training.memory import give_back
 from training.precision import Precision, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
+from training.tasks.speech_data import SpeechData, SpeechSample
 from training.tasks.teacher_outputs import TOP, Soft, TeacherOutputs, divergence, freeze, soften, write_outputs
-from training.tasks.whisper import SpeechData, SpeechSample, WhisperTask
+from training.tasks.whisper import WhisperTask
 from training.tasks.whisper_model import IGNORED, WhisperModelWrapper
 
 __all__ = ["DistillationTask", "distillation_loss"]
@@ -167,7 +168,7 @@ class DistillationTask(WhisperTask):
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         heard, soft = self._ask(batch)
         if heard is None:
-            heard = self.wrapper.hear(model, batch["input_features"])
+            heard = self.hear_to_train(model, batch)
         text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
         output = model(encoder_outputs=heard, **text, use_cache=False)
         settings, logits = self.profile.model, output.logits[batch["labels"] != IGNORED]

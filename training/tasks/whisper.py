@@ -306,12 +306,15 @@ class WhisperTask(Task):
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return self._loss(model, batch, self.hear_to_train(model, batch))
+
+    def hear_to_train(self, model: nn.Module, batch: Batch) -> Any:
+        """The encoder's output for a training batch; that of an encoder which stays as it is, from the cache."""
         features, positions = batch["input_features"], batch["positions"]
         cache = self._cache_for(model) if positions else None
         if cache is None:
-            return self._loss(model, batch, self.wrapper.hear(model, features))
-        heard = cache(features, positions, lambda some: self.wrapper.hear(model, some).last_hidden_state)
-        return self._loss(model, batch, (heard,))
+            return self.wrapper.hear(model, features)
+        return (cache(features, positions, lambda some: self.wrapper.hear(model, some).last_hidden_state),)
 
     @staticmethod
     def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:

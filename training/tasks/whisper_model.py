@@ -20,7 +20,6 @@ from transformers import (
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
-from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
@@ -31,6 +30,7 @@ from training.tasks.published_models import local_folder
 from training.tasks.recompute import recompute_activations
 from training.tasks.student import kept_alignment_heads, make_student, spaced_layers, student_config
 from training.tasks.whisper_encoder import encode
+from training.tasks.whisper_files import files_of, read_config, read_weights
 from training.tasks.whisper_prompt import complete_generation, language_code
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
@@ -40,7 +40,6 @@ TICK = 0.02
 """Seconds from one token for a time to the next."""
 _TIMES = 16
 """Tokens for times that a text of one window may take beside its words."""
-_WEIGHTS = (".safetensors", ".bin")
 
 IGNORED = -100
 """Label of a position that does not count in the loss."""
@@ -68,11 +67,11 @@ class WhisperModelWrapper:
         self.settings = settings
         self.adapter = _adapter_folder(settings.model_path)
         self.path = local_folder(_base_of(self.adapter) if self.adapter else settings.model_path)
-        own = self._read_config(self.path)
+        own = read_config(self.path)
         self.layers = spaced_layers(own.decoder_layers, settings.student_layers or own.decoder_layers)
         """Which layers of the decoder in :attr:`path` are the model's."""
         self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
-        encoder = self._read_config(self.encoder_path) if self.encoder_path else None
+        encoder = read_config(self.encoder_path) if self.encoder_path else None
         self.config: WhisperConfig = student_config(own, encoder, self.layers) if self._is_remade else own
         self.tokenizer: Any = load(self._text_path, "tokenizer", self._read_tokenizer)
         hears = self.encoder_path or self._text_path
@@ -98,16 +97,6 @@ class WhisperModelWrapper:
     def _is_remade(self) -> bool:
         """Whether the model is another one than that in :attr:`path`."""
         return bool(self.settings.student_layers or self.settings.encoder_path)
-
-    @staticmethod
-    def _read_config(path: str) -> WhisperConfig:
-        values: dict[str, Any] = load(
-            path, "model", lambda local: WhisperConfig.get_config_dict(path, local_files_only=local)[0]
-        )
-        kind = values.get("model_type")
-        if kind != "whisper":
-            raise BadInput(f"model {path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
-        return load(path, "model", lambda local: WhisperConfig.from_dict(values))
 
     def _read_tokenizer(self, local: bool) -> Any:
         return AutoTokenizer.from_pretrained(self._text_path, local_files_only=local)
@@ -259,21 +248,18 @@ class WhisperModelWrapper:
         if self.settings.from_scratch:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
-        model = _read_weights(self.path)
+        model = read_weights(self.path)
         if self.adapter is not None:
             folder = self.adapter
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
         if self._is_remade:
-            encoder = _read_weights(self.encoder_path) if self.encoder_path else None
+            encoder = read_weights(self.encoder_path) if self.encoder_path else None
             model = make_student(self.config, model, encoder, self.layers)
         return model
 
     def files(self) -> list[Path]:
         """Files that the model's weights and settings are in; a hub's are fetched if they are not here yet."""
-        paths = [self.path, *([str(self.adapter)] if self.adapter else [])]
-        if not any(file.suffix in _WEIGHTS for file in _files_of(paths)):
-            _read_weights(self.path)
-        return _files_of(paths)
+        return files_of(self.path, str(self.adapter or ""))
 
     def detect_languages(self, model: nn.Module, heard: Any) -> list[str]:
         """Codes of the languages in what :meth:`hear` gave, of those that the model was trained for if it says so."""
@@ -355,34 +341,6 @@ class WhisperModelWrapper:
             generation.language = languages[0] if len(languages) == 1 else None
             generation.trained_languages = list(languages) or None
         return generation
-
-
-def _files_of(paths: Sequence[str]) -> list[Path]:
-    return sorted(file for path in paths for file in _folder_of(path).iterdir() if file.suffix in {*_WEIGHTS, ".json"})
-
-
-def _folder_of(path: str) -> Path:
-    if check_model_path(path):
-        return Path(path).expanduser()
-    found = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
-    return Path(str(found)).parent
-
-
-def _read_weights(path: str) -> Any:
-    def read(local: bool) -> Any:
-        whisper: Any = WhisperForConditionalGeneration
-        model, info = whisper.from_pretrained(
-            path, local_files_only=local, dtype=torch.float32, output_loading_info=True
-        )
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise BadInput(
-                f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more",
-                "give the folder of a complete model, or set from_scratch",
-            )
-        return model
-
-    return load(path, "model", read)
 
 
 def unwrap(model: nn.Module) -> Any:

@@ -10,8 +10,6 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGU
 
 from profiles.errors import BadInput
 
-__all__ = ["LANGUAGES", "complete_generation", "language_code"]
-
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
 
