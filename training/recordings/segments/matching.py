@@ -17,7 +17,13 @@ Normalizer = Callable[[str], str]
 _JUMP = 12
 """So many more words of the transcript than were heard in between, and they are no longer of one segment."""
 _AROUND = 3
-"""Words by which an edge may move into what the alignment gave to a segment, and that a model may miss at an edge."""
+"""Words by which an edge may move into what the alignment gave to a segment."""
+MISSED = 6
+"""Words in a row that a model may miss; more of them, and nobody says them. (A year is written in seven.)"""
+_FEW = 0.3
+"""A segment with less than this share of its words opposite others has none: they met by chance."""
+_ENDS, _RESTS = 3.0, 1.0
+"""What a border after a sentence, or after a part of one, is worth in characters: people pause there."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class Match:
     end: int
     agreement: float = 0.0
     """1 less the share of characters that differ between text and what was heard, both normalised; at least 0."""
+    missed: int = 0
+    """The most words in a row, inside, that are only in the transcript or were only heard."""
 
 
 def match(
@@ -51,7 +59,7 @@ def match(
     texts = [normalize(joined((word.text for word in words), language)) for words in heard]
     scale = _Scale(transcript, normalize, texts)
     given = [number for number, (first, end) in enumerate(ranges) if first < end]
-    found = [Match(*one) for one in ranges]
+    found = [Match(*one, missed=_missed(places, *one)) for places, one in zip(opposite, ranges)]
     for number in given[:1]:
         found[number] = replace(found[number], first=scale.best_first(number, found[number], 0))
     for left, right in pairwise(given):
@@ -70,7 +78,7 @@ def keys_of(words: Sequence[str]) -> list[str]:
 def _opposite(
     heard: Sequence[Sequence[HeardWord]], transcript: Transcript, spoken_words: Sequence[str]
 ) -> list[list[int]]:
-    """Return the positions in the transcript opposite each segment's words."""
+    """Return the positions in the transcript opposite each segment's words, -1 where there is none."""
     numbers: dict[str, int] = {}
     words = [(segment, word) for segment, some in enumerate(heard) for word in some]
     keys = keys_of([word.text for _, word in words])
@@ -84,21 +92,33 @@ def _opposite(
     )
     positions: list[list[int]] = [[] for _ in heard]
     for place, position in zip(mine, found):
-        if position >= 0:
-            positions[words[place][0]].append(theirs[position])
+        positions[words[place][0]].append(theirs[position] if position >= 0 else -1)
     return positions
 
 
 def _range(positions: Sequence[int]) -> tuple[int, int]:
     """Return first and end of the largest group of positions that lie close together."""
     groups: list[list[int]] = []
-    for position in positions:
+    for position in (position for position in positions if position >= 0):
         if groups and position - groups[-1][-1] <= _JUMP:
             groups[-1].append(position)
         else:
             groups.append([position])
     largest = max(groups, key=len, default=[])
-    return (largest[0], largest[-1] + 1) if largest else (0, 0)
+    return (largest[0], largest[-1] + 1) if len(largest) > _FEW * len(positions) else (0, 0)
+
+
+def _missed(positions: Sequence[int], first: int, end: int) -> int:
+    """Return the longest run of words without one opposite, on either side, from ``first`` to ``end``."""
+    longest, alone, last = 0, 0, first - 1
+    for position in positions:
+        if first <= position < end:
+            longest = max(longest, position - last - 1)
+            alone, last = 0, position
+        else:
+            alone += 1
+            longest = max(longest, alone)
+    return longest
 
 
 def timed(words: Sequence[HeardWord], text: str, language: str = "") -> list[HeardWord]:
@@ -140,6 +160,13 @@ class _Scale:
     def _counts(self, number: int, first: int, end: int) -> dict[str, float]:
         return count_errors([self.normalize(self.transcript.between(first, end))], [self.heard[number]])
 
+    def border(self, cut: int) -> float:
+        """What a border before word ``cut`` is worth."""
+        last = self.transcript.word(cut - 1).rstrip("\"'»”’)") if cut else "."
+        return (
+            _ENDS if last.endswith((".", "!", "?", "…", "。", "！", "？")) else _RESTS * last.endswith((",", ";", ":"))
+        )
+
     def agreement(self, number: int, one: Match) -> float:
         if one.first == one.end:
             return 0.0
@@ -148,23 +175,25 @@ class _Scale:
 
     def best_first(self, number: int, one: Match, least: int) -> int:
         tried = range(max(least, one.first - _JUMP), min(one.first + _AROUND, one.end - 1) + 1)
-        return min(tried, key=lambda first: (self.edits(number, first, one.end), abs(first - one.first)))
+        return min(
+            tried, key=lambda first: (self.edits(number, first, one.end) - self.border(first), abs(first - one.first))
+        )
 
     def best_end(self, number: int, one: Match, most: int) -> int:
         tried = range(max(one.first + 1, one.end - _AROUND), min(one.end + _JUMP, most) + 1)
-        return min(tried, key=lambda end: (self.edits(number, one.first, end), abs(end - one.end)))
+        return min(tried, key=lambda end: (self.edits(number, one.first, end) - self.border(end), abs(end - one.end)))
 
     def divided(self, left: int, right: int, one: Match, other: Match) -> tuple[Match, Match]:
         """Divide the words about the border of two segments; several that nobody was heard to say go to neither."""
-        if other.first - one.end > _AROUND:
+        if other.first - one.end > MISSED:
             end = self.best_end(left, one, other.first)
             first = self.best_first(right, other, end)
-            if first - end > _AROUND:
+            if first - end > MISSED:
                 return replace(one, end=end), replace(other, first=first)
         tried = range(max(one.first + 1, one.end - _AROUND), min(other.first + _AROUND, other.end - 1) + 1)
         place = min(
             tried,
-            key=lambda cut: self.edits(left, one.first, cut) + self.edits(right, cut, other.end),
+            key=lambda cut: self.edits(left, one.first, cut) + self.edits(right, cut, other.end) - self.border(cut),
             default=one.end,
         )
         return replace(one, end=place), replace(other, first=place)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from training.recordings.segments.cutting import PAUSE, cut, inner
 from training.recordings.segments.hearing import HeardWord
-from training.recordings.segments.matching import Match, keys_of, match, timed
+from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
 from training.recordings.segments.sound import RATE, Stretch, length_of, pieces, stream
 from training.recordings.segments.transcript import Transcript, joined
 from training.recordings.segments.voice import Activity, listen_for_speech, quietest, spoken, within_speech
@@ -149,7 +149,7 @@ def _matched(
     keys = keys_of([transcript.word(number) for number in range(len(transcript.words))])
     found = match(heard, transcript, normalize, keys, ear.listener.language)
     parts = [
-        [stretch] if one.agreement >= bound else inner(activity, stretch) or [stretch]
+        [stretch] if not _reason(one, bound) else inner(activity, stretch) or [stretch]
         for stretch, one in zip(stretches, found)
     ]
     finer = [part for some in parts if len(some) > 1 for part in some if part.seconds >= _SHORTEST]
@@ -167,15 +167,15 @@ def _matched(
         times = tuple(
             HeardWord(word.text, *within_speech(inside, word.start, word.end)) for word in timed(words, text, language)
         )
-        segments.append(Segment(stretch, text, said, one.agreement, _reason(words, text, one, bound), times))
+        segments.append(Segment(stretch, text, said, one.agreement, _reason(one, bound), times))
     given = sum(one.end - one.first for one, segment in zip(found, segments) if not segment.reason)
     return Segments(activity.seconds, segments, len(transcript.words), given)
 
 
-def _reason(words: Sequence[HeardWord], text: str, one: Match, bound: float) -> str:
+def _reason(one: Match, bound: float) -> str:
     """Say why a segment is left out; nothing where it is not."""
-    if not words:
-        return "the model hears no words"
-    if not text:
+    if one.first == one.end:
         return "nothing of the transcript lies opposite"
-    return f"agreement {one.agreement:.2f} below {bound:g}" if one.agreement < bound else ""
+    if one.agreement < bound:
+        return f"agreement {one.agreement:.2f} below {bound:g}"
+    return "words in a row that are only heard, or only in the transcript" if one.missed > MISSED else ""
