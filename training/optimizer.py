@@ -22,11 +22,19 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    # On a processor one pass over the memory instead of a dozen. On others torch chooses what is fast by itself.
-    fused = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in trained) or None
+    fused = all(map(_is_plain, trained)) or None  # on others than processors torch chooses what is fast by itself
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=settings.learning_rate, betas=(0.9, settings.adam_beta2), fused=fused
     )
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether one pass over the memory does it, instead of a dozen.
+
+    It takes weight, gradient and moments place by place as they lie in memory. Those of a snapshot and those of a mean
+    over members lie row by row; a weight that lies otherwise (``channels_last``) would get the update of another one.
+    """
+    return parameter.device.type == "cpu" and parameter.dtype == torch.float32 and parameter.is_contiguous()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
