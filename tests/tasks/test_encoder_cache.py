@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,10 @@ def test_other_weights_are_another_entry(
     batch = task.collate([task.train[0]], [np.random.default_rng(0)])
     task.loss(model, batch)
     assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 2
+    other = task.build_model()
+    other.model.encoder.config.encoder_attention_heads = 1  # type: ignore[union-attr]
+    task.loss(other, batch)
+    assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 3
 
 
 def test_a_full_disk_costs_the_cache_and_not_the_run(
@@ -108,10 +114,64 @@ def test_a_full_disk_costs_the_cache_and_not_the_run(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoder_cache.os, "fsync", full)
+    monkeypatch.setattr(encoder_cache, "_put", full)
     task = prepared(make_profile, english_whisper, speech_folder)
     count = Encodings(monkeypatch, task)
     assert all(np.isfinite(trained(task)[0])) and count.clips == 16
+
+
+def test_most_of_the_disk_stays_free(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    free = iter([1000_000, 800_000, *[740_000] * 9])
+    monkeypatch.setattr(encoder_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
+    count = Encodings(monkeypatch, task)
+    trained(task)
+    assert count.clips == 12  # the first four were kept, then a quarter of what had been free was gone
+
+
+def test_a_cache_that_cannot_be_made_costs_no_run(
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    speech_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    task = prepared(make_profile, english_whisper, speech_folder)
+    (tmp_path / "cache" / "encoded").write_text("in the way")
+    count = Encodings(monkeypatch, task)
+    assert all(np.isfinite(trained(task)[0])) and count.clips == 16
+    assert caplog.text.count("is not kept") == 1
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def scramble(path: Path) -> None:
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def flip_one_bit(path: Path) -> None:
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 0x40]) + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("harm", [cut, scramble, flip_one_bit, Path.unlink])
+def test_damage_is_computed_again(
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    speech_folder: Path,
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+) -> None:
+    losses, _ = trained(prepared(make_profile, english_whisper, speech_folder))
+    for file in (tmp_path / "cache" / "encoded").glob("*/*"):
+        before = file.read_bytes()
+        harm(file)
+        assert trained(prepared(make_profile, english_whisper, speech_folder))[0] == pytest.approx(losses, rel=1e-6)
+        assert file.read_bytes() == before
 
 
 def test_what_would_fill_the_disk_is_not_begun(

@@ -1,16 +1,18 @@
 """What a frozen encoder hears of each clip, computed once: on the disk in 16 bits, for all epochs and workers.
 
 Where nothing random stands before or in the encoder, its output for a clip is a function of the clip, the weights and
-the window. An entry is named by the hash of weights, features and precision; in it is one file a window length, of
-which only what was computed takes space.
+the window. An entry is named by the hash of weights and features, the window's length and the precision; of its file
+only what was computed takes space. A row counts only with its checksum, so what a crash, a disk or two workers at once
+made of it is computed again; and where nothing can be kept, the training goes on without.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
-import os
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from profiles.errors import BadInput
 from training.tasks.cache import get_or_build
 
+logger = logging.getLogger("muster.data")
+
 _SHARE = 4
-"""The whole cache of a window length takes at most one part in so many of the free disk."""
+"""One part in so many of the free disk may be taken: by all that a run keeps, and by the whole file of one length."""
+
+_ROWS, _SUMS = "outputs.f16", "sums.u32"
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
 
@@ -54,6 +61,7 @@ class EncoderCache:
         self._clips = clips
         self._weights = _hash_of(encoder, features)
         self._stores: dict[str, _Outputs | None] = {}
+        self._least = 0
 
     def __call__(self, features: torch.Tensor, clips: Sequence[int], encode: Encode) -> torch.Tensor:
         """Return the outputs [batch, frames / 2, width] for ``features`` [batch, mels, frames] of ``clips``.
@@ -75,53 +83,82 @@ class EncoderCache:
         return heard.to(features.device, torch.float32)
 
     def _store_for(self, positions: int, precision: str) -> _Outputs | None:
-        """Return where outputs of this length are; ``None`` where they would take too much of the disk."""
+        """Return where outputs of this length are; ``None`` where they would take too much of the disk, or cannot be
+        kept."""
         name = f"{positions}-{precision}"
         if name not in self._stores:
-            shape, key = (self._clips, positions, self._width), f"{self._weights}-{name}"
-            self._root.mkdir(parents=True, exist_ok=True)
-            most = shutil.disk_usage(self._root).free // _SHARE
-            fits = (self._root / key).is_dir() or 2 * math.prod(shape) <= most
-            make = partial(_make_empty, shape)
-            self._stores[name] = _Outputs(get_or_build(self._root, key, make), shape) if fits else None
+            try:
+                self._stores[name] = self._open(f"{self._weights}-{name}", (self._clips, positions, self._width))
+            except (OSError, BadInput) as error:
+                logger.warning("what the frozen encoder hears is not kept, but computed again each epoch: %s", error)
+                self._stores[name] = None
         return self._stores[name]
+
+    def _open(self, key: str, shape: tuple[int, int, int]) -> _Outputs | None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._root).free
+        self._least = self._least or free - free // _SHARE
+        if not (self._root / key).is_dir() and 2 * math.prod(shape) > free // _SHARE:
+            return None
+        make = partial(_make_empty, shape)
+        entry = get_or_build(self._root, key, make)
+        if not all((entry / name).is_file() and (entry / name).stat().st_size == size for name, size in _files(shape)):
+            shutil.rmtree(entry)  # damaged
+            entry = get_or_build(self._root, key, make)
+        return _Outputs(entry, shape, self._least)
 
 
 class _Outputs:
-    """Outputs of one length: a row a clip, and a byte a clip that says whether its row is there."""
+    """Outputs of one length: a row a clip, and its checksum, 0 where nothing is yet.
 
-    def __init__(self, entry: Path, shape: tuple[int, int, int]) -> None:
-        self._paths = entry / "outputs.f16", entry / "there"
-        self._bytes = 2 * shape[1] * shape[2]
+    Args:
+        least: bytes of the disk that stay free.
+    """
+
+    def __init__(self, entry: Path, shape: tuple[int, int, int], least: int) -> None:
+        self._paths = entry / _ROWS, entry / _SUMS
+        self._least = least
         self._rows = np.memmap(self._paths[0], np.float16, "r", shape=shape)
-        self._there = np.memmap(self._paths[1], np.uint8, "r", shape=shape[:1])
+        self._sums = np.memmap(self._paths[1], np.uint32, "r", shape=shape[:1])
         self._is_full = False
 
     def read(self, clip: int) -> npt.NDArray[np.float16] | None:
-        return self._rows[clip] if self._there[clip] else None
+        if not self._sums[clip]:
+            return None
+        row = np.array(self._rows[clip])  # as it is now: another worker may write it
+        return row if self._sums[clip] == _sum_of(row) else None
 
     def write(self, clips: Sequence[int], outputs: npt.NDArray[np.float16]) -> None:
         """Keep what was computed; where the disk is full, nothing more is kept."""
-        if self._is_full:
-            return
-        try:  # not through the mapping: a full disk would end the process there
-            with self._paths[0].open("r+b") as file:
-                for clip, output in zip(clips, outputs):
-                    file.seek(clip * self._bytes)
-                    file.write(output.tobytes())
-                file.flush()
-                os.fsync(file.fileno())  # a row is told to be there when it is
-            with self._paths[1].open("r+b") as file:
-                for clip in clips:
-                    file.seek(clip)
-                    file.write(b"\1")
+        try:
+            self._is_full = self._is_full or shutil.disk_usage(self._paths[0].parent).free < self._least
+            if not self._is_full:
+                _put(self._paths[0], clips, [output.tobytes() for output in outputs])
+                _put(self._paths[1], clips, [_sum_of(output).tobytes() for output in outputs])
         except OSError:
             self._is_full = True
 
 
+def _put(path: Path, places: Sequence[int], values: Sequence[bytes]) -> None:
+    """Write values of one length at their places; not through the mapping: a full disk would end the process there."""
+    with path.open("r+b") as file:
+        for place, value in zip(places, values, strict=True):
+            file.seek(place * len(value))
+            file.write(value)
+
+
+def _sum_of(row: npt.NDArray[np.float16]) -> np.uint32:
+    return np.uint32(zlib.crc32(row.tobytes()) or 1)
+
+
+def _files(shape: tuple[int, int, int]) -> tuple[tuple[str, int], ...]:
+    """Names and bytes of the files of an entry."""
+    return (_ROWS, 2 * math.prod(shape)), (_SUMS, 4 * shape[0])
+
+
 def _make_empty(shape: tuple[int, int, int], folder: Path) -> None:
     """Write files of holes: they take space where something is written."""
-    for name, size in (("outputs.f16", 2 * math.prod(shape)), ("there", shape[0])):
+    for name, size in _files(shape):
         with (folder / name).open("wb") as file:
             file.truncate(size)
 
@@ -132,7 +169,8 @@ def _precision_on(device: torch.device) -> str:
 
 
 def _hash_of(encoder: Any, features: str) -> str:
-    digest = hashlib.blake2b(features.encode(), digest_size=16)
+    layout = f"{features} {encoder.config.encoder_attention_heads} {encoder.config.activation_function}"
+    digest = hashlib.blake2b(layout.encode(), digest_size=16)
     for name, weight in encoder.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
