@@ -32,6 +32,9 @@ def segment_command(
     """
     with only_data_on_stdout():
         from training.recordings.segments.dataset import segment_all, sources_of
+        from training.tasks.whisper_prompt import language_code
+
+    language = language_code(request.language) if request.language else ""
 
     out = out.expanduser()
     sources = sources_of(recording.expanduser(), transcript)
@@ -42,7 +45,7 @@ def segment_command(
         from training.recordings.segments.hearing import Hearer  # imports torch
 
         say(f"listening with {model}")
-        return Hearer(model, request.device, request.language)
+        return Hearer(model, request.device, language)
 
     with PlainProgress(f"segmenting {recording}", RunState()) as progress, only_data_on_stdout():
         outcomes = segment_all(
@@ -50,7 +53,7 @@ def segment_command(
             out,
             model,
             hear,
-            request.language,
+            language,
             wishes,
             lambda name: (
                 lambda phase, done, total: progress(ProgressEvent(phase=f"{name}: {phase}", done=done, total=total))
