@@ -148,7 +148,8 @@ def _put(path: Path, places: Sequence[int], values: Sequence[bytes]) -> None:
 
 
 def _sum_of(row: npt.NDArray[np.float16]) -> np.uint32:
-    return np.uint32(zlib.crc32(row.tobytes()) or 1)
+    found: np.uint32 = np.uint32(zlib.crc32(row.tobytes()) or 1)
+    return found
 
 
 def _files(shape: tuple[int, int, int]) -> tuple[tuple[str, int], ...]:
