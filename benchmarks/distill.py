@@ -1,6 +1,6 @@
 """A student of two decoder layers: trained on the transcripts alone, and with its teacher, in the same steps.
 
-    .venv/bin/python benchmarks/distill.py --base /work/models/tiny.en --steps 150
+    .venv/bin/python benchmarks/distill.py --base FOLDER_OF_TINY_EN --steps 150
 
 ``--base`` is a Whisper that hears English. It is fine-tuned on the spoken commands first, and becomes the teacher; its
 students begin from it. One process, windows that follow the clips in training, WER on the test split at full windows.
