@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,35 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [one.columns for one in found] == [{"room": "hall"}, {"room": ""}, {"room": ""}, {"room": ""}]
     for one, wanted in zip(found, FOUND, strict=True):
         assert {**vars(one), "columns": {}} == {**vars(wanted), "columns": {}}
+
+
+STRANGE = [
+    "a,b",
+    "a\nb",
+    "a\rb",
+    "a\r\nb",
+    "=1+1",
+    "@SUM(A1)",
+    "-1",
+    "\t=1",
+    "'=1",
+    "'tis",
+    '"q"',
+    "a\x00b",
+    "a\u2028b",
+]
+
+
+def test_no_text_breaks_the_file_or_is_a_formula(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    wanted = [made(f"{n}", text, text, 0, columns={"=c": text}) for n, text in enumerate(STRANGE)]
+    write_predictions(path, wanted)
+    found = read_predictions(path)
+    assert [(one.reference, one.prediction, one.columns) for one in found] == [
+        (text, text, {"=c": text}) for text in STRANGE
+    ]
+    with path.open(newline="") as file:
+        assert not [cell for row in csv.reader(file) for cell in row if cell.startswith(("=", "@", "-", "\t"))]
 
 
 @pytest.mark.parametrize(

@@ -104,15 +104,29 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """
     further = list(dict.fromkeys(name for one in predictions for name in one.columns))
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *further])
+    writer = csv.writer(text, lineterminator="\r\n")  # cells that hold either of these are quoted then
+    writer.writerow([*_COLUMNS, *map(_as_text, further)])
     for one in predictions:
-        writer.writerow([*_cells(one), *(one.columns.get(name, "") for name in further)])
+        cells = [*_cells(one), *(one.columns.get(name, "") for name in further)]
+        writer.writerow([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.getvalue().encode("utf-8", "replace"))
     except OSError as error:
         raise BadInput(*explain(error, path)) from error
+
+
+def _as_text(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula: texts come from recordings, models and other machines."""
+    return f"'{cell}" if _is_formula(cell.lstrip("'")) else cell
+
+
+def _as_was(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and _is_formula(cell.lstrip("'")) else cell
+
+
+def _is_formula(cell: str) -> bool:
+    return cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
 
 
 def _cells(one: Prediction) -> list[object]:
@@ -150,7 +164,8 @@ def _read(row: Row) -> Prediction:
         return int(text)
 
     counts = {name: count(name) for name in _COUNTS}
-    texts = {name: row.cells.get(name, "") for name in _COLUMNS if name not in (*_COUNTS, "cut", "duration")}
-    further = {name: text for name, text in row.cells.items() if name not in _COLUMNS}
+    cells = {_as_was(name): _as_was(text) for name, text in row.cells.items()}
+    texts = {name: cells.get(name, "") for name in _COLUMNS if name not in (*_COUNTS, "cut", "duration")}
+    further = {name: text for name, text in cells.items() if name not in _COLUMNS}
     cut = row.cells.get("cut", "") not in ("", "0")
     return Prediction(**texts, **counts, cut=cut, duration=row.number("duration"), columns=further)  # type: ignore[arg-type]
