@@ -56,6 +56,11 @@ class Precision:
         # It makes its scale with the first loss, and a member may have none before its first gradients come.
         self.scaler.scale(torch.zeros((), device=device))
 
+    @property
+    def name(self) -> str:
+        """What the steps are computed in: ``float32`` without mixed precision."""
+        return str(self.dtype or torch.float32).removeprefix("torch.")
+
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is None:
             return nullcontext()

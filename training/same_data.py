@@ -33,6 +33,7 @@ _NUMBERS = 1 << 16
 """Numbers of one value that are looked at."""
 _FROZEN = 1 << 10
 """Numbers of one frozen weight that are looked at."""
+_ROUNDING = "figures differ by rounding; for one precision set mixed_precision to off or bf16"
 _SAME = "give every machine the same data set in the same order, and the same model"
 _CHANGES = "changes"
 """Instead of a look: the sample is another one whenever it is read."""
@@ -63,6 +64,8 @@ class Description(BaseModel):
     """Hash of the parameters' names and shapes."""
     frozen: Leaf
     """A look at the frozen weights."""
+    precision: str = ""
+    """What the steps are computed in. It may differ: every member's gradient is one of the same loss."""
 
     @property
     def tables(self) -> dict[str, str]:
@@ -70,7 +73,9 @@ class Description(BaseModel):
         return {name: split.table for name, split in self.splits.items() if split.table}
 
 
-def describe(task: Task, model: nn.Module, samples: Samples, seed: int, warn: Callable[[str], None]) -> Description:
+def describe(
+    task: Task, model: nn.Module, samples: Samples, seed: int, warn: Callable[[str], None], precision: str = ""
+) -> Description:
     """Look at the data of a task and at its model."""
     found: dict[str, SplitDescription] = {}
     for split in ["train", *sorted(task.evaluation)]:
@@ -87,11 +92,13 @@ def describe(task: Task, model: nn.Module, samples: Samples, seed: int, warn: Ca
     shapes = [[name, *parameter.shape] for name, parameter in parameters.items()]
     frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
     look = _seen(torch.cat(frozen)) if frozen else ""
-    return Description(splits=found, shapes=_digest(json.dumps(shapes).encode()), frozen=look)
+    return Description(splits=found, shapes=_digest(json.dumps(shapes).encode()), frozen=look, precision=precision)
 
 
-def check_same(mine: Description, exchange: Exchange, names: Callable[[int], str]) -> None:
-    """Compare the data of all members.
+def check_same(
+    mine: Description, exchange: Exchange, names: Callable[[int], str], warn: Callable[[str], None] = lambda text: None
+) -> None:
+    """Compare the data of all members; the first one warns if they do not all compute in one precision.
 
     Raises:
         BadInput: they differ; the message names who differs from most others. The same on every member.
@@ -106,6 +113,9 @@ def check_same(mine: Description, exchange: Exchange, names: Callable[[int], str
         if rank not in alike[usual]:
             what = difference(found[usual], found[rank])
             raise BadInput(f"{names(rank)} has not what {names(usual)} has: {what}", _SAME)
+    used = {names(rank): one.precision[:20] for rank, one in found.items() if one and one.precision}
+    if len(set(used.values())) > 1 and exchange.rank == min(found):
+        warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
 
 
 def _read(payload: bytes) -> Description | None:
@@ -123,6 +133,14 @@ def check_unchanged(then: Any, mine: Description, whose: str) -> None:
     """
     if then and (what := difference(Description.model_validate(then), mine)):
         raise BadInput(f"this machine has not what {whose}: {what}", _SAME)
+
+
+def other_precision(then: Any, mine: Description) -> str:
+    """Say that steps were computed in another precision before; empty if they were not, or nobody knows."""
+    before = str(then.get("precision", ""))[:20] if isinstance(then, dict) else ""
+    if not before or before == mine.precision:
+        return ""
+    return f"this machine computed in {before} before and does in {mine.precision} now: {_ROUNDING}"
 
 
 def difference(one: Description | None, other: Description | None) -> str:

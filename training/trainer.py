@@ -35,7 +35,7 @@ from training.position import MOST_CUT_SHORT, Position
 from training.precision import Precision, select_device, select_precision
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
-from training.same_data import check_same, check_unchanged, describe
+from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.samples import Samples
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.strategies.base import Strategy, StrategyContext, SyncReport
@@ -152,10 +152,10 @@ class Trainer:
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
-        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn)
+        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn, self.precision.name)
         if self.exchange.is_newcomer:
             return self._join(self.exchange.fetch_anchor())
-        check_same(self.data, self.exchange, lambda rank: self.plan.seats[rank].name)
+        check_same(self.data, self.exchange, lambda rank: self.plan.seats[rank].name, self._warn)
         found = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
         if found is None:  # a new run
             equalise_weights(self.parameters, self.exchange, "start")
@@ -366,6 +366,8 @@ class Trainer:
 
     def _restore(self, snapshot: Snapshot) -> None:
         check_unchanged(snapshot.state.get("data"), self.data, "the run began with")
+        if message := other_precision(snapshot.state.get("data"), self.data):
+            self._warn(message)
         self.state.restore(snapshot)
         self.backward.most = int(snapshot.state.get("most", 0))
         self.position.load(snapshot.state, snapshot.tensors)

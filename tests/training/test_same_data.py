@@ -14,8 +14,10 @@ from test_trainer import train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
+from training import precision as precision_module
 from training.control import Command, Control
 from training.events import WarningEvent
+from training.precision import Precision
 from training.same_data import check_same, check_unchanged, describe, difference
 from training.samples import Samples
 from training.trainer import Trainer
@@ -150,3 +152,36 @@ def test_what_nobody_understands_is_named_and_breaks_nobody(said: bytes) -> None
 def test_ordinary_data_are_told_nothing_about(tmp_path: Path) -> None:
     _, events = train(toy_plan(), tmp_path)
     assert not [event for event in events if isinstance(event, WarningEvent)]
+
+
+def warned(events: list[Any]) -> list[str]:
+    return [event.message for event in events if isinstance(event, WarningEvent)]
+
+
+def test_members_that_compute_in_other_precisions_are_told(tmp_path: Path) -> None:
+    plan, events = toy_plan(2, training={"max_steps": 1}), list[Any]()
+
+    def start(exchange: Any) -> Any:
+        task = ToyTask()
+        task.prepare(lambda *_: None)
+        trainer = Trainer(plan, exchange.rank, task, exchange, events.append, Control(), tmp_path)
+        trainer.precision = Precision(torch.bfloat16 if exchange.rank else None, trainer.device)
+        return trainer.run()
+
+    together(2, start)
+    (message,) = warned(events)
+    assert message.startswith("worker-0 computes in float32, worker-1 computes in bfloat16")
+
+
+def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
+    changes = {"training": {"max_steps": 4, "mixed_precision": "auto"}, "snapshot": {"snapshot_interval": 2}}
+    train(toy_plan(**changes), tmp_path)
+    _, same = train(toy_plan(**changes, resume=True), tmp_path)
+    assert warned(same) == []
+    task = ToyTask()
+    task.bf16_pays = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision_module, "_cpu_multiplies_bf16", lambda: True)
+        _, other = train(toy_plan(**changes, resume=True), tmp_path, task)
+    (message,) = warned(other)
+    assert "computed in float32 before and does in bfloat16 now" in message
