@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
 
 PLAN_VERSION = 1
+_LATER = {"window": "full", "pseudo_share": 0.0}
+"""Options of the data that came later, with what was done before. They count in the hash where they say otherwise: so
+a run that began without them goes on."""
 
 
 class MemberPlan(BaseModel):
@@ -52,6 +55,15 @@ class RunPlan(BaseModel):
     resume: bool = False
     """Continue from the newest snapshot all members have."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_it_began(cls, document: Any) -> Any:
+        """Read a plan that was written before an option as what was done then, not as today's default."""
+        profile = document.get("profile") if isinstance(document, dict) else None
+        if not (isinstance(profile, dict) and isinstance(profile.get("data"), dict)):
+            return document
+        return {**document, "profile": {**profile, "data": {**_LATER, **profile["data"]}}}
+
     @property
     def world_size(self) -> int:
         return len(self.members)
@@ -73,6 +85,8 @@ class RunPlan(BaseModel):
         )
         document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
         document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
+        data = document["profile"]["data"]
+        document["profile"]["data"] = {name: data[name] for name in data if data[name] != _LATER.get(name, data)}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 
 from tests.training.memory_exchange import RoomExchange, together
+from tests.training.toy_task import toy_plan
 from training.checkpoint import Snapshot, SnapshotStore
+from training.plan import read_plan
 from training.resuming import agree_on_snapshot
 
 
@@ -27,3 +31,18 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
 
     agreed = together(2, body)[0][0]
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
+
+
+def test_a_run_that_began_before_an_option_goes_on_as_it_began(tmp_path: Path) -> None:
+    plan = toy_plan()
+    document = json.loads(plan.model_dump_json())
+    for option in ("window", "pseudo_share"):
+        del document["profile"]["data"][option]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    earlier = read_plan(tmp_path / "plan.json")
+    assert earlier.profile.data.window == "full" and plan.profile.data.window == "auto"
+    hashed = {key: document[key] for key in ("version", "engine")}
+    hashed["members"] = [{key: one[key] for key in one if key != "local"} for one in document["members"]]
+    hashed["profile"] = {key: document["profile"][key] for key in document["profile"] if key not in ("name", "run")}
+    assert earlier.hash() == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
+    assert earlier.hash() != plan.hash()  # whole windows are another training
