@@ -14,7 +14,8 @@ import importlib.util
 import os
 import shlex
 import sys
-from typing import List
+from types import TracebackType
+from typing import List, Optional, Type
 
 PACKAGES = (
     "accelerate certifi cryptography datasets filelock google.protobuf grpc jiwer numpy paramiko peft "
@@ -39,6 +40,7 @@ def ensure_environment(script: str) -> None:
     Raises:
         SystemExit: with code 2, when there is no usable ``.venv``.
     """
+    sys.excepthook = _quiet_interrupt
     restarted = os.environ.pop(_RESTARTED, None)
     missing = missing_packages()
     if sys.version_info >= (3, 10) and not missing:
@@ -50,6 +52,12 @@ def ensure_environment(script: str) -> None:
         os.execv(python, [python, script, *sys.argv[1:]])
     print(_what_to_type(os.path.dirname(script), missing), file=sys.stderr)
     raise SystemExit(2)
+
+
+def _quiet_interrupt(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
+    """Leave Ctrl-C without a traceback, while modules are imported and at the very end (a shell sees 130)."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _what_to_type(folder: str, missing: List[str]) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_an_old_python_is_named(
         bootstrap.ensure_environment(str(tmp_path / "wizard.py"))
     assert stop.value.code == 2
     assert "needs Python 3.10 or newer, this is 3.8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("what", "shown"), [("KeyboardInterrupt", False), ("ValueError('x')", True)])
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback(project: Path, what: str, shown: bool) -> None:
+    _make_venv(project, sys.executable)
+    (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", f"raise {what}"))
+    done = _start(project)
+    assert ("Traceback" in done.stderr) is shown
+    assert done.returncode == (1 if shown else -signal.SIGINT)
 
 
 @pytest.mark.parametrize("name", ["profiles/__init__.py", "profiles/bootstrap.py", "wizard.py", "cli_typer.py"])
