@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.console import visible
 from profiles.errors import BadInput
-from training.run_files import explain, write_whole
+from training.run_files import explain, try_to_write, write_whole
 
 if TYPE_CHECKING:
     from training.tasks.transcription import Transcript
@@ -81,7 +81,7 @@ class TranscriptFolder:
     """Where the files go; what is there already is not overwritten unasked.
 
     Raises:
-        BadInput: two of the sound files would have one name, or a file is there already.
+        BadInput: two of the sound files would have one name, a file is there already, or nothing can be written there.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path], formats: Sequence[str], overwrite: bool) -> None:
@@ -94,6 +94,7 @@ class TranscriptFolder:
         there = [path for file in self._names for path in self._paths(file) if path.exists()]
         if there and not overwrite:
             raise BadInput(f"{there[0]} is there already", "add --overwrite, or choose another folder")
+        try_to_write(folder, "--out")
 
     def _paths(self, file: Path) -> list[Path]:
         return [self._folder / f"{self._names[file]}.{name}" for name in self._formats]
@@ -107,8 +108,7 @@ class TranscriptFolder:
         paths = self._paths(transcript.file)
         for name, path in zip(self._formats, paths, strict=True):
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                write_whole(path, FORMATS[name](transcript).encode("utf-8", "replace"))
+                write_whole(path, FORMATS[name](transcript).encode("utf-8", "replace"), 0o644)
             except OSError as error:
-                raise BadInput(*explain(error, path)) from error
+                raise BadInput(*explain(error, path, "--out")) from error
         return paths

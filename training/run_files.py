@@ -23,9 +23,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
-def explain(error: OSError, path: Path) -> tuple[str, str]:
-    """Return message and hint for a file operation under ``path`` that failed."""
-    elsewhere = "choose another folder with --output"
+def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, str]:
+    """Return message and hint for a file operation under ``path``, which ``option`` chose, that failed."""
+    elsewhere = f"choose another place with {option}"
     if error.errno in _FULL:
         return f"{path}: the disk is full", f"free some space, or {elsewhere}"
     if error.errno == errno.EROFS:
@@ -76,6 +76,20 @@ def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def try_to_write(folder: Path, option: str) -> None:
+    """Make a folder and a file in it that is gone at once, so that long work does not end in a refusal.
+
+    Raises:
+        BadInput: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(*explain(error, folder, option)) from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from app.progress import PlainProgress
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
+from training.run_files import try_to_write
 from training.runs import find_model
 from training.tasks.predictions import write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
@@ -54,9 +55,11 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str, **more: An
     other = find_model(request.output, wanted.against) if wanted.against else None
     if not is_on_hub(dataset):
         clips_of_split(dataset, wanted.split)  # what is wrong with a table is told before torch is loaded
+    if wanted.out is not None:
+        try_to_write(wanted.out.parent, "--predictions")
     measured = _measured(model, request, wanted)
     if wanted.out is not None:
-        write_predictions(wanted.out, measured.predictions)
+        write_predictions(wanted.out, measured.predictions, 0o644)
     if other is not None:
         second = _measured(other, request, wanted)
         names, figures = [str(model), str(other)], [measured.metrics, second.metrics]

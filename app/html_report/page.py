@@ -37,9 +37,9 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     path = out or run_dir / NAME
     content = page(read_evidence(run_dir)).encode()
     try:
-        write_whole(path, content)
+        write_whole(path, content, 0o600 if out is None else 0o644)
     except OSError as error:
-        raise BadInput(*explain(error, path)) from error
+        raise BadInput(*explain(error, path, "--out")) from error
     return path
 
 

@@ -52,6 +52,18 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         TranscriptFolder(tmp_path, [Path("a/x.wav"), Path("b/x.wav")], ["txt"], False)
 
 
+def test_a_folder_that_takes_no_file_is_refused_before_anything_is_heard(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput) as refused:
+        TranscriptFolder(tmp_path / "file" / "new", [HEARD.file], ["txt"], False)
+    assert "--out" in refused.value.hint.split()[-1:]
+
+
+def test_others_may_read_the_transcripts(tmp_path: Path) -> None:
+    [path] = TranscriptFolder(tmp_path, [HEARD.file], ["txt"], False).write(HEARD)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 class FakeMicrophone:
     def __init__(self, samples: Any) -> None:
         self.samples = samples

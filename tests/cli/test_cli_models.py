@@ -104,6 +104,16 @@ def test_a_split_that_is_not_there_is_named(model: Path, speech: Path, capsys: C
 
 
 @pytest.mark.slow
+def test_a_file_of_predictions_that_cannot_be_is_refused_before_anything_is_heard(
+    model: Path, speech: Path, capsys: Capture
+) -> None:
+    (speech / "file").touch()
+    assert main(["evaluate", str(model), str(speech), "--predictions", str(speech / "file" / "heard.csv")]) == 2
+    told = capsys.readouterr().err
+    assert "evaluating" not in told
+    assert told.endswith("--predictions\n")
+
+
 def test_a_lone_table_is_evaluated_whole(model: Path, speech: Path, capsys: Capture) -> None:
     table = (speech / "test.csv").rename(speech / "any.csv")
     assert main(["evaluate", str(model), str(table)]) == 0

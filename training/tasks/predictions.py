@@ -96,7 +96,7 @@ def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int = 0o600) -> None:
     """Write the file, whole or not at all; its folder is made.
 
     Raises:
@@ -111,7 +111,7 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         writer.writerow([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.getvalue().encode("utf-8", "replace"))
+        write_whole(path, text.getvalue().encode("utf-8", "replace"), mode)
     except OSError as error:
         raise BadInput(*explain(error, path)) from error
 
