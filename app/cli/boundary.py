@@ -23,6 +23,8 @@ def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
     try:
         result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         _flush()
+        if result == ExitCode.STOPPED and not isinstance(result, ExitCode):
+            raise KeyboardInterrupt  # typer made a bare 130 of it; a command that told of its stop gives an ExitCode
         return int(result or 0)
     except BrokenPipeError:
         _silence_stdout()
