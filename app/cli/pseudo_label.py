@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +104,5 @@ def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[l
 
 
 def _kind(row: PseudoRow) -> str:
-    """The reason without its figures."""
-    words = row.left_out.partition(":")[0].split()
-    return " ".join(word for word in words if not word.lstrip("-").replace(".", "", 1).isdigit())
+    """The reason without the row's own figure: a measure and its bound."""
+    return re.sub(r" \S+ (above|below) ", r" \1 ", row.left_out.partition(":")[0])
