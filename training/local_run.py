@@ -241,7 +241,10 @@ class LocalRun:
             return self._note_loss(rank, cause)
         name = self.members.name(rank)
         message = f"{name} ended before its work was done ({cause})"
-        error = ErrorEvent(member=rank, message=message, hint=f"see {self.folder.logs / (name + '.log')}")
+        hint = f"see {self.folder.logs / (name + '.log')}"
+        if code == -signal.SIGKILL:
+            hint = f"the memory may have run out: a smaller batch_size or fewer workers need less; {hint}"
+        error = ErrorEvent(member=rank, message=message, hint=hint)
         self._record(error)
         self._note_error(rank, error)
 

@@ -10,7 +10,7 @@ import pytest
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
-from training.events import MemberEvent, RunEvent, WarningEvent
+from training.events import ErrorEvent, MemberEvent, RunEvent, WarningEvent
 
 
 @pytest.fixture
@@ -36,6 +36,15 @@ def test_a_loss_is_told_once_with_its_first_cause(stage: Stage, hub_first: bool)
     assert stage.told(1) == [("lost", "silent for 5 s" if hub_first else "not reached for 40 s")]
     assert sum(isinstance(event, WarningEvent) for event in stage.events) == 1
     assert stage.run.members.lost == [1]
+
+
+@pytest.mark.parametrize(("code", "memory"), [(-signal.SIGKILL, True), (1, False)])
+def test_what_the_system_kills_may_have_taken_too_much_memory(stage: Stage, code: int, memory: bool) -> None:
+    stage.run.members.lost = [0, 2]
+    stage.ends(1, code)
+    [error] = [event for event in stage.events if isinstance(event, ErrorEvent)]
+    assert ("a smaller batch_size" in error.hint) is memory
+    assert error.hint.endswith(".log")
 
 
 def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
