@@ -183,3 +183,13 @@ def test_no_file_ends_in_a_traceback_and_without_it_all_is_as_before(data: Path,
     shutil.rmtree(data / "patches")
     assert read_tables(str(data)) == before
     assert (data / "train.csv").read_bytes() == tables
+
+
+def test_a_remark_on_patches_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "train.csv").write_text("id,audio_path,text\na,a.wav,one\n")
+    (tmp_path / "patches" / "delete").mkdir(parents=True)
+    (tmp_path / "patches" / "delete" / "x.csv").write_text("id\nnobody\n")
+    (tmp_path / "a.wav").write_bytes(b"x")
+    for _ in range(2):
+        clips_of_split(str(tmp_path), "train")
+    assert [record.getMessage().endswith("no sample 'nobody'") for record in caplog.records] == [True]

@@ -146,7 +146,7 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     if not identity:
         raise BadInput(f"{row.where}, column id: empty", "name the sample or remove the line")
     if text and not row.cells.get(text):
-        hint = "write what is said; a sample to leave out belongs into delete"
+        hint = "write what is said; a sample to leave out belongs in delete"
         raise BadInput(f"{row.where}, column {text}: empty", hint)
     return Patch(kind, identity, _split(row), row.cells[text] if text else "", row.where)
 

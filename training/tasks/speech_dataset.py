@@ -7,6 +7,7 @@ Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``tes
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -92,10 +93,16 @@ def _names(clip: Clip) -> set[tuple[str, str]]:
 def _read(path: str, text_column: str) -> SpeechTables:
     tables = read_tables(path, text_column)
     for note in tables.notes[:_NAMED]:
-        logger.warning("%s", note)
+        _warn_once(note)
     if len(tables.notes) > _NAMED:
-        logger.warning("%d more remarks on patches; see: patches %s", len(tables.notes) - _NAMED, path)
+        _warn_once(f"{len(tables.notes) - _NAMED} more remarks on patches; see: patches {path}")
     return tables
+
+
+@functools.cache
+def _warn_once(remark: str) -> None:
+    """Tell a remark at the first of the times that a command reads the tables."""
+    logger.warning("%s", remark)
 
 
 def _present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
