@@ -194,8 +194,8 @@ class TrainingSettings(Section):
     )
     epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
     max_steps: int = option(0, "optimizer steps; above 0 it replaces 'epochs'", unit="steps", ge=0)
-    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1)
-    gradient_accumulation: int = option(1, "forward passes for one optimizer step", ge=1)
+    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536)
+    gradient_accumulation: int = option(1, "forward passes for one optimizer step", ge=1, le=65536)
     drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
     weight_decay: float = option(0.01, "AdamW weight decay (not on biases and norms)", ge=0)
@@ -212,7 +212,7 @@ class EvaluationSettings(Section):
     """Evaluation and early stopping."""
 
     eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
-    eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0)
+    eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0, le=65536)
     eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
     eval_max_new_tokens: int = option(
         0,
