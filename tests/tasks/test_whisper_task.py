@@ -250,6 +250,17 @@ def test_frozen_encoder_has_nothing_to_train(
     assert not [name for name in trained if ".encoder." in name]
 
 
+def test_the_encoders_sinusoids_are_not_trained(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    trained = {
+        name
+        for name, weight in prepared(make_profile, english_whisper, speech_folder).build_model().named_parameters()
+        if weight.requires_grad
+    }
+    assert {name for name in trained if "embed_positions" in name} == {"model.decoder.embed_positions.weight"}
+
+
 def test_lora_target_that_is_not_there(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
     task = prepared(
         make_profile, english_whisper, speech_folder, tuning="lora", lora_target_modules="q_proj, value_proj"

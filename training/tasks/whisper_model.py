@@ -235,6 +235,8 @@ class WhisperModelWrapper:
         """
         model = self._read_model()
         model.generation_config = copy.deepcopy(self.generation)
+        # Sinusoids (Radford et al. 2022, section 2.2), not to be learnt; transformers lets loaded ones be trained
+        model.model.encoder.embed_positions.requires_grad_(False)
         if self.settings.gradient_checkpointing:
             recompute_activations(model)
         if self.settings.freeze_encoder:
