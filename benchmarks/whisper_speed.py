@@ -125,7 +125,7 @@ class Ours:
 
 
 @dataclass
-class Rounds(TrainerCallback):  # type: ignore[misc]
+class Rounds(TrainerCallback):
     """Lets ours take their turn after every step of the other trainer."""
 
     ours: dict[str, Ours]
@@ -145,7 +145,7 @@ class Rounds(TrainerCallback):  # type: ignore[misc]
         self.begun = self.clock()
 
 
-class Windows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Windows(torch.utils.data.Dataset):
     """The clips as the other trainer's users have them: full windows, computed before."""
 
     def __init__(self, task: WhisperTask) -> None:

@@ -252,11 +252,11 @@ def code(model_path: str) -> object:
 def test_the_examples_need_no_question_and_what_hides_them_does(tmp_path: Path) -> None:
     for name in (f"{Path(__file__).parents[2]}/examples/custom/spirals.py:build", "examples.custom.spirals:build"):
         own = code(name)
-        assert own is not None and own.approved  # type: ignore[attr-defined]
+        assert own is not None and own.approved
     (tmp_path / "examples" / "custom").mkdir(parents=True)
     for folder in ("examples", "examples/custom"):
         (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "examples" / "custom" / "spirals.py").write_text(JOB)
     other = code("examples.custom.spirals:build")
-    assert other is not None and not other.approved  # type: ignore[attr-defined]
+    assert other is not None and not other.approved
     assert not ran(tmp_path)

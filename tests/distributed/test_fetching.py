@@ -88,7 +88,7 @@ def test_a_machine_that_dribbles_is_not_waited_for(tmp_path: Path, monkeypatch: 
     process = SimpleNamespace(read=lambda timeout: b"x")
     monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(SshError, match="too slowly"):
-        fetching._receive(process, {"model/weights": 1 << 20}, tmp_path, "far")  # type: ignore[arg-type]
+        fetching._receive(process, {"model/weights": 1 << 20}, tmp_path, "far")
     assert next(clock) < 120
 
 

@@ -78,9 +78,9 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
     planning = forced(cluster([8, 8], 300), planned_as)
     if not taken:
         with pytest.raises(BadInput, match="in clear"):
-            apply_planning(planning, profile, machines)  # type: ignore[arg-type]
+            apply_planning(planning, profile, machines)
         return
-    assert apply_planning(planning, profile, machines).in_clear  # type: ignore[arg-type]
+    assert apply_planning(planning, profile, machines).in_clear
 
 
 def at_plan(*in_clear: str) -> WizardState:

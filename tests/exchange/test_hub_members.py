@@ -62,12 +62,12 @@ class Insider:
 @contextmanager
 def insider_among(folder: Path, size: int, rank: int, **config: object) -> Iterator[tuple[Insider, list[HubMember]]]:
     """A group of ``size``, one of them an insider; the others are our own members."""
-    with lab(folder, size, **config) as running:  # type: ignore[arg-type]
+    with lab(folder, size, **config) as running:
         with ThreadPoolExecutor(size) as pool:
             others = [pool.submit(running.connect, other) for other in range(size) if other != rank]
             insider = Insider(running, rank)
             honest = [other.result() for other in others]
-        until(lambda: all(len(member.members) == size or member._status.started for member in honest))  # type: ignore[union-attr]
+        until(lambda: all(len(member.members) == size or member._status.started for member in honest))
         yield insider, honest
         insider.close()
 

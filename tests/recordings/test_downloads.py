@@ -24,7 +24,7 @@ def fetch(site: Site, tmp_path: Path) -> Fetch:
     def get(path: str, **changes: object) -> bytes:
         settings = {"allow_private": True, "ca_file": site.ca_file, "pause": 0.0, **changes}
         address = path if "://" in path else f"{site.url}{path}"
-        Fetcher(FetchLimits(**settings)).fetch(address, tmp_path / "file")  # type: ignore[arg-type]
+        Fetcher(FetchLimits(**settings)).fetch(address, tmp_path / "file")
         return (tmp_path / "file").read_bytes()
 
     return get

@@ -32,7 +32,7 @@ def table_of(folder: Path, count: int, speakers: int = 4) -> Path:
 
 
 def run(source: Path | str, out: Path, **settings: object) -> Result:
-    return prepare(Job(Request(str(source)), out, **settings), silent_progress)  # type: ignore[arg-type]
+    return prepare(Job(Request(str(source)), out, **settings), silent_progress)
 
 
 def content(folder: Path) -> dict[str, str]:

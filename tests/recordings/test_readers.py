@@ -147,7 +147,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"test.other": part, "invalidated": part})
     (found,) = read("somebody/speech")
     assert facts(found) == ("test.other-0", "hi", "3", "", "test")
-    assert found.audio.read() == b"sound"  # type: ignore[union-attr]
+    assert found.audio.read() == b"sound"
     monkeypatch.setattr(datasets, "load_dataset", lambda path, name: {"all": part})
     assert facts(read("somebody/speech")[0]) == ("all-0", "hi", "3", "", "")
 

@@ -118,7 +118,7 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(path, *rest)  # type: ignore[arg-type]
+        return real(path, *rest)
 
     monkeypatch.setattr(dataset, "segment_recording", once)
     given = (sources_of(tmp_path / "in", None), tmp_path / "out", "m", lambda: listener, "en", Wishes(), silent)
@@ -185,7 +185,7 @@ def activity(*parts: tuple[float, float]) -> Activity:
 
 
 def test_segments_are_as_long_as_fits_and_cut_at_the_longest_pause() -> None:
-    found = cut(activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None)  # type: ignore[arg-type]
+    found = cut(activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None)
     assert all(0 < stretch.seconds <= 15.0 for stretch in found)
     assert all(before.end <= after.start for before, after in pairwise(found))
     assert [round(stretch.end) for stretch in found] == [8, 18, 22]

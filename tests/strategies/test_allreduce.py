@@ -115,7 +115,7 @@ def test_a_layer_used_twice_has_the_gradient_of_both_uses(use: Callable[..., tor
     expected = []
     for number in range(2):
         net = model()
-        (sum(loss(net, plainly, rank, number) for rank in range(2)) / 2).backward()  # type: ignore[union-attr]
+        (sum(loss(net, plainly, rank, number) for rank in range(2)) / 2).backward()
         expected.append([p.grad for p in net.parameters()])
 
     def body(member: RoomExchange, net: nn.Sequential) -> Any:

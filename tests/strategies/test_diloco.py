@@ -109,7 +109,7 @@ def test_a_snapshot_during_an_exchange_goes_on_as_if_there_had_been_none() -> No
 
     whole = in_a_group(2, lambda member: body(member, stop_at=-1))
     for stop_at in (5, 6, 8):
-        for found, expected in zip(in_a_group(2, lambda member, at=stop_at: body(member, at)), whole):  # type: ignore[misc]
+        for found, expected in zip(in_a_group(2, lambda member, at=stop_at: body(member, at)), whole):
             assert all(torch.equal(one, other) for one, other in zip(found, expected))
 
 

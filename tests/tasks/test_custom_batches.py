@@ -131,7 +131,7 @@ def test_an_object_goes_in_as_it_is(make: Any) -> None:
 
     class Features(Base):
         def forward(self, batch: Any) -> Tensor:
-            return self.linear(batch.x)  # type: ignore[no-any-return]  # a tensor
+            return self.linear(batch.x)
 
     assert loss_of(Features(), PAIRS, collate=collate, loss=nn.functional.mse_loss).shape == ()
 
@@ -143,7 +143,7 @@ def test_the_target_of_a_named_tuple_is_found_by_name() -> None:
 def test_one_input_is_given_alone_whatever_it_is_called() -> None:
     class Named(Base):
         def forward(self, batch: Tensor) -> Tensor:
-            return self.linear(batch)  # type: ignore[no-any-return]  # a tensor
+            return self.linear(batch)
 
     assert loss_of(Named(), PAIRS, loss=nn.functional.mse_loss).shape == ()
 

@@ -84,10 +84,10 @@ def test_nothing_is_kept_of_what_is_random_or_trained(
     task = prepared(make_profile, english_whisper, speech_folder)
     model = task.build_model()
     assert task._cache_for(model) is not None
-    model.model.encoder.config.attention_dropout = 0.1  # type: ignore[union-attr]
+    model.model.encoder.config.attention_dropout = 0.1
     assert task._cache_for(model) is None
-    model.model.encoder.config.attention_dropout = 0.0  # type: ignore[union-attr]
-    model.model.encoder.layer_norm.requires_grad_(True)  # type: ignore[union-attr, operator]
+    model.model.encoder.config.attention_dropout = 0.0
+    model.model.encoder.layer_norm.requires_grad_(True)
     assert task._cache_for(model) is None
 
 
@@ -98,12 +98,12 @@ def test_other_weights_are_another_entry(
     trained(task, 1)
     model = task.build_model()
     with torch.no_grad():
-        model.model.encoder.layer_norm.weight += 0.5  # type: ignore[union-attr, operator]
+        model.model.encoder.layer_norm.weight += 0.5
     batch = task.collate([task.train[0]], [np.random.default_rng(0)])
     task.loss(model, batch)
     assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 2
     other = task.build_model()
-    other.model.encoder.config.encoder_attention_heads = 1  # type: ignore[union-attr]
+    other.model.encoder.config.encoder_attention_heads = 1
     task.loss(other, batch)
     assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 3
 

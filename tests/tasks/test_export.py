@@ -159,7 +159,7 @@ def test_a_failed_export_leaves_the_old_one(
     def broken(*_: object) -> None:
         raise BadInput("the disk is full")
 
-    monkeypatch.setattr("training.export.export.exporter_of", lambda name: Exporter(broken, broken))  # type: ignore[arg-type]
+    monkeypatch.setattr("training.export.export.exporter_of", lambda name: Exporter(broken, broken))
     with pytest.raises(BadInput, match="disk is full"):
         export(request_of(trained_whisper, tmp_path / "out", check=False, overwrite=True), told)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -255,11 +255,11 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
 
     wrapper = WhisperModelWrapper(settings_of(folder))
     clip = SimpleNamespace(samples=np.zeros(16000, np.float32), language="en")
-    texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])  # type: ignore[list-item]
+    texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
     assert len(texts) == 1
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RunFailed, match="whisper.cpp cannot run what was written"):
-        ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])  # type: ignore[list-item]
+        ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
 
 
 @settings(max_examples=30)
@@ -305,7 +305,7 @@ def test_core_ml_goes_beside_the_ggml_file(tmp_path: Path, monkeypatch: pytest.M
         TensorType=lambda name, shape=(): (name, shape),
         ComputeUnit=SimpleNamespace(ALL="all"),
     )
-    monkeypatch.setitem(sys.modules, "coremltools", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "coremltools", fake)
     monkeypatch.setattr("shutil.which", lambda name: None)
     source = ModelSource(openai_like(tmp_path / "model"), None)
     export(ExportRequest(source, FORMATS["coreml"], tmp_path / "out", check=False), told)
@@ -327,10 +327,10 @@ def test_without_recordings_it_says_how_to_give_some(trained_whisper: Path, tmp_
 
 def test_difference_counts_normalised_words() -> None:
     clips = [SimpleNamespace(name=str(index), language="en") for index in range(2)]
-    found = compare(clips, ["Left, right.", "stop"], ["left right", "stop stop"])  # type: ignore[arg-type]
+    found = compare(clips, ["Left, right.", "stop"], ["left right", "stop stop"])
     assert found.differing == pytest.approx(1 / 3)
     assert found.same == 0
-    silent_ones = compare(clips, ["", ""], ["", "word"])  # type: ignore[arg-type]
+    silent_ones = compare(clips, ["", ""], ["", "word"])
     assert silent_ones.differing == 1.0
 
 

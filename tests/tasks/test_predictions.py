@@ -14,7 +14,7 @@ from training.tasks.predictions import Prediction, read_predictions, write_predi
 
 def made(name: str, said: str, heard: str, edits: int, **more: object) -> Prediction:
     words = len(said.split())
-    return Prediction(name, f"{name}.wav", said, heard, said, heard, edits, words, edits, len(said), **more)  # type: ignore[arg-type]
+    return Prediction(name, f"{name}.wav", said, heard, said, heard, edits, words, edits, len(said), **more)
 
 
 FOUND = [

@@ -83,7 +83,7 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
     ],
 )
 def test_reasons(change: dict[str, object], said: str) -> None:
-    reason = TextBounds().judged(dataclasses.replace(GOOD, **change)).left_out  # type: ignore[arg-type]
+    reason = TextBounds().judged(dataclasses.replace(GOOD, **change)).left_out
     assert said in reason
     assert bool(said) == bool(reason)
 

@@ -93,7 +93,7 @@ def test_training_cuts_and_evaluation_does_not(
     assert cut.shape == (2, 16, 100) and full.shape == (2, 16, 100)  # 0.3 s and 0.5 s of silence are more than 0.5 s
     (one,) = (task.collate(short[:1], generators(1))["input_features"],)
     assert one.shape[2] == 100
-    features, silence = task.train.store.sound(0)  # type: ignore[attr-defined]
+    features, silence = task.train.store.sound(0)
     assert torch.equal(full[0, :, features.shape[1] :], torch.full((16, 100 - features.shape[1]), silence))
 
 
@@ -158,8 +158,8 @@ def test_members_and_micro_batches_equal_one_with_the_joint_batch(
     """Whoever holds a step's longest clip, and wherever the others are: all hear as much silence."""
     task = prepared(make_profile, english_whisper, lengths_folder, augmentation=augmentation)
     task.windows = replace(task.windows, grid=0.1, margin=0.0)
-    task.train = replace(task.train, windows=task.windows)  # type: ignore[type-var]
-    assert set(task.lengths()) == {20, 40, 60, 100}  # type: ignore[arg-type]
+    task.train = replace(task.train, windows=task.windows)
+    assert set(task.lengths()) == {20, 40, 60, 100}
     model = task.build_model().eval()
     joint = step_gradient(task, model, {0: 4}, 1)
     for batch_sizes, accumulation in (({0: 2, 1: 2}, 1), ({0: 1, 1: 1}, 2), ({0: 3, 1: 1}, 1), ({0: 1}, 4)):

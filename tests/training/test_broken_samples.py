@@ -41,8 +41,8 @@ class DamagedTask(ToyTask):
 
     def prepare(self, progress: Any) -> None:
         super().prepare(progress)
-        self.train = Damaged(self.train, self._broken)  # type: ignore[assignment]  # a list in ToyTask
-        self.evaluation = {"validation": Damaged(self.evaluation["validation"], self._broken)}  # type: ignore[dict-item,arg-type]
+        self.train = Damaged(self.train, self._broken)  # a list in ToyTask
+        self.evaluation = {"validation": Damaged(self.evaluation["validation"], self._broken)}
 
 
 def allowing(share: float, workers: int = 1, **training: Any) -> RunPlan:

@@ -50,7 +50,7 @@ class Whatever:
         self._body = body
 
     def __call__(self, member: RoomExchange) -> Any:
-        member._numbered = lambda name: f"x:{self._count(member)}"  # type: ignore[method-assign]
+        member._numbered = lambda name: f"x:{self._count(member)}"
         return self._body(member)
 
     def _count(self, member: RoomExchange) -> int:

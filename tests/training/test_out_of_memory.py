@@ -90,7 +90,7 @@ class Late(ToyTask):
     def build_model(self) -> torch.nn.Module:
         model: Any = super().build_model()
         model[0].bias.register_hook(self._fail)
-        return model  # type: ignore[no-any-return]  # a Sequential
+        return model  # a Sequential
 
     def _fail(self, gradient: torch.Tensor) -> None:
         if len(self.seen) > 8 and self.left:

@@ -22,7 +22,7 @@ def test_a_step_without_any_gradient_changes_nothing(max_norm: float, norm: floa
     precision, weight, optimizer = parts()
     for has_sample in (False, True, False):
         if has_sample:
-            precision.scaler.scale(weight.sum()).backward()  # type: ignore[no-untyped-call]
+            precision.scaler.scale(weight.sum()).backward()
         found = precision.step(optimizer, [weight], max_norm)
         assert has_sample or found == norm
         optimizer.zero_grad()

@@ -39,8 +39,8 @@ class RandomTask(ToyTask):
 
     def prepare(self, progress: Any) -> None:
         super().prepare(progress)
-        self.train = _Augmented(self.train)  # type: ignore[assignment,arg-type]  # a list in ToyTask
-        self.evaluation = {"validation": _Augmented(self.evaluation["validation"])}  # type: ignore[dict-item,arg-type]
+        self.train = _Augmented(self.train)  # a list in ToyTask
+        self.evaluation = {"validation": _Augmented(self.evaluation["validation"])}
 
 
 @pytest.mark.parametrize("state", [0, 1])

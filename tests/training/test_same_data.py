@@ -129,7 +129,7 @@ class Frozen(ToyTask):
     def build_model(self) -> torch.nn.Module:
         model: Any = super().build_model()
         torch.nn.init.constant_(model[0].weight, self._value).requires_grad_(False)
-        return model  # type: ignore[no-any-return]  # a Sequential
+        return model  # a Sequential
 
 
 def test_other_frozen_weights_are_found(tmp_path: Path) -> None:
