@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone, write_csv
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
+from profiles.errors import BadInput
 from training.batches import BatchSource
 from training.data import Cursor, SampleSchedule
 from training.samples import Samples
@@ -95,6 +98,37 @@ def test_training_cuts_and_evaluation_does_not(
     assert one.shape[2] == 100
     features, silence = task.train.store.sound(0)
     assert torch.equal(full[0, :, features.shape[1] :], torch.full((16, 100 - features.shape[1]), silence))
+
+
+def asks_for_masks(model: Path, length: int) -> WhisperForConditionalGeneration:
+    asked = {"apply_spec_augment": True, "mask_time_prob": 0.5, "mask_time_length": length}
+    return WhisperForConditionalGeneration.from_pretrained(model, **asked).train()
+
+
+@settings(max_examples=20)
+@given(half=st.integers(1, 50), length=st.integers(1, 100), seed=st.integers(0, 2**32 - 1))
+def test_a_cut_window_is_masked_as_the_full_one(english_whisper: Path, half: int, length: int, seed: int) -> None:
+    model = asks_for_masks(english_whisper, length)
+    heard: list[torch.Tensor] = []
+    model.model.encoder.conv1.register_forward_pre_hook(lambda _, given: heard.append(given[0]))
+    features = torch.ones(2, 16, 100)
+    for frames in (2 * half, 100):
+        np.random.seed(seed)
+        encode(model, features[:, :, :frames])
+    assert torch.equal(heard[0], heard[1][:, :, : 2 * half])
+    assert (heard[1] == 0).any() and (features == 1).all()  # masked, and not in the caller's batch
+
+
+@pytest.mark.parametrize("asked", [{"mask_time_prob": 0.1, "mask_time_length": 101}, {"mask_feature_prob": 0.1}])
+def test_masks_longer_than_what_is_heard_are_refused(
+    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path, tmp_path: Path, asked: dict[str, float]
+) -> None:
+    model = shutil.copytree(english_whisper, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    asked = {"mask_feature_length": 17, "apply_spec_augment": True, **asked}
+    (model / "config.json").write_text(json.dumps({**config, **asked}))
+    with pytest.raises(BadInput, match=r"mask_\w+_length is 1\d*, but it hears 1\d* (frames|mels).*apply_spec_augment"):
+        prepared(make_profile, model, lengths_folder)
 
 
 def encoder_gradients(model: nn.Module) -> list[str]:

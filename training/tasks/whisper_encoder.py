@@ -31,8 +31,21 @@ def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
         raise ValueError(f"a window has an even number of frames up to {most}, not {frames}")
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-        features = whisper.model._mask_input_features(features)  # SpecAugment, where the model's configuration asks
-        return BaseModelOutput(last_hidden_state=_through(encoder, features))
+        return BaseModelOutput(last_hidden_state=_through(encoder, _masked(whisper, features, most)))
+
+
+def _masked(whisper: Any, features: torch.Tensor, most: int) -> torch.Tensor:
+    """Blank parts of ``features`` where the model's configuration asks for SpecAugment (Park et al. 2019).
+
+    The masks are drawn for the full window, and what falls beyond a cut one is lost: a clip is masked as often as in a
+    full window, and a mask may be longer than the cut one.
+    """
+    if not (whisper.model.training and getattr(whisper.config, "apply_spec_augment", False)):
+        return features
+    frames = features.shape[-1]
+    window = nn.functional.pad(features, (0, most - frames))  # always a copy: it is masked in place
+    masked: torch.Tensor = whisper.model._mask_input_features(window)[..., :frames]
+    return masked
 
 
 def _through(encoder: Any, features: torch.Tensor) -> torch.Tensor:

@@ -122,9 +122,21 @@ class WhisperModelWrapper:
             if ours != models:
                 message = f"model {self.path}: its feature extractor gives {ours} {what}, but it takes {models}"
                 raise BadInput(message, "correct preprocessor_config.json")
+        self._check_masks()
         if len(self.tokenizer) > self.config.vocab_size:
             message = f"model {self.path}: {len(self.tokenizer)} tokens, but vocab_size is {self.config.vocab_size}"
             raise BadInput(message, "correct config.json")
+
+    def _check_masks(self) -> None:
+        """Refuse SpecAugment with masks longer than what they blank."""
+        config = self.config
+        if not getattr(config, "apply_spec_augment", False):
+            return
+        for axis, size, what in (("time", self.log_mel.frames, "frames"), ("feature", self.log_mel.mels, "mels")):
+            length = getattr(config, f"mask_{axis}_length")
+            if getattr(config, f"mask_{axis}_prob") > 0 and not 1 <= length <= size:
+                message = f"model {self.path}: mask_{axis}_length is {length}, but it hears {size} {what}"
+                raise BadInput(message, "correct config.json, or set apply_spec_augment to false there")
 
     def _find_lead(self) -> str:
         """Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none."""
