@@ -13,8 +13,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import signal
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import List, Optional, Type
 
 PACKAGES = (
@@ -41,6 +42,8 @@ def ensure_environment(script: str) -> None:
         SystemExit: with code 2, when there is no usable ``.venv``.
     """
     sys.excepthook = _quiet_interrupt
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
     restarted = os.environ.pop(_RESTARTED, None)
     missing = missing_packages()
     if sys.version_info >= (3, 10) and not missing:
@@ -54,8 +57,22 @@ def ensure_environment(script: str) -> None:
     raise SystemExit(2)
 
 
+def begin_to_answer() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from here on: somebody answers it."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: Optional[FrameType]) -> None:
+    """End at once, as a stopped command does: while modules are imported an exception may be caught, or told with its
+    traceback, anywhere."""
+    as_json = b'{"error": {"message": "stopped", "hint": ""}, "exit_code": 130}\n' if "--json" in sys.argv else b""
+    os.write(1 if as_json else 2, as_json or b"error: stopped\n")
+    os._exit(130)
+
+
 def _quiet_interrupt(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
-    """Leave Ctrl-C without a traceback, while modules are imported and at the very end (a shell sees 130)."""
+    """Leave Ctrl-C without a traceback at the very end (a shell sees 130)."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
 

@@ -14,6 +14,7 @@ import typer
 
 from app.console import say_error, show_json
 from app.crash_log import save_traceback
+from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 
 
@@ -21,6 +22,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
     """Run a command line and return its exit code."""
     as_json = "--json" in arguments
     try:
+        begin_to_answer()
         result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         _flush()
         if result == ExitCode.STOPPED and not isinstance(result, ExitCode):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.console import say, say_error
 from app.wizard.prompts import can_only_print
+from profiles.bootstrap import begin_to_answer
 from profiles.errors import BadInput, ExitCode, MusterError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the set-up and return its exit code."""
     chosen = options().parse_args(arguments)
     try:
+        begin_to_answer()
         services = services_for(chosen.demo)
         profile = _checked_profile(chosen.profile, chosen.demo is not None)
         if not sys.stdin.isatty() or not sys.stdout.isatty():

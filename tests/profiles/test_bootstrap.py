@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import signal
 import subprocess
@@ -88,12 +89,40 @@ def test_an_old_python_is_named(
 
 
 @pytest.mark.parametrize(("what", "shown"), [("KeyboardInterrupt", False), ("ValueError('x')", True)])
-def test_ctrl_c_while_modules_are_imported_shows_no_traceback(project: Path, what: str, shown: bool) -> None:
+def test_an_unanswered_ctrl_c_shows_no_traceback(project: Path, what: str, shown: bool) -> None:
     _make_venv(project, sys.executable)
     (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", f"raise {what}"))
     done = _start(project)
     assert ("Traceback" in done.stderr) is shown
     assert done.returncode == (1 if shown else -signal.SIGINT)
+
+
+IMPORTING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    import pydantic
+except BaseException:
+    print("caught by a module")
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_ctrl_c_while_modules_are_imported_ends_as_a_stop_does(project: Path, flags: list[str]) -> None:
+    _make_venv(project, sys.executable)
+    (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", IMPORTING))
+    done = _start(project, *flags)
+    assert done.returncode == 130
+    if flags:
+        assert json.loads(done.stdout) == {"error": {"message": "stopped", "hint": ""}, "exit_code": 130}
+    assert done.stderr == ("" if flags else "error: stopped\n")
+
+
+def test_ctrl_c_is_answered_once_somebody_can(project: Path) -> None:
+    _make_venv(project, sys.executable)
+    answered = IMPORTING.replace("import os, signal", "import os, signal, profiles.bootstrap as b; b.begin_to_answer()")
+    (project / "script.py").write_text(SCRIPT.replace("import os, pydantic", answered))
+    assert "caught by a module" in _start(project).stdout
 
 
 @pytest.mark.parametrize("name", ["profiles/__init__.py", "profiles/bootstrap.py", "wizard.py", "cli_typer.py"])
