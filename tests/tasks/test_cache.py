@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from profiles.errors import BadInput
+from training.tasks import cache
 from training.tasks.cache import cache_root, get_or_build
 
 
@@ -28,7 +30,7 @@ def test_rest_of_a_killed_process_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "key.partial").mkdir()
     (tmp_path / "key.partial" / "half").touch()
     entry = get_or_build(tmp_path, "key", lambda folder: (folder / "whole").touch())
-    assert [path.name for path in entry.iterdir()] == ["whole"]
+    assert {path.name for path in entry.iterdir()} == {"whole", "seal.json"}
 
 
 @pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "Permission denied")])
@@ -65,4 +67,42 @@ def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     for process in started:
         process.join(90)
         assert process.exitcode == 0
-    assert len(list((tmp_path / "key").iterdir())) == 1
+    assert len(list((tmp_path / "key").glob("[0-9]*"))) == 1
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_one_bit(file: Path) -> None:
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("harm", [cut, flip_one_bit, Path.unlink])
+@pytest.mark.parametrize("name", ["data", "seal.json"])
+def test_a_damaged_entry_is_built_anew_and_told_once(
+    tmp_path: Path, harm: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(folder: Path) -> None:
+        (folder / "data").write_bytes(b"whole")
+
+    entry = get_or_build(tmp_path, "key", build)
+    harm(entry / name)
+    for _ in range(2):
+        assert (get_or_build(tmp_path, "key", build) / "data").read_bytes() == b"whole"
+    assert caplog.text.count("computed anew") == 1
+
+
+@pytest.mark.parametrize("place", [0, 39, 159])
+def test_of_a_big_file_some_blocks_are_looked_at(tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_BLOCK", 4)
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        (folder / "data").write_bytes(bytes(160))
+
+    file = get_or_build(tmp_path, "key", build) / "data"
+    file.write_bytes(bytes(place) + b"x" + bytes(159 - place))
+    get_or_build(tmp_path, "key", build)
+    assert len(built) == (1 if place == 39 else 2)  # as far as it is looked at: the ends always

@@ -66,6 +66,19 @@ def test_second_start_computes_nothing(tmp_path: Path, log_mel: LogMel, monkeypa
     np.testing.assert_array_equal(open_features(sources, log_mel, tmp_path / "cache")[2], first)
 
 
+@pytest.mark.parametrize("name", ["features/*/features.f16", "features/*/index.json", "stamps/*/key"])
+def test_damaged_features_are_computed_anew(
+    tmp_path: Path, log_mel: LogMel, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = sources_of(tmp_path, 3)
+    first = open_features(sources, log_mel, tmp_path / "cache")[2]
+    (file,) = (tmp_path / "cache").glob(name)
+    file.write_bytes(file.read_bytes()[:-7])
+    for _ in range(2):
+        np.testing.assert_array_equal(open_features(sources, log_mel, tmp_path / "cache")[2], first)
+    assert caplog.text.count("computed anew") == 1
+
+
 def test_moved_files_are_known_by_their_content(
     tmp_path: Path, log_mel: LogMel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,19 @@
 
 An entry is a folder named by a hash of all it was made from. It appears whole or not at all: it is built beside its
 place and renamed into it, under a file lock, so of several processes that ask at once one builds and the others wait.
+Its seal holds the sizes of its files and checksums of their contents; what a disk or a crash has harmed since is built
+anew.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +24,13 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
 
+logger = logging.getLogger("muster.data")
+
+_SEAL = "seal.json"
+_BLOCK = 1 << 24
+_BLOCKS = 16
+"""Blocks of a file that are looked at; they are spread over it if it has more, so that opening it stays quick."""
+
 
 def cache_root(setting: str) -> Path:
     """Return the cache folder: ``setting``, or the user's cache folder of this operating system."""
@@ -26,23 +38,32 @@ def cache_root(setting: str) -> Path:
 
 
 def get_or_build(
-    root: Path, key: str, build: Callable[[Path], None], waiting: Callable[[], None] = lambda: None
+    root: Path,
+    key: str,
+    build: Callable[[Path], None],
+    waiting: Callable[[], None] = lambda: None,
+    is_sound: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """Return the folder of entry ``key``; ``build(folder)`` fills it if it is not there yet.
+    """Return the folder of entry ``key``; ``build(folder)`` fills it if it is not there yet, or damaged.
 
-    ``waiting`` is called once if another process is building the same entry.
+    Args:
+        waiting: called once if another process is building the same entry.
+        is_sound: for an entry that is written to later: whether it can be used. All others are sealed.
 
     Raises:
         BadInput: the cache folder cannot be written, or its disk is full.
     """
     entry = root / key
-    if entry.is_dir():
+    check = is_sound or _is_sealed
+    if check(entry):
         return entry
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{key}.lock", waiting):
-            if not entry.is_dir():
-                _build_aside(entry, build)
+            if not check(entry):
+                if entry.exists():
+                    logger.warning("%s in the cache is damaged or of an earlier version; it is computed anew", entry)
+                _build_aside(entry, build, is_sealed=is_sound is None)
     except OSError as error:
         raise _unusable(root, error) from error
     return entry
@@ -92,15 +113,44 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def _build_aside(entry: Path, build: Callable[[Path], None]) -> None:
+def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) -> None:
     aside = entry.with_name(entry.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed: the lock is ours
     aside.mkdir()
     try:
         build(aside)
+        if is_sealed:
+            _seal(aside)
+        if entry.is_dir():
+            shutil.rmtree(entry)
         os.replace(aside, entry)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _seal(folder: Path) -> None:
+    sums = {file.name: _sum_of(file) for file in folder.iterdir()}
+    (folder / _SEAL).write_text(json.dumps(sums), encoding="utf-8")
+
+
+def _is_sealed(entry: Path) -> bool:
+    """Whether the files of an entry are what they were when it was built."""
+    try:
+        sums: dict[str, list[int]] = json.loads((entry / _SEAL).read_text(encoding="utf-8"))
+        return all(_sum_of(entry / name) == list(found) for name, found in sums.items())
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
+def _sum_of(file: Path) -> list[int]:
+    """Return the size of a file and a checksum of its blocks."""
+    size, found = file.stat().st_size, 0
+    last = max(0, size - 1) // _BLOCK
+    with file.open("rb") as stream:
+        for block in sorted({last * part // (_BLOCKS - 1) for part in range(_BLOCKS)}):
+            stream.seek(block * _BLOCK)
+            found = zlib.crc32(stream.read(_BLOCK), found)
+    return [size, found]
 
 
 def _unusable(root: Path, error: OSError) -> BadInput:

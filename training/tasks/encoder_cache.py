@@ -100,11 +100,7 @@ class EncoderCache:
         self._least = self._least or free - free // _SHARE
         if not (self._root / key).is_dir() and 2 * math.prod(shape) > free // _SHARE:
             return None
-        make = partial(_make_empty, shape)
-        entry = get_or_build(self._root, key, make)
-        if not all((entry / name).is_file() and (entry / name).stat().st_size == size for name, size in _files(shape)):
-            shutil.rmtree(entry)  # damaged
-            entry = get_or_build(self._root, key, make)
+        entry = get_or_build(self._root, key, partial(_make_empty, shape), is_sound=partial(_is_whole, shape))
         return _Outputs(entry, shape, self._least)
 
 
@@ -162,6 +158,13 @@ def _make_empty(shape: tuple[int, int, int], folder: Path) -> None:
     for name, size in _files(shape):
         with (folder / name).open("wb") as file:
             file.truncate(size)
+
+
+def _is_whole(shape: tuple[int, int, int], entry: Path) -> bool:
+    try:
+        return all((entry / name).stat().st_size == size for name, size in _files(shape))
+    except OSError:
+        return False
 
 
 def _precision_on(device: torch.device) -> str:

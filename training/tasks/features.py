@@ -111,8 +111,6 @@ class FeatureStore:
     """Features of many clips in one memory-mapped float16 array."""
 
     def __init__(self, folder: Path, log_mel: LogMel) -> None:
-        self.key = folder.name
-        """Hash of what the features are a function of."""
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         self._log_mel = log_mel
         self.key = folder.name
