@@ -20,7 +20,7 @@ import platform
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,16 +129,16 @@ class SnapshotStore:
         """
         return [int(rank) for rank in _read_manifest(self._folder(step))["state"].get("live", [])]
 
-    def load(self, step: int, plan_hash: str | None = None) -> Snapshot:
+    def load(self, step: int, plan_hashes: Collection[str] = ()) -> Snapshot:
         """Return the snapshot of ``step``, its tensors on the CPU.
 
         Raises:
             DamagedSnapshot: missing, incomplete, or changed since it was written.
-            BadInput: it was made with another plan than ``plan_hash``.
+            BadInput: it was made with another plan than those of ``plan_hashes``, where any are given.
         """
         folder = self._folder(step)
         manifest = _check(folder)
-        if plan_hash is not None and manifest["plan_hash"] != plan_hash:
+        if plan_hashes and manifest["plan_hash"] not in plan_hashes:
             raise BadInput(f"{folder} was made with other settings", "resume with the settings the run began with")
         try:
             tensors = load_file(folder / _TENSORS)

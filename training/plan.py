@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import BadInput
-from profiles.schema import Profile
+from profiles.schema import EVERY_LANGUAGE, Profile
 
 PLAN_VERSION = 1
-_LATER = {"window": "full", "pseudo_share": 0.0}
-"""Options of the data that came later, with what was done before. They count in the hash where they say otherwise: so
-a run that began without them goes on."""
+_LATER: dict[str, dict[str, Any]] = {
+    "model": {
+        "teacher_path": "",
+        "distill_alpha": 0.5,
+        "distill_temperature": 2.0,
+        "student_layers": 0,
+        "encoder_path": "",
+    },
+    "data": {"window": "full", "pseudo_share": 0.0, "languages": EVERY_LANGUAGE},
+}
+"""Options that came later, with what was done before. They count in the hash where they say otherwise: so a run that
+began without them goes on."""
+_COUNTED = {"data": {name: _LATER["data"][name] for name in ("window", "pseudo_share")}}
+"""Those that did not count in all hashes of a version that had them."""
 
 
 class MemberPlan(BaseModel):
@@ -60,9 +72,10 @@ class RunPlan(BaseModel):
     def _as_it_began(cls, document: Any) -> Any:
         """Read a plan that was written before an option as what was done then, not as today's default."""
         profile = document.get("profile") if isinstance(document, dict) else None
-        if not (isinstance(profile, dict) and isinstance(profile.get("data"), dict)):
+        if not isinstance(profile, dict):
             return document
-        return {**document, "profile": {**profile, "data": {**_LATER, **profile["data"]}}}
+        known = {name: _LATER[name] for name in _LATER if isinstance(profile.get(name), dict)}
+        return {**document, "profile": {**profile, **{name: {**known[name], **profile[name]} for name in known}}}
 
     @property
     def world_size(self) -> int:
@@ -80,13 +93,21 @@ class RunPlan(BaseModel):
 
     def hash(self) -> str:
         """Hash of what decides the result: not the run's id, address or resume flag, nor names, folders and places."""
+        return self._hash(_LATER)
+
+    def hashes(self) -> tuple[str, ...]:
+        """Hashes that this and earlier versions have for this plan."""
+        return self._hash(_LATER), self._hash(_COUNTED)
+
+    def _hash(self, later: Mapping[str, Mapping[str, Any]]) -> str:
         document = self.model_dump(
             exclude={"run_id", "hub_address", "resume", "added", "profile", "members"}, mode="json"
         )
         document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
-        document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
-        data = document["profile"]["data"]
-        document["profile"]["data"] = {name: data[name] for name in data if data[name] != _LATER.get(name, data)}
+        profile = document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
+        for section, before in later.items():
+            said = profile[section]
+            profile[section] = {name: said[name] for name in said if name not in before or said[name] != before[name]}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -20,8 +20,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.exchange.base import Exchange
+from training.kept import NOT_THIS_RUN
 from training.samples import Samples
 from training.tasks.base import Task
 
@@ -34,6 +36,9 @@ _NUMBERS = 1 << 16
 _FROZEN = 1 << 10
 """Numbers of one frozen weight that are looked at."""
 _ROUNDING = "figures differ by rounding; for one precision set mixed_precision to off or bf16"
+_FORM = 2
+"""Of the looks, since tasks say what identifies a sample; 1 before, when it was all that a sample held."""
+_EARLIER = f"where an earlier version of Muster began the run, go on with that one, or {NOT_THIS_RUN}"
 _SAME = "give every machine the same data set in the same order, and the same model"
 _CHANGES = "changes"
 """Instead of a look: the sample is another one whenever it is read."""
@@ -66,6 +71,8 @@ class Description(BaseModel):
     """A look at the frozen weights."""
     precision: str = ""
     """What the steps are computed in. It may differ: every member's gradient is one of the same loss."""
+    form: int = 1
+    """How the looks were made; of an earlier form, what both name is compared."""
 
     @property
     def tables(self) -> dict[str, str]:
@@ -81,7 +88,7 @@ def describe(
     for split in ["train", *sorted(task.evaluation)]:
         size = len(task.train if split == "train" else task.evaluation[split])
         chosen = np.random.default_rng([seed, size]).choice(size, min(size, LOOKS), replace=False).tolist()
-        looks = {str(index): _stable_look(samples, split, index) for index in sorted(chosen)}
+        looks = {str(index): _stable_look(task, samples, split, index) for index in sorted(chosen)}
         if _CHANGES in looks.values():
             warn(
                 f"samples of {split} differ whenever they are read, though torch, numpy and random are seeded; "
@@ -92,7 +99,8 @@ def describe(
     shapes = [[name, *parameter.shape] for name, parameter in parameters.items()]
     frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
     look = _seen(torch.cat(frozen)) if frozen else ""
-    return Description(splits=found, shapes=_digest(json.dumps(shapes).encode()), frozen=look, precision=precision)
+    hashed = _digest(json.dumps(shapes).encode())
+    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, form=_FORM)
 
 
 def check_same(
@@ -131,15 +139,27 @@ def check_unchanged(then: Any, mine: Description, whose: str) -> None:
     Raises:
         BadInput: they differ.
     """
-    if then and (what := difference(Description.model_validate(then), mine)):
-        raise BadInput(f"this machine has not what {whose}: {what}", _SAME)
+    if not then:
+        return
+    try:
+        before = Description.model_validate(then)
+    except ValidationError as error:
+        raise BadInput("what the run wrote down of its data cannot be understood", _EARLIER) from error
+    if what := difference(before, mine):
+        hint = _SAME if before.form == mine.form else f"{_SAME}; {_EARLIER}"
+        raise BadInput(f"this machine has not what {whose}: {what}", hint)
 
 
 def other_precision(then: Any, mine: Description) -> str:
-    """Say that steps were computed in another precision before; empty if they were not, or nobody knows."""
-    before = str(then.get("precision", ""))[:20] if isinstance(then, dict) else ""
-    if not before or before == mine.precision:
+    """Say that steps were computed in another precision before, or perhaps; empty if they were not."""
+    if not isinstance(then, dict) or not mine.precision:
         return ""
+    before = str(then.get("precision", ""))[:20]
+    if before == mine.precision:
+        return ""
+    if not before:  # an earlier version did not say
+        unknown = f"this machine computes in {mine.precision}, and the run does not say in what it began: {_ROUNDING}"
+        return unknown if mine.precision == "bfloat16" else ""
     return f"this machine computed in {before} before and does in {mine.precision} now: {_ROUNDING}"
 
 
@@ -152,9 +172,9 @@ def difference(one: Description | None, other: Description | None) -> str:
     for split, a in one.splits.items():
         b = other.splits[split]
         if a.samples != b.samples:
-            return f"{split} has {b.samples} samples instead of {a.samples}"
+            return f"{split} has {counted(b.samples, 'sample')} instead of {a.samples}"
         for index in a.looks:
-            if not _alike(a.looks[index], b.looks.get(index, "")):
+            if not _alike(a.looks[index], b.looks.get(index, ""), one.form == other.form):
                 return f"sample {index} of {split} is another one"
         if a.table != b.table and a.table.partition("+")[0] == b.table.partition("+")[0]:
             return "the teacher is another one"
@@ -165,8 +185,8 @@ def difference(one: Description | None, other: Description | None) -> str:
     return "" if _leaf_alike(one.frozen, other.frozen) else "the model has other frozen weights"
 
 
-def _stable_look(samples: Samples, split: str, index: int) -> Look:
-    first, second = (samples.probe(split, index, _look) for _ in range(2))
+def _stable_look(task: Task, samples: Samples, split: str, index: int) -> Look:
+    first, second = (samples.probe(split, index, lambda sample: _look(task.identity(sample))) for _ in range(2))
     return first if _alike(first, second) else _CHANGES
 
 
@@ -219,10 +239,18 @@ def _statistics(flat: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     return mean, spread, float((standard * signs).sum() / math.sqrt(numbers.size))
 
 
-def _alike(one: Look, other: Look) -> bool:
+def _alike(one: Look, other: Look, of_one_form: bool = True) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other or _CHANGES in (one, other)
+    if not of_one_form and one.keys() != other.keys():
+        common = [place for place in one if place in other and _is_comparable(one[place], other[place])]
+        return bool(common) and all(_leaf_alike(one[place], other[place]) for place in common)
     return one.keys() == other.keys() and all(_leaf_alike(one[place], other[place]) for place in one)
+
+
+def _is_comparable(one: Leaf, other: Leaf) -> bool:
+    """Whether leaves of two forms are of one thing; numbers of another shape are another view of it."""
+    return isinstance(one, str) or isinstance(other, str) or one[0] == other[0]
 
 
 def _leaf_alike(one: Leaf, other: Leaf) -> bool:

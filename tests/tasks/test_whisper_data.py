@@ -64,9 +64,7 @@ def test_broken_file_is_named_and_left_out(
 
 
 def test_too_many_broken_files(make_profile: ProfileMaker, english_whisper: Path, one_broken: Path) -> None:
-    with pytest.raises(
-        BadInput, match="1 of 8 recordings are broken, more than 10.0%; first .*clip3.*max_broken_share"
-    ):
+    with pytest.raises(BadInput, match="1 of 8 recordings broken, more than 10.0%; first .*clip3.*max_broken_share"):
         prepared(make_profile, english_whisper, one_broken, max_broken_share=0.1)
 
 
@@ -78,7 +76,7 @@ def one_long(speech_folder: Path) -> Path:
 
 def test_long_clip_is_refused(make_profile: ProfileMaker, english_whisper: Path, one_long: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"1 clips longer than the model's window of 1 s: clip2 .*long_audio = cut or skip"
+        BadInput, match=r"1 clip longer than the model's window of 1 s: clip2 .*long_audio = cut or skip"
     ):
         prepared(make_profile, english_whisper, one_long)
 
@@ -94,7 +92,7 @@ def test_long_clip_is_cut_or_skipped(
 ) -> None:
     task = prepared(make_profile, english_whisper, one_long, long_audio=policy)
     assert len(task.train) == left
-    assert "1 clips longer than the model's window of 1 s" in caplog.text
+    assert "1 clip longer than the model's window of 1 s" in caplog.text
     assert task.collate([task.train[2]], None)["input_features"].shape == (1, 16, 100)
 
 
@@ -116,7 +114,7 @@ def long_text(speech_folder: Path) -> Path:
 
 
 def test_long_transcript_is_refused(make_profile: ProfileMaker, english_whisper: Path, long_text: Path) -> None:
-    with pytest.raises(BadInput, match="1 clips with transcripts of more than 22 tokens: wordy"):
+    with pytest.raises(BadInput, match="1 clip with transcripts of more than 22 tokens: wordy"):
         prepared(make_profile, english_whisper, long_text)
 
 

@@ -68,7 +68,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def test_round_trip_is_bit_exact(store: SnapshotStore) -> None:
     state = {"loss": 0.1 + 0.2, "cursor": {"epoch": 1, "offset": 7}, "best": None, "tiny": 5e-324}
     folder, size = store.save(Snapshot(120, tensors(), state), "plan")
-    loaded = store.load(120, "plan")
+    loaded = store.load(120, ["another plan", "plan"])
     assert folder.name == "step-00000120"
     assert size == sum(file.stat().st_size for file in folder.iterdir())
     assert (loaded.step, loaded.state) == (120, state)
@@ -174,7 +174,7 @@ def test_a_missing_step_is_a_damaged_snapshot(store: SnapshotStore) -> None:
 def test_a_snapshot_of_another_plan_is_bad_input(store: SnapshotStore) -> None:
     save(store, 10)
     with pytest.raises(BadInput, match="other settings"):
-        store.load(10, "another plan")
+        store.load(10, ["another plan", "a third one"])
 
 
 KILLED = """

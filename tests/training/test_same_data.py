@@ -18,7 +18,7 @@ from training import precision as precision_module
 from training.control import Command, Control
 from training.events import WarningEvent
 from training.precision import Precision
-from training.same_data import check_same, check_unchanged, describe, difference
+from training.same_data import check_same, check_unchanged, describe, difference, other_precision
 from training.samples import Samples
 from training.trainer import Trainer
 
@@ -185,3 +185,10 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
         _, other = train(toy_plan(**changes, resume=True), tmp_path, task)
     (message,) = warned(other)
     assert "computed in float32 before and does in bfloat16 now" in message
+
+
+def test_a_resume_in_bf16_of_a_run_that_did_not_say_is_told() -> None:
+    mine = described(SAMPLES).model_copy(update={"precision": "bfloat16"})
+    then = {key: value for key, value in mine.model_dump().items() if key != "precision"}
+    assert "the run does not say in what it began" in other_precision(then, mine)
+    assert other_precision(then, mine.model_copy(update={"precision": "float32"})) == ""

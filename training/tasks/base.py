@@ -94,6 +94,11 @@ class Task(ABC):
         """Hash of a split's table, where there is one: the same lines in the same order; else empty."""
         return ""
 
+    def identity(self, sample: Any) -> Any:
+        """What tells a sample from others, whatever else this version keeps beside it: a mapping, or the sample itself.
+        It is compared among members, and with what a resumed run began with."""
+        return sample
+
     @abstractmethod
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""

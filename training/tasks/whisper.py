@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, Profile
 from training.modes import evaluating
@@ -177,13 +178,14 @@ class WhisperTask(Task):
         for position, error in list(store.errors.items())[:_NAMED]:
             logger.warning("%s: %s: %s; left out", clips[position].where, clips[position].id, error)
         allowed = self.profile.data.max_broken_share
+        broken = f"{len(store.errors)} of {counted(len(clips), 'recording')} broken"
         if share > allowed:
             first = next(iter(store.errors))
-            message = f"{split}: {len(store.errors)} of {len(clips)} recordings are broken, more than {allowed:.1%}"
             named = f"first {clips[first].where}: {clips[first].id}: {store.errors[first]}"
-            raise BadInput(f"{message}; {named}", "repair or remove them, or raise max_broken_share")
+            message = f"{split}: {broken}, more than {allowed:.1%}; {named}"
+            raise BadInput(message, "repair or remove them, or raise max_broken_share")
         if store.errors:
-            logger.warning("%s: %d of %d recordings are broken and left out", split, len(store.errors), len(clips))
+            logger.warning("%s: %s and left out", split, broken)
 
     def _fit_audio(self, clips: Sequence[Clip], store: FeatureStore, positions: list[int]) -> list[int]:
         window = self.wrapper.log_mel.seconds
@@ -204,9 +206,11 @@ class WhisperTask(Task):
         policy = self.profile.data.long_audio
         if policy == "refuse":
             longer = ", or take a model that hears more: whisper-scratch hears 30 s" if "window" in what else ""
-            raise BadInput(f"{len(long)} clips {what}: {names}", f"divide them, set long_audio = cut or skip{longer}")
+            raise BadInput(
+                f"{counted(len(long), 'clip')} {what}: {names}", f"divide them, set long_audio = cut or skip{longer}"
+            )
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
-        logger.warning("%d clips %s are %s: %s", len(long), what, done, names)
+        logger.warning("%s %s %s: %s", counted(len(long), "clip"), what, done, names)
 
     def _require_language(self, data: SpeechData) -> None:
         unknown = not self.default_language and not all(data.languages)
@@ -239,6 +243,11 @@ class WhisperTask(Task):
             votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
         self.default_language = votes.most_common(1)[0][0]
         logger.warning("language is not set: the model hears %r; set language if it errs", self.default_language)
+
+    def identity(self, sample: SpeechSample) -> dict[str, Any]:
+        window = self.wrapper.log_mel.fill(sample.features, sample.silence)
+        said = {name: getattr(sample, name) for name in ("tokens", "text", "language", "longest")}
+        return {"features": window, **said}
 
     def collate(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return features [batch, mels, frames], decoder input ids and labels [batch, longest prompt + text - 1].
