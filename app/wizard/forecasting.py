@@ -9,9 +9,10 @@ from typing import cast
 
 from app.wizard.machine_entries import hosts_of
 from app.wizard.machine_looks import trust_in
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, Status, Strategy
-from distributed.measuring.measure import Measured, Wish, measure_ready
+from distributed.measuring.measure import Measured, Wish
 from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
@@ -20,7 +21,7 @@ from distributed.planning.prediction import STRATEGIES
 from distributed.planning.reasons import settings_of
 from distributed.planning.words import sentence
 from distributed.preparation.preflight import NotReady
-from distributed.preparation.prepare import Manner, prepare
+from distributed.preparation.prepare import Manner
 from distributed.run.planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -90,7 +91,7 @@ def with_interval(choice: Choice, steps: int) -> Choice:
     return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
 
 
-def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
+def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
     """Ask the machines, measure what is not known yet, and rank all ways to train.
 
     This computer alone is measured on demand only: there is nothing to choose, and the run would wait for it.
@@ -100,12 +101,12 @@ def make_forecast(request: Request, profile: Profile, tell: Tell) -> Forecast:
         BadInput: the data cannot be used.
     """
     manner = Manner(tell, trust_in(request.trusted), repair=False)
-    machines = prepare(hosts_of(request.machines), profile.model.task, manner)
+    machines = outside.prepare(hosts_of(request.machines), profile.model.task, manner)
     wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else wish.max_age
     try:
-        found = measure_ready(machines, profile, Wish(wanted, wanted, max_age), tell)
+        found = outside.measure(machines, profile, Wish(wanted, wanted, max_age), tell)
     finally:
         for link, _ in machines:
             link.close()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers
 from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
 from distributed.checks.job_findings import memory_level
@@ -137,13 +138,13 @@ def _option(spec: OptionSpec, current: Resolved, plain: Resolved, given: str | N
 # ---------------------------------------------------------------------------------------------------------------- data
 
 
-def data_of(profile: Profile) -> DataRow:
-    """Look at a profile's data set, in a process of its own: this one never loads torch."""
+def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
+    """Look at a profile's data set."""
     name = profile.dataset_name or Path(profile.data.dataset_path).name
     if not profile.data.dataset_path and profile.model.task != "custom":
         return DataRow("data", "", Status.FAILED, "none", "no data set is chosen",
                        "choose one: a folder with train.csv inside, or the name of one on the hub")  # fmt: skip
-    said = _ask_about(profile)
+    said = outside.look_at_data(profile)
     if "error" in said:
         return DataRow("data", name, Status.FAILED, "cannot be used", str(said["error"]), str(said.get("hint", "")))
     splits = tuple((str(split), int(count)) for split, count in dict(said.get("splits", {})).items())
@@ -174,7 +175,8 @@ def _about_broken(broken: int, too_many: bool) -> str:
     return "they are left out" if broken else ""
 
 
-def _ask_about(profile: Profile) -> Mapping[str, Any]:
+def ask_about_data(profile: Profile) -> Mapping[str, Any]:
+    """Ask a process of its own what a profile's data set is like: this one never loads torch."""
     environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "training.data_findings"]
     try:

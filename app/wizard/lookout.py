@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.wizard.machine_entries import Identities, Naming
+from app.wizard.outside import OUTSIDE, Outside, Search
 from app.wizard.saved_profiles import saved_hosts
 from app.wizard.services import Sight
 from app.wizard.state import Machines, Presence
-from distributed.discovery.discovery import Discovery, Sources, State, machines
+from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
@@ -45,8 +46,9 @@ class Lookout:
         config: the ``config.ini`` whose saved profiles' machines are looked for too; ``None``: the project's.
     """
 
-    def __init__(self, see: Callable[[Sight], None], config: Path | None = None) -> None:
+    def __init__(self, see: Callable[[Sight], None], config: Path | None = None, outside: Outside = OUTSIDE) -> None:
         self._see = see
+        self._outside = outside
         self._begin = time.monotonic()
         self._saved = dict(_readable(saved_hosts(config).items()))
         own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
@@ -58,10 +60,10 @@ class Lookout:
         self._identities = Identities()
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
         self._present: Mapping[str, tuple[Presence, ...]] = {}
-        self._typed: dict[str, Discovery] = {}
+        self._typed: dict[str, Search] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._browsing = Discovery(Sources(hosts_files=self._files, configurations=True)).__enter__()
+        self._browsing = outside.search(Sources(hosts_files=self._files, configurations=True))
         self._thread = threading.Thread(target=self._follow, name="lookout", daemon=True)
         self._thread.start()
 
@@ -74,7 +76,7 @@ class Lookout:
         with self._lock:
             if text not in self._typed and not self._closed.is_set():
                 sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=())
-                self._typed[text] = Discovery(sources, browse=False).__enter__()
+                self._typed[text] = self._outside.search(sources, browse=False)
 
     def remove(self, text: str) -> None:
         """Look for it no more; another way to find it still counts."""
@@ -100,10 +102,10 @@ class Lookout:
             version = self._browsing.wait(version, _AT_MOST_EVERY * 2 if typed else _AT_LEAST_EVERY)
             self._closed.wait(_AT_MOST_EVERY)
 
-    def _sight(self, typed: Mapping[str, Discovery]) -> Sight:
+    def _sight(self, typed: Mapping[str, Search]) -> Sight:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         found = machines(state)
-        rows = Naming(typed, self._hosts).rows(found, self._identities.aliases(found))
+        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found, self._identities.aliases(found))
         seconds = time.monotonic() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER

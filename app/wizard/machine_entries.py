@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from app.wizard.outside import OUTSIDE, ThisComputer
 from app.wizard.state import MachineRow, PathRow, Status
 from app.wizard.this_computer import here_details
 from distributed.discovery.machine_identity import FoundMachine
@@ -80,7 +81,13 @@ def _traits(machine: FoundMachine) -> list[object]:
 class Naming:
     """How machines that were found are reached: as typed, as their hosts file says, by alias, or by ``.local`` name."""
 
-    def __init__(self, typed: Iterable[str], files: Iterable[Hosts]) -> None:
+    def __init__(
+        self,
+        typed: Iterable[str],
+        files: Iterable[Hosts],
+        here: Callable[[], ThisComputer] = OUTSIDE.this_computer,
+    ) -> None:
+        self._here = here
         self._typed = {str(split_address(text)["name"]).casefold(): text for text in typed}
         self._entries: dict[str, tuple[Machine, str]] = {}
         for hosts in files:
@@ -102,11 +109,11 @@ class Naming:
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """``host``: its name in the local network, unless two machines claim it."""
         entry, ssh_config = self._entry(machine, host)
-        chip, memory, system = here_details() if machine.here else _announced(machine.details)
+        details = self._here() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
         problem = machine.problem
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
-            name=here_name() if machine.here else machine.name,
+            name=details.name,
             status=_WORDS[machine.status],
             words=machine.status.value,
             cause=problem.message if problem else "",
@@ -115,9 +122,9 @@ class Naming:
             port=entry.port,
             user=entry.user,
             here=machine.here,
-            chip=chip,
-            memory=memory,
-            system=system,
+            chip=details.chip,
+            memory=details.memory,
+            system=details.system,
             found_by=tuple(origin.value for origin in machine.found_by),
             paths=tuple(
                 PathRow(p.endpoint.where, p.endpoint.kind.value, p.endpoint.interface, p.status is Seen.ONLINE)

@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.wizard.machine_entries import HERE_KEY, hosts_of, machine_of
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.state import AccessRow, CheckRow, FindingRow, LinkRow, MachineRow, Need, Status
-from distributed.checks.examination import Examined, examine, repair
+from distributed.checks.examination import Examined
 from distributed.checks.findings import Finding
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from distributed.measuring.link_figures import PairFigures
-from distributed.measuring.measure import Wish, measure_ready
-from distributed.preparation.preflight import check, ready
-from distributed.ssh.access import AccessReport, check_access, explain
+from distributed.measuring.measure import Wish
+from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
-from distributed.ssh.key_setup import install_key
 from profiles.errors import MachinesNotReady, MusterError
 from profiles.schema import Profile
 
@@ -48,16 +47,16 @@ def target_of(row: MachineRow) -> SshTarget:
 # -------------------------------------------------------------------------------------------------------------- access
 
 
-def access_row(row: MachineRow, trusted: Sequence[str]) -> AccessRow:
+def access_row(row: MachineRow, trusted: Sequence[str], outside: Outside = OUTSIDE) -> AccessRow:
     """Go the whole way to a machine once."""
-    return _access(row, check_access(target_of(row), trust=trust_in(trusted)))
+    return _access(row, outside.check_access(target_of(row), trust_in(trusted)))
 
 
-def row_after_password(row: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
+def row_after_password(row: MachineRow, password: str, trusted: Sequence[str], outside: Outside = OUTSIDE) -> AccessRow:
     """Install our key with the password, and return how the way goes with the key alone."""
     target = target_of(row)
     try:
-        report = install_key(target, password, trust=trust_in(trusted)).report
+        report = outside.install_key(target, password, trust_in(trusted))
     except MusterError as error:
         report = explain(target, None, error)
     found = _access(row, report)
@@ -106,20 +105,22 @@ def _place(report: AccessReport) -> str:
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_rows(rows: Sequence[MachineRow], task: str, trusted: Sequence[str] = ()) -> list[CheckRow]:
+def check_rows(
+    rows: Sequence[MachineRow], task: str, trusted: Sequence[str] = (), outside: Outside = OUTSIDE
+) -> list[CheckRow]:
     """Look at all machines side by side."""
-    found = examine(hosts_of(rows), task, trust_in(trusted))
+    found = outside.examine(hosts_of(rows), task, trust_in(trusted))
     return [_check(row, one) for row, one in zip(rows, found, strict=True)]
 
 
-def mend(rows: Sequence[MachineRow], task: str, tell: Tell) -> None:
+def mend(rows: Sequence[MachineRow], task: str, tell: Tell, outside: Outside = OUTSIDE) -> None:
     """Give machines without packages an environment of ours.
 
     Raises:
         MachinesNotReady: where that did not go.
     """
-    found = examine(hosts_of(rows), task)
-    problems = repair(found, tell)
+    found = outside.examine(hosts_of(rows), task)
+    problems = outside.repair(found, tell)
     if problems:
         raise MachinesNotReady("; ".join(problem.message for problem in problems), problems[0].hint)
 
@@ -157,24 +158,27 @@ def _finding(finding: Finding) -> FindingRow:
     )
 
 
-def doctor_rows(here: str) -> tuple[FindingRow, ...]:
+def doctor_rows(outside: Outside = OUTSIDE) -> tuple[FindingRow, ...]:
     """Look at this computer."""
-    rows = check_rows([MachineRow(HERE_KEY, here, here=True)], "whisper")
+    here = MachineRow(HERE_KEY, outside.this_computer().name, here=True)
+    rows = check_rows([here], "whisper", (), outside)
     return rows[0].findings
 
 
 # --------------------------------------------------------------------------------------------------------------- links
 
 
-def link_rows(rows: Sequence[MachineRow], profile: Profile, trusted: Sequence[str], tell: Tell) -> list[LinkRow]:
+def link_rows(
+    rows: Sequence[MachineRow], profile: Profile, trusted: Sequence[str], tell: Tell, outside: Outside = OUTSIDE
+) -> list[LinkRow]:
     """Measure every pair, or take what is known and fresh.
 
     Raises:
         NotReady: a machine cannot take part.
     """
-    machines = ready(check(hosts_of(rows), profile.model.task, trust_in(trusted)))
+    machines = outside.ready(hosts_of(rows), profile.model.task, trust_in(trusted))
     try:
-        found = measure_ready(machines, profile, Wish(links=True, machines=False), tell)
+        found = outside.measure(machines, profile, Wish(links=True, machines=False), tell)
     finally:
         for link, _ in machines:
             link.close()

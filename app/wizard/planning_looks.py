@@ -8,10 +8,10 @@ from pathlib import Path
 from app.wizard.forecasting import Forecast
 from app.wizard.job_looks import WAYS, resolved
 from app.wizard.keeping import Keeping, as_saved, keeping, shown
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
 from distributed.planning.document import Planning
-from distributed.preparation.code_sync import collect
 from distributed.run.planning import Planned
 from profiles.errors import MusterError
 from profiles.schema import Profile
@@ -30,7 +30,7 @@ def chosen_planning(request: Request) -> Planning | None:
     return found.planning_of(request.chosen)
 
 
-def plan_of(request: Request, config: Path | None = None) -> Plan:
+def plan_of(request: Request, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
     """Say what will be done. Nothing is changed, and no machine is asked.
 
     Raises:
@@ -41,7 +41,7 @@ def plan_of(request: Request, config: Path | None = None) -> Plan:
     profile = profile_of(request, planning, kept, config)
     planned = _planned(request, planning, profile)
     run = planned.plan if planned is not None else None
-    size = _bytes(run) if run is not None and any(not row.here for row in request.machines) else 0
+    size = _bytes(run, outside) if run is not None and any(not row.here for row in request.machines) else 0
     changes = tuple(_changes(request, kept, planning, size))
     engine = run.engine if run is not None else "hub"
     together = run is not None and run.world_size > 1
@@ -84,10 +84,10 @@ def way_in_words(chosen: CandidateRow | None, request: Request) -> str:
     return f"{len(chosen.members)} machines with {chosen.name} over {chosen.over}{interval}"
 
 
-def _bytes(run: RunPlan) -> int:
+def _bytes(run: RunPlan, outside: Outside) -> int:
     """Return the bytes of code, data and model, of which a machine gets what it lacks; 0: starting will say why."""
     try:
-        return collect(run).bytes
+        return outside.input_bytes(run)
     except (MusterError, OSError):
         return 0
 

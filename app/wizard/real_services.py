@@ -12,6 +12,7 @@ from typing import Any
 
 from app.console import command_line
 from app.wizard.machine_rows import status_of_run
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers, Request, Sight, Tell, Watch
 from app.wizard.state import (
     AccessRow,
@@ -40,9 +41,11 @@ class RealServices:
     Args:
         config: another ``config.ini`` with its saved profiles beside it; ``None``: the project's.
         output: folder of the run folders.
+        outside: machines and data.
     """
 
-    def __init__(self, config: Path | None = None, output: Path = Path("output")) -> None:
+    def __init__(self, config: Path | None = None, output: Path = Path("output"), outside: Outside = OUTSIDE) -> None:
+        self._outside = outside
         self._config = config
         self._output = output
         self._checks: dict[str, CheckRow] = {}
@@ -59,15 +62,14 @@ class RealServices:
         return Home(runs=rows, profiles=profile_rows(self._config), status=Status.OK)
 
     def doctor(self) -> Sequence[FindingRow]:
-        from app.wizard.machine_entries import here_name
         from app.wizard.machine_looks import doctor_rows
 
-        return doctor_rows(here_name())
+        return doctor_rows(self._outside)
 
     def watch(self, see: Callable[[Sight], None]) -> Watch:
         from app.wizard.lookout import Lookout
 
-        return Lookout(see, self._config)
+        return Lookout(see, self._config, self._outside)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         from app.wizard.machine_entries import row_of
@@ -87,31 +89,31 @@ class RealServices:
         from app.wizard.machine_looks import access_row
 
         self._trusted = tuple(trusted)
-        return access_row(machine, trusted)
+        return access_row(machine, trusted, self._outside)
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
         from app.wizard.machine_looks import row_after_password
 
-        return row_after_password(machine, password, trusted)
+        return row_after_password(machine, password, trusted, self._outside)
 
     def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
         from app.wizard.machine_looks import check_rows
 
-        rows = check_rows(machines, self._task(job), self._trusted)
+        rows = check_rows(machines, self._task(job), self._trusted, self._outside)
         self._checks.update({row.key: row for row in rows})
         return rows
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         from app.wizard.machine_looks import mend
 
-        mend(machines, self._task(job), tell)
+        mend(machines, self._task(job), tell, self._outside)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
         from app.wizard.job_looks import resolved
         from app.wizard.machine_looks import link_rows
 
         profile = resolved(job, self._config, complete=False).profile
-        return link_rows(machines, profile, self._trusted, tell)
+        return link_rows(machines, profile, self._trusted, tell, self._outside)
 
     def _task(self, job: JobAnswers) -> str:
         from app.wizard.job_looks import resolved
@@ -128,7 +130,7 @@ class RealServices:
     def look_at_data(self, answers: JobAnswers) -> DataRow:
         from app.wizard.job_looks import data_of, resolved
 
-        return data_of(resolved(answers, self._config, complete=False).profile)
+        return data_of(resolved(answers, self._config, complete=False).profile, self._outside)
 
     def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
         from app.wizard.job_looks import fit_rows, resolved
@@ -142,7 +144,8 @@ class RealServices:
         from app.wizard.job_looks import resolved
 
         self._check_code(request.job)
-        return strategy_of(make_forecast(request, resolved(request.job, self._config).profile, tell))
+        profile = resolved(request.job, self._config).profile
+        return strategy_of(make_forecast(request, profile, tell, self._outside))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
         from app.wizard.forecasting import moved
@@ -152,7 +155,7 @@ class RealServices:
     def plan(self, request: Request) -> Plan:
         from app.wizard.planning_looks import plan_of
 
-        return plan_of(request, self._config)
+        return plan_of(request, self._config, self._outside)
 
     def save(self, request: Request) -> tuple[str, ...]:
         from app.wizard.keeping import keeping

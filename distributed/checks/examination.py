@@ -20,7 +20,7 @@ from distributed.checks.job_examination import JobLook, look_at_job
 from distributed.checks.job_findings import free_memory
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import Process
-from distributed.machine.link import Link, address_towards
+from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Facts, Readiness, check
 from distributed.preparation.provision import Say, provision
@@ -50,17 +50,24 @@ class Examined:
         return self.readiness.problem is None and all(finding.level != "problem" for finding in self.findings)
 
 
-def examine(hosts: Hosts, task: str = "", trust: Trust | None = None, profile: Profile | None = None) -> list[Examined]:
+def examine(
+    hosts: Hosts,
+    task: str = "",
+    trust: Trust | None = None,
+    profile: Profile | None = None,
+    dial: Dial = link_to,
+) -> list[Examined]:
     """Look at all machines, and close the connections again; one entry a machine, in their order.
 
     Args:
         profile: also looks whether this job fits: memory, data, the hub's port.
+        dial: gives the links.
     """
-    found = [Examined(readiness) for readiness in check(hosts, task, trust)]
+    found = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
     try:
         for one in found:
             one.findings += _of_readiness(one.readiness)
-        _look_closer([one for one in found if one.readiness.facts is not None], profile)
+        _look_closer([one for one in found if one.readiness.facts is not None], profile, dial)
     finally:
         for one in found:
             one.readiness.link.close()
@@ -84,12 +91,12 @@ def repair(found: Sequence[Examined], say: Say, offline_wheels: bool = False) ->
         return [error for error in pool.map(give, lacking) if error is not None]
 
 
-def _look_closer(able: Sequence[Examined], profile: Profile | None) -> None:
+def _look_closer(able: Sequence[Examined], profile: Profile | None, dial: Dial) -> None:
     """Add what machines that answer have to say, everything at the same time."""
     if not able:
         return
     with ThreadPoolExecutor(len(able) + 2) as pool:
-        ways = pool.submit(_all_ways, [one.readiness for one in able])
+        ways = pool.submit(_all_ways, [one.readiness for one in able], dial)
         job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
         healths = list(pool.map(lambda one: _health(one.readiness), able))
     _add(able, healths, ways.result())
@@ -150,7 +157,7 @@ def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Ma
 # ---------------------------------------------------------------------------------------------------------------- ways
 
 
-def _all_ways(machines: Sequence[Readiness]) -> dict[str, list[Finding]]:
+def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
     """Let every machine connect to every other, and to this one, where the hub of a run listens."""
     links = [one.link for one in machines]
     addresses = {
@@ -159,7 +166,7 @@ def _all_ways(machines: Sequence[Readiness]) -> dict[str, list[Finding]]:
     far = [link.host for link in links if link.host and not link.machine.here]
     own = [link.name for link in links if link.machine.here]
     if far and not own:
-        links.append(here_link([link.name for link in links]))
+        links.append(here_link([link.name for link in links], dial))
     center = own[0] if own else links[-1].name
     addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
     with _listeners(links) as (ports, deaf), ThreadPoolExecutor(max(len(links), 1)) as pool:

@@ -136,6 +136,10 @@ def document(machine: str, said: bytes) -> dict[str, Any]:
     raise SshError(machine, problem, "does its Python print something of its own (sitecustomize, .pth files)?")
 
 
+Dial = Callable[[Machine, Hosts, Trust | None], Link]
+"""Gives the link to a machine of a hosts file, whose new host key the last one judges; :func:`link_to` is one."""
+
+
 def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Link:
     """Return the link to a machine of a hosts file; nothing is dialled yet.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import HERE_NAME, HereConnection, this_machine
-from distributed.machine.link import Link, address_towards, link_to
+from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.interface_figures import AllInterfaces, measure_interfaces
 from distributed.measuring.link_figures import PairFigures, measure_links, probing
 from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
@@ -194,13 +194,13 @@ def own_place(links: Sequence[Link]) -> str:
     return f"{HereConnection.fingerprint} at {address_towards(far) if far else ''}"
 
 
-def here_link(taken: Sequence[str]) -> Link:
+def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
     """Return a link to this machine under a name that no other has."""
     name = HERE_NAME
     while name in taken:
         name += "'"
     hosts = this_machine(name)
-    return link_to(hosts.machines[0], hosts)
+    return dial(hosts.machines[0], hosts, None)
 
 
 def _links(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import Dial, Link, link_to
 from distributed.preparation.provision import find_environment
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
@@ -75,7 +75,12 @@ class NotReady(MusterError):
 
 
 def check(
-    hosts: Hosts, task: str = "", trust: Trust | None = None, room: int = 0, known: Sequence[Readiness] = ()
+    hosts: Hosts,
+    task: str = "",
+    trust: Trust | None = None,
+    room: int = 0,
+    known: Sequence[Readiness] = (),
+    dial: Dial = link_to,
 ) -> list[Readiness]:
     """Ask all machines, and compare them.
 
@@ -85,6 +90,7 @@ def check(
         trust: asked for the key of a machine never met before.
         room: bytes that the run brings along.
         known: machines that were asked already; those without a problem are not asked again.
+        dial: gives the links.
 
     Returns:
         One entry a machine, in their order. The links stay connected where there is no problem.
@@ -93,7 +99,7 @@ def check(
     sound = {one.link.machine: one for one in known if one.problem is None}
 
     def ask(machine: Machine) -> Readiness:
-        return sound.get(machine) or _ask(link_to(machine, hosts, trust), modules)
+        return sound.get(machine) or _ask(dial(machine, hosts, trust), modules)
 
     for one in known:
         if one.problem is not None:

@@ -18,7 +18,7 @@ from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.screens.pilot import fixed_clock, lines, run, text, until
 from tests.waiting import until_state
-from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
+from tests.wizard.ssh_failures import FAILURES, Impatient, InSight, failing_lab, row, silent_server
 
 pytestmark = pytest.mark.slow
 
@@ -48,13 +48,10 @@ def mend(lab: LightLab) -> None:
     (lab["keyless"].folder / "authorized_keys").write_text(ssh_setup.public_key(lab.key) + "\n")
 
 
-def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_green(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_green() -> None:
     with failing_lab() as lab, silent_server() as port:
-        lose_patience_with(port, monkeypatch)
         machines = [row(name, lab.ssh_config) for name, *_ in FAILURES]
-        wizard = Wizard(InSight(*machines, row("mute", lab.ssh_config, "127.0.0.1", port)))
+        wizard = Wizard(InSight(*machines, row("mute", lab.ssh_config, "127.0.0.1", port), outside=Impatient(port)))
         until_state(wizard, lambda state: bool(state.machines.rows))
         wizard.do(do.NewSetup())
         for name, *_ in ALL:

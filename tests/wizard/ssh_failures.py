@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard import machine_looks
 from app.wizard.machine_entries import SSH_CONFIG
+from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.real_services import RealServices
 from app.wizard.services import Sight
 from app.wizard.state import MachineRow, Machines, Status
@@ -57,13 +57,14 @@ def silent_server() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def lose_patience_with(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for one port a second only; others have the time that a busy machine takes."""
+class Impatient(Outside):
+    """Waits for one port a second only; others have the time that a busy machine takes."""
 
-    def check(target: SshTarget, *, trust: Trust | None = None) -> AccessReport:
-        return check_access(target, trust=trust, **({"timeout": 1.0} if target.port == port else {}))
+    def __init__(self, port: int) -> None:
+        self._port = port
 
-    monkeypatch.setattr(machine_looks, "check_access", check)
+    def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
+        return check_access(target, trust=trust, **({"timeout": 1.0} if target.port == self._port else {}))
 
 
 def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
@@ -74,8 +75,8 @@ def row(name: str, config: Path, address: str = "", port: int | None = None) -> 
 class InSight(RealServices):
     """The real world with just these machines in sight."""
 
-    def __init__(self, *machines: MachineRow) -> None:
-        super().__init__()
+    def __init__(self, *machines: MachineRow, outside: Outside = OUTSIDE) -> None:
+        super().__init__(outside=outside)
         self._machines: Sequence[MachineRow] = machines
 
     def watch(self, see: Callable[[Sight], None]) -> FakeWatch:

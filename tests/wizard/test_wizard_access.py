@@ -18,7 +18,7 @@ from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
 from tests.waiting import until_state
-from tests.wizard.ssh_failures import FAILURES, InSight, failing_lab, lose_patience_with, row, silent_server
+from tests.wizard.ssh_failures import FAILURES, Impatient, InSight, failing_lab, row, silent_server
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +40,9 @@ def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, 
     assert [status for _, status in found.stages].count(Status.FAILED) == 1
 
 
-def test_a_server_that_stalls_is_said_to_stall(lab: LightLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stalls_is_said_to_stall(lab: LightLab) -> None:
     with silent_server() as port:
-        lose_patience_with(port, monkeypatch)
-        found = access_row(row("mute", lab.ssh_config, "127.0.0.1", port), ())
+        found = access_row(row("mute", lab.ssh_config, "127.0.0.1", port), (), Impatient(port))
     assert (found.code, found.words) == ("stalled", "stalled")
 
 

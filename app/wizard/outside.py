@@ -1,0 +1,139 @@
+"""What the set-up asks of machines and data: the seam of connection and discovery, below which all is real or recorded.
+
+Everything above it (findings, rows, ways to train, plans) is the same code for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from distributed.checks.examination import Examined
+    from distributed.discovery.discovery import Sources, State
+    from distributed.hosts.file import Hosts
+    from distributed.measuring.measure import Measured, Wish
+    from distributed.preparation.prepare import Manner
+    from distributed.run.planning import Ready
+    from distributed.ssh.access import AccessReport
+    from distributed.ssh.connection import SshTarget, Trust
+    from profiles.errors import MusterError
+    from profiles.schema import Profile
+    from training.plan import RunPlan
+
+Tell = Callable[[str], None]
+
+
+class ThisComputer(NamedTuple):
+    """What is shown of the machine that the set-up runs on."""
+
+    name: str
+    chip: str
+    memory: str
+    system: str
+
+
+class Search(Protocol):
+    """A search for machines that goes on; :class:`distributed.discovery.discovery.Discovery` is one."""
+
+    @property
+    def state(self) -> State: ...
+
+    def wait(self, seen: int, timeout: float) -> int:
+        """Wait until the state is newer than version ``seen``, at most ``timeout`` seconds; return its version."""
+
+    def close(self) -> None: ...
+
+
+class Outside:
+    """The world as it is. Its methods import what they need, so that Home is painted at once."""
+
+    def this_computer(self) -> ThisComputer:
+        from app.wizard.machine_entries import here_name
+        from app.wizard.this_computer import here_details
+
+        return ThisComputer(here_name(), *here_details())
+
+    def search(self, sources: Sources, browse: bool = True) -> Search:
+        """Look for machines until the search is closed."""
+        from distributed.discovery.discovery import Discovery
+
+        return Discovery(sources, browse=browse).__enter__()
+
+    def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
+        """Go the whole way to a machine once."""
+        from distributed.ssh.access import check_access
+
+        return check_access(target, trust=trust)
+
+    def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
+        """Install our key with the password, and go the way with the key alone.
+
+        Raises:
+            MusterError: it was not installed.
+        """
+        from distributed.ssh.key_setup import install_key
+
+        return install_key(target, password, trust=trust).report
+
+    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
+        """Look at all machines side by side; their connections are closed again."""
+        from distributed.checks.examination import examine
+
+        return examine(hosts, task, trust)
+
+    def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
+        """Do what is safe to do unasked; return what did not go."""
+        from distributed.checks.examination import repair
+
+        return repair(found, tell)
+
+    def ready(self, hosts: Hosts, task: str, trust: Trust) -> Sequence[Ready]:
+        """Return all machines, connected.
+
+        Raises:
+            NotReady: a machine cannot take part.
+        """
+        from distributed.preparation.preflight import check, ready
+
+        return ready(check(hosts, task, trust))
+
+    def prepare(self, hosts: Hosts, task: str, manner: Manner) -> Sequence[Ready]:
+        """Make all machines ready, and return them connected.
+
+        Raises:
+            NotReady: a machine cannot take part.
+        """
+        from distributed.preparation.prepare import prepare
+
+        return prepare(hosts, task, manner)
+
+    def measure(self, machines: Sequence[Ready], profile: Profile, wish: Wish, tell: Tell) -> Measured:
+        """Measure what is not known yet.
+
+        Raises:
+            MusterError: the data or the machines cannot be used.
+        """
+        from distributed.measuring.measure import measure_ready
+
+        return measure_ready(machines, profile, wish, tell)
+
+    def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
+        """Return what :mod:`training.data_findings` says of a profile's data set."""
+        from app.wizard.job_looks import ask_about_data
+
+        return ask_about_data(profile)
+
+    def input_bytes(self, plan: RunPlan) -> int:
+        """Return the bytes of code, data and model.
+
+        Raises:
+            MusterError: they cannot be used.
+            OSError: they cannot be read.
+        """
+        from distributed.preparation.code_sync import collect
+
+        return collect(plan).bytes
+
+
+OUTSIDE = Outside()
