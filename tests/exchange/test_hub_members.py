@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,12 +14,15 @@ import pytest
 import torch
 from hub_lab import RUN, Lab, lab
 
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from training.exchange import hub, transport, wire
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
+from training.exchange.group import Group
 from training.exchange.hub_pb2 import KIND_GATHER, BulkHeader, ControlUp, Hello, Status
 from training.exchange.member import HubMember
+from training.exchange.outbox import Outbox
+from training.exchange.seat import Seat
 from training.exchange.wire import BytesChunk, MeanChunk
 
 FP32, INT8 = codec_by_name("fp32"), codec_by_name("int8")
@@ -61,8 +65,8 @@ class Insider:
 
 @contextmanager
 def insider_among(folder: Path, size: int, rank: int, **config: object) -> Iterator[tuple[Insider, list[HubMember]]]:
-    """A group of ``size``, one of them an insider; the others are our own members."""
-    with lab(folder, size, **config) as running:
+    """A group of ``size``, one of them an insider, which has no heart; the others are our own members."""
+    with lab(folder, size, **{"lease": PATIENCE, **config}) as running:
         with ThreadPoolExecutor(size) as pool:
             others = [pool.submit(running.connect, other) for other in range(size) if other != rank]
             insider = Insider(running, rank)
@@ -176,13 +180,14 @@ def test_an_anchor_comes_from_the_member_that_was_asked(tmp_path: Path) -> None:
 
 
 def test_a_slow_builder_is_waited_for_and_one_that_never_speaks_is_lost(tmp_path: Path) -> None:
-    with insider_among(tmp_path, 3, 2, elements=None, round_deadline=0.05, quorum=0.1, give_up=2.0) as (
-        insider,
-        honest,
-    ):
+    with insider_among(tmp_path, 3, 2, elements=None, round_deadline=0.05, quorum=0.1) as (insider, honest):
+        group = insider.running.hub._group
         for member in honest:
             member.expect_model(100)
         pending = [member.start_gather("start", b"x") for member in honest]
+        until(lambda: {0, 1} <= group._size._said.keys() and group._book.has_opened("start:1", 1))
+        assert insider.running.statuses(2) == ["joined"]
+        group._start_age = group._settings.give_up  # as if so many seconds had passed
         assert [sorted(one.wait(60)) for one in pending] == [[0, 1], [0, 1]]
         assert insider.running.statuses(2)[-1] == "lost"
         assert mean_of(honest, "grad") == [0.5, 0.5]
@@ -197,6 +202,26 @@ def test_a_banned_member_stays_away_until_it_is_admitted(tmp_path: Path) -> None
             insider.running.connect(2)
         insider.running.hub.admit(2)
         assert insider.running.connect(2).is_newcomer
+
+
+def test_a_ban_names_its_reason_however_far_the_streams_were_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are told that the group is complete before the last stream knows whose it is."""
+    banned = threading.Event()
+    open_bulk = Group.open_bulk
+
+    def slowly(group: Group, frame: wire.Open, bulk: Outbox) -> Seat:
+        seat = open_bulk(group, frame, bulk)
+        banned.wait(60)
+        return seat
+
+    monkeypatch.setattr(Group, "open_bulk", slowly)
+    with insider_among(tmp_path, 2, 1) as (insider, _):
+        insider.running.hub.ban(1)
+        banned.set()
+        assert "dropped from the run" in insider.end()
+        assert [e.message for e in insider.running.events if e.kind == "member"][-1] == "it was dropped from the run"
 
 
 def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(tmp_path: Path) -> None:

@@ -252,9 +252,10 @@ def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(tmp_path: P
 REAL = """
 import sys, torch
 from pathlib import Path
+from training import machine_load
 from training.events import EventSink
-from training.machine_load import machine_events
-with machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1])):
+machine_load._PATIENCE = 60.0  # a busy machine takes its time, and who does not wait for the thread breaks it off
+with machine_load.machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1])):
     pass
 """
 

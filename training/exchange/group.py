@@ -21,6 +21,7 @@ from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, M
 
 Log = Callable[[MemberEvent | WarningEvent], None]
 STATUS_INTERVAL = 1.0
+_BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which a round is given up: how long a member may build its model while the others wait."""
 
@@ -37,6 +38,7 @@ class Group:
         self._size = ModelSize(settings.limits, len(settings.names) + settings.spare)
         self._lock = threading.RLock()
         self._seats: dict[int, Seat] = {}
+        self._banned: set[int] = set()
         self._started = False
         self._anchor: list[bytes] = []
         self._anchor_size = 0
@@ -59,10 +61,12 @@ class Group:
         """Seat a member. One that is seated already is lost: its machine came back.
 
         Raises:
-            WireError: not a member of this run, or nobody is left to join.
+            WireError: not a member of this run, or no more, or nobody is left to join.
         """
         self._check_hello(hello)
         with self._lock:
+            if hello.rank in self._banned:
+                raise WireError(_BANNED)
             if hello.rank in self._seats:
                 self._vacate(self._seats[hello.rank], "lost", "came back on a new connection")
             if self._started and not self._live():
@@ -83,7 +87,7 @@ class Group:
         with self._lock:
             seat = self._seats.get(frame.rank)
             if seat is None or seat.session != frame.session or seat.bulk is not None:
-                raise WireError("a bulk stream without a seat")
+                raise WireError(_BANNED if frame.rank in self._banned else "a bulk stream without a seat")
             seat.bulk = bulk
             seat.allow(self.limits)
             if not self._started and self._complete():
@@ -106,6 +110,19 @@ class Group:
     def lose(self, seat: Seat, reason: str) -> None:
         """A member is gone, or has broken the protocol."""
         self._remove(seat, "lost", reason)
+
+    def ban(self, rank: int) -> None:
+        """Drop a member and seat it no more: both its streams end with that reason, however far they were opened."""
+        with self._lock:
+            self._banned.add(rank)
+            seat = self._seats.get(rank)
+        if seat is not None:
+            self._remove(seat, "lost", _BANNED)
+
+    def admit(self, rank: int) -> None:
+        """Take a ban back."""
+        with self._lock:
+            self._banned.discard(rank)
 
     def receive(self, seat: Seat, frame: wire.Frame) -> None:
         """Take what came on a bulk stream.

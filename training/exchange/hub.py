@@ -29,7 +29,6 @@ _TICK = 0.1
 _CONTROL_BYTES = 1 << 16
 _MOST_HELLOS = 30
 _MOST_REFUSALS = 120
-_BANNED = "it was dropped from the run"
 _IDENTIFY_WITHIN = 10.0
 """Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
 
@@ -91,7 +90,6 @@ class Hub:
         self._stopping = threading.Event()
         self._streams: set[_Stream] = set()
         self._streams_lock = threading.Lock()
-        self._banned: set[int] = set()
         self._refusals = _PerMinute(_MOST_REFUSALS)
         self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
         streams = 4 * (len(config.names) + config.spare) + 8
@@ -129,15 +127,11 @@ class Hub:
 
     def ban(self, rank: int) -> None:
         """Drop a member and let it in no more."""
-        self._banned.add(rank)
-        with self._streams_lock:
-            streams = [stream for stream in self._streams if stream.seat is not None and stream.seat.rank == rank]
-        for stream in streams:
-            stream.outbox.close(_BANNED)
+        self._group.ban(rank)
 
     def admit(self, rank: int) -> None:
         """Take a ban back."""
-        self._banned.discard(rank)
+        self._group.admit(rank)
 
     def stop(self) -> None:
         """End all streams and stop serving. Idempotent."""
@@ -167,8 +161,6 @@ class Hub:
             control = wire.parse_control(message)
             if stream.seat is None:
                 self._check_peer(context, control.hello.rank if control.HasField("hello") else -1)
-                if control.hello.rank in self._banned:
-                    raise WireError(_BANNED)
                 if not self._hellos[control.hello.rank].take():
                     raise WireError("it comes back too often")
                 stream.seat = self._group.hello(control.hello, stream.outbox)
