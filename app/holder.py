@@ -9,10 +9,8 @@ import time
 from pathlib import Path
 
 from profiles.errors import RunFailed
-from training.processes import environment
+from training.processes import START_PATIENCE, environment
 from training.run_files import is_live, private_file
-
-_PATIENCE = 20.0
 
 
 def start_holder(module: str, run_dir: Path, *arguments: str) -> None:
@@ -32,7 +30,7 @@ def start_holder(module: str, run_dir: Path, *arguments: str) -> None:
             start_new_session=True,
         )
         threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + START_PATIENCE
         while not is_live(run_dir) and process.poll() != 0:  # one that is at its end already was very quick
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()  # a run that is said not to have started must not start later

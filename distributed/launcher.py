@@ -22,12 +22,10 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.events import TimingEvent
 from training.plan import RunPlan
-from training.processes import environment
+from training.processes import START_PATIENCE, environment
 from training.run_files import is_live, private_file
 from training.run_folder import RunFolder
 from training.timing import Laps
-
-_START_PATIENCE = 20.0
 
 
 class DistributedLauncher:
@@ -171,7 +169,7 @@ class StandBy:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as words:
             words.write(os.fsencode(run_dir.resolve()))
         threading.Thread(target=self._process.wait, daemon=True).start()  # no zombie, where this process goes on
-        end = time.monotonic() + _START_PATIENCE
+        end = time.monotonic() + START_PATIENCE
         with self._errors:
             while not is_live(run_dir):
                 if not run_dir.is_dir() or self._process.poll() == 0:

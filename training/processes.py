@@ -17,6 +17,8 @@ from typing import IO, Any, BinaryIO, Protocol
 from training.bounded import LONGEST_LINE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+START_PATIENCE = 120.0
+"""Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
 
 
 class Worker(Protocol):

@@ -20,7 +20,9 @@ from tests.waiting import until
 from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
 from training.run_folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+_PATIENCE = 300.0
+"""Seconds for a request, as ``ask`` has them: machines are let in one after the other, and each begins a worker."""
 
 
 class Asked:
@@ -43,15 +45,15 @@ class Asked:
         return self.end_of(self.leave(action, machine))
 
     def end_of(self, identity: str) -> RequestEvent:
-        until(lambda: any(e.outcome != "accepted" for e in self.answers(identity)))
+        until(lambda: any(e.outcome != "accepted" for e in self.answers(identity)), _PATIENCE)
         return self.answers(identity)[-1]
 
 
 def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     lab = make_light_lab("a", "b", "c", "d")
     save_hosts(lab.hosts("a", "b", "c"), tmp_path / "hosts.json")
-    muster = Muster(tmp_path, tmp_path / "hosts.json", pause=0.02)
-    run_id = muster.detach("--max-steps", "5000", "--verify-interval", "10", "--lease", "6")
+    muster = Muster(tmp_path, tmp_path / "hosts.json", pause=0.05)
+    run_id = muster.detach("--max-steps", "1000000", "--verify-interval", "10")
     run = Asked(muster, run_id)
     muster.until_step(run_id, 3, members=3)
 

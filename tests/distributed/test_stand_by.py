@@ -31,7 +31,7 @@ def test_one_that_is_given_up_is_ended(run_dir: Path, tmp_path: Path, monkeypatc
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr(launcher, "_START_PATIENCE", 0.1)
+    monkeypatch.setattr(launcher, "START_PATIENCE", 0.1)
     standing_by = StandBy()
     with pytest.raises(RunFailed, match="did not start"):
         standing_by.start(run_dir)

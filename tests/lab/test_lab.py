@@ -90,18 +90,23 @@ def test_what_is_to_be_hidden_is(lab: Lab) -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("mbit", [20, 100, 1000])
 def test_a_shaped_link_carries_what_it_says(lab: Lab, mbit: float, way: str) -> None:
-    """A busy machine can only make a transfer slower, so the best of some tries counts and none may be above."""
-    lab["a"].set_rate(mbit)
+    """A busy machine can only make a transfer slower: the best of some counts, ever longer ones, and none is above."""
+    best, seconds = 0.0, 0.4
     try:
-        best = 0.0
         for _ in range(5):
-            best = max(best, _rate(lab, way, int(mbit * 1e6 / 8 * 0.4)))
+            lab["a"].set_rate(mbit)
+            best = max(best, _rate(lab, way, int(mbit * 1e6 / 8 * seconds)))
             assert best < 1.10 * mbit
-            if best > 0.95 * mbit:
-                break
-        assert best > 0.90 * mbit
+            if best > 0.90 * mbit:
+                return
+            lab["a"].set_rate(None)
+            free = _rate(lab, way, int(mbit * 1e6 / 8 * seconds))
+            seconds *= 2  # what a wait for the processor costs is lost in it
     finally:
         lab["a"].set_rate(None)
+    if free < 3 * mbit:
+        pytest.skip(f"others use this machine: it carries {free:.0f} Mbit/s without a limit")
+    raise AssertionError(f"{best:.0f} of {mbit:.0f} Mbit/s, and {free:.0f} without a limit")
 
 
 def _rate(lab: Lab, way: str, size: int) -> float:
