@@ -95,13 +95,17 @@ def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> Non
     stand_behind_code(found.profile, origin.file or "the command line", named=named, person=person)
 
 
-def stand_behind_code(profile: Profile, source: object, *, named: bool, person: bool) -> None:
-    """As :func:`stand_behind_profile`; ``source`` is the file that names the code, ``named``: the person has."""
+def stand_behind_code(
+    profile: Profile, source: object, *, named: bool, person: bool, how: str = "add --trust-code"
+) -> None:
+    """As :func:`stand_behind_profile`; ``source`` is the file that names the code, ``named``: the person has.
+
+    ``how`` says what to type to stand behind it.
+    """
     if profile.model.task == "custom":
         from distributed.preparation.custom_code import check_code
 
-        hint = "look at it, then add --trust-code"
-        check_code(profile, source, hint, named=named, ask=_asked if person else None)
+        check_code(profile, source, f"look at it, then {how}", named=named, ask=_asked if person else None)
 
 
 def _asked(code: CustomCode, source: str) -> bool:

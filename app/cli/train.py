@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.cli.approval import USUAL_HOSTS, somebody, stand_behind_code, stand_behind_profile
 from app.cli.local_run import StartRun, run_to_end
-from app.console import command_line, say, say_error, show_json, show_line
+from app.console import command_about, command_line, say, say_error, show_json, show_line
 from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
@@ -133,7 +133,8 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
     if changes:
         names = ", ".join(changes)
         raise BadInput(f"--resume goes on as planned and takes no other {names}", "leave it out, or start a new run")
-    stand_behind_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person)
+    again = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
+    stand_behind_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person, how=again)
     return path, plan
 
 

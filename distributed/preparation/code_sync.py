@@ -125,7 +125,7 @@ def _user_code(location: str) -> tuple[Tree, str]:
     return _tree(files, top), location
 
 
-def user_sources(module: str) -> tuple[list[Path], Path]:
+def user_sources(module: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[list[Path], Path]:
     """Return the Python files that travel with a module, and the folder from which they are imported.
 
     Of a package that is all of its top package; of a single file (``name`` or ``path/name.py``) the folder it is in and
@@ -136,11 +136,11 @@ def user_sources(module: str) -> tuple[list[Path], Path]:
     """
     if module.endswith(".py"):
         folder = Path(module).expanduser().resolve().parent
-        return _python_files(folder), folder
+        return _python_files(folder, suffixes), folder
     top = _top_of(module)
     if top is None:
         return [], Path.cwd()
-    return _python_files(top if top.is_dir() else top.parent), top.parent
+    return _python_files(top if top.is_dir() else top.parent, suffixes), top.parent
 
 
 def _top_of(module: str) -> Path | None:
@@ -156,11 +156,11 @@ def _top_of(module: str) -> Path | None:
     return None if alien or any(place.is_relative_to(root) for root in (*installed, *own)) else place
 
 
-def _python_files(folder: Path) -> list[Path]:
+def _python_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The Python files of a folder and below, without hidden folders and virtual environments."""
     found, size = [], 0
     for path in _walk(folder, _holds_user_code):
-        if path.suffix == ".py":
+        if path.name.endswith(suffixes):
             found.append(path)
             size += path.stat().st_size
         if len(found) > MOST_FILES or size > MOST_BYTES:

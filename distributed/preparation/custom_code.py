@@ -5,9 +5,10 @@ Planning, measuring, a dry run and a training import and run it alike.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.approvals import approve, digest_of, has_changed, is_approved
 
+_COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
+"""Of modules that Python imports as readily as its texts, and before them."""
 _OWN = REPOSITORY / "examples"
 """Shipped with the program, as trustworthy as the program."""
 
@@ -29,7 +32,7 @@ class CustomCode:
     file: Path
     """The file with the factory."""
     beside: tuple[Path, ...]
-    """The Python files that it may import and that are not installed."""
+    """The modules that it may import and that are not installed, compiled ones too."""
 
     @property
     def own(self) -> bool:
@@ -95,16 +98,22 @@ def code_of(profile: Profile) -> CustomCode | None:
     if factory == JOB_FACTORY:
         objects = Path(profile.data.dataset_path)  # their index names what is imported
         folder = objects.parent / JOB_CODE
-        return CustomCode(factory, folder, (*objects.glob("*.json"), *folder.rglob("*.py")))
+        modules = (path for path in folder.rglob("*") if path.name.endswith((".py", *_COMPILED)))
+        return CustomCode(
+            factory, folder, (*objects.glob("*.json"), *(p for p in modules if p.parent.name != "__pycache__"))
+        )
     module = factory.rpartition(":")[0]
     file = Path(module).expanduser().resolve() if module.endswith(".py") else _source(module)
     if file is None or not file.is_file():
         return None  # whoever imports it says so
-    try:
-        beside = tuple(user_sources(module)[0])
-    except BadInput:
-        beside = ()  # too many to be sent to a machine: the file stands for them
-    return CustomCode(factory, file, beside)
+    return CustomCode(factory, file, tuple(_modules(module)))
+
+
+def _modules(module: str) -> Iterator[Path]:
+    """Yield the files that a module may import; of a kind of which there are too many to be sent to a machine, none."""
+    for suffixes in ((".py",), _COMPILED):
+        with contextlib.suppress(BadInput):
+            yield from user_sources(module, suffixes)[0]
 
 
 def _source(module: str) -> Path | None:

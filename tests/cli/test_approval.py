@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import subprocess
 import sys
@@ -226,6 +227,14 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
         plan_of(TrainRequest(profile))
 
 
+@pytest.mark.parametrize("suffix", [".so", ".pyc", importlib.machinery.EXTENSION_SUFFIXES[0]])
+def test_a_module_that_is_no_text_counts_too(suffix: str, profile: str, tmp_path: Path) -> None:
+    plan_of(TrainRequest(profile, trust_code=True))
+    (tmp_path / f"helper{suffix}").write_bytes(b"evil")
+    with pytest.raises(BadInput, match="has changed since it was agreed to"):
+        plan_of(TrainRequest(profile))
+
+
 def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(TrainRequest(profile, trust_code=True))
     monkeypatch.setattr("app.cli.train.plan_to_resume", lambda path: plan)
@@ -234,7 +243,7 @@ def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatc
     (tmp_path / "job.py").write_text(f"{JOB}evil = 1\n")
     with pytest.raises(BadInput, match="has changed since it was agreed to") as refused:
         resumable(TrainRequest(resume=plan.run_id))
-    assert "--trust-code" in refused.value.hint
+    assert refused.value.hint.endswith(f"distributed-train --resume {plan.run_id} --trust-code")
     assert resumable(TrainRequest(resume=plan.run_id, trust_code=True))
 
 
