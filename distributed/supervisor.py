@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +43,7 @@ _POLL = 0.05
 _START_WARNING = 30.0
 """Seconds of a start between two lines about who is missing."""
 _END_PATIENCE = 10.0
+_LOOK = 0.05
 LOOPBACK = "127.0.0.1"
 
 
@@ -66,6 +68,8 @@ class Supervisor:
         self._patience = Patience(lease=self._plan.profile.run.lease)
         self._desk: RequestDesk | None = None
         self._workers: list[RemoteWorker] = []
+        self._needed: Future[bool] = Future()
+        """Whether what is on the machines is needed after the end, to go on with."""
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
         self._brought: dict[Link, Future[None]] = {}
@@ -102,10 +106,14 @@ class Supervisor:
             laps.end("engine")
             self._desk = RequestDesk(run, self._folder.path, self._note, self)
             self._desk.open()  # what was asked for before waited until there was something to stop
-            return run.wait()
+            outcome = run.wait()
+            self._needed.set_result(outcome.status != "completed")
+            return outcome
         finally:
             pool.shutdown(wait=False)
             self._ended.set()
+            if not self._needed.done():
+                self._needed.set_result(True)
             if self._desk is not None:
                 self._desk.close()
             self._end_workers()
@@ -222,9 +230,25 @@ class Supervisor:
             reach,
             self._patience,
             ready=self._brought[link],
+            delivers=lambda: self._delivers(rank),
+            keep=self._needed,
         )
         self._workers.append(worker)
         return worker
+
+    def _delivers(self, rank: int) -> bool:
+        """Wait for those of lower ranks who count; return whether none of them has brought a model.
+
+        The lowest rank saves it. Another one that says it has one saw the lower ones lost, or claims it.
+        """
+        assert self._run is not None
+        members = self._run.members
+        while any(
+            watched.exit_code is None and other < rank and other not in members.apart - members.done
+            for other, watched in members.workers.items()
+        ):
+            time.sleep(_LOOK)
+        return not self._folder.model.exists()
 
     def _start_hub(self, config: dict[str, Any], log: BinaryIO) -> RemoteHub:
         link = hub_machine(self._links)
@@ -244,7 +268,7 @@ class Supervisor:
     def _end_workers(self) -> None:
         """Give every agent the time to hear the good-bye; where that fails, its lease ends it."""
         for worker in self._workers:
-            if not worker.wait(0):
+            if not worker.ended:
                 worker.signal(signal.SIGKILL)
         for worker in self._workers:
             worker.wait(_END_PATIENCE)

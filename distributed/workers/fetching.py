@@ -10,16 +10,19 @@ import contextlib
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from distributed.machine.here import Process
 from distributed.machine.link import FILES, Link, document
 from distributed.ssh.errors import SshError
+from training.tasks.predictions import FOLDER
 
 MOST_FILES = 1000
 LONGEST_PATH = 500
 LONGEST_LIST = 1 << 18
 """Bytes of the line that names the files."""
+_PAUSE = 0.5
 _SILENCE = 30.0
 _SLOWEST = 1 << 14
 """Bytes a second: a machine that sends less is not waited for to the end."""
@@ -27,8 +30,38 @@ _RESERVE = 1 << 28
 """Bytes of this machine's disk that are not filled; of a small one a tenth of what is free."""
 
 
-def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) -> bool:
-    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one.
+def fetch_model(
+    link: Link, run_id: str, rank: str, run_dir: Path, patience: float, delivers: Callable[[], bool]
+) -> None:
+    """Bring the model that a worker saved and what it wrote in the evaluations, if it has them; try again while the
+    machine can be reached.
+
+    Args:
+        patience: seconds for trying again.
+        delivers: asked of a worker that has a model; waits until it is known whether this one's is the run's.
+
+    Raises:
+        SshError: it cannot be had.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            there = fetch_folder(link, run_id, rank, "model", run_dir / "model", delivers)
+            break
+        except (SshError, TimeoutError) as error:
+            if time.monotonic() > end:
+                hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/model"
+                raise SshError(link.name, f"its model could not be fetched ({error})", hint) from None
+            time.sleep(_PAUSE)
+    if there and not (run_dir / FOLDER).exists():  # the model is here without it
+        with contextlib.suppress(SshError, TimeoutError, OSError):
+            fetch_folder(link, run_id, rank, FOLDER, run_dir / FOLDER)
+
+
+def fetch_folder(
+    link: Link, run_id: str, rank: str, name: str, target: Path, wanted: Callable[[], bool] = lambda: True
+) -> bool:
+    """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one that is ``wanted``.
 
     Raises:
         SshError: the connection was lost, what came is not a folder of plain files, or there is no room for it here.
@@ -40,6 +73,8 @@ def fetch_folder(link: Link, run_id: str, rank: str, name: str, target: Path) ->
     ):
         room = room_in(shutil.disk_usage(temporary).free)
         files = announced(link.name, process.read_line(_SILENCE), name, room)
+        if files and not wanted():
+            return False
         _receive(process, files, Path(temporary), link.name)
         if not files:
             return False

@@ -24,12 +24,11 @@ from distributed.machine.here import Process
 from distributed.machine.link import AGENT, Link
 from distributed.ssh.errors import SshError
 from distributed.workers.agent_records import Greeting, Record, first_problem
-from distributed.workers.fetching import fetch_folder
+from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError
 from training.events import ErrorEvent, WarningEvent, from_line, to_line
 from training.processes import WAITING
 from training.stopping import Progress
-from training.tasks.predictions import FOLDER
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
@@ -99,6 +98,8 @@ class RemoteWorker:
         secrets: folder here that will hold ``member-<rank>/`` when the address is sent.
         reach: turns the engine's address into the one to use there.
         ready: the worker is started when it is done; its failure is the worker's.
+        delivers: waits until it is known whether this worker's model is the run's.
+        keep: whether the run still needs what is there after this worker has come to its end, as soon as that is known.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class RemoteWorker:
         reach: Callable[[str], str] = lambda address: address,
         patience: Patience = PATIENCE,
         ready: Future[None] | None = None,
+        delivers: Callable[[], bool] = lambda: True,
+        keep: Future[bool] | None = None,
     ) -> None:
         self.pid = 0
         self.end_reason = ""
@@ -122,6 +125,8 @@ class RemoteWorker:
         self._reach = reach
         self._patience = patience
         self._ready = ready
+        self._delivers = delivers
+        self._keep = keep
         self._unwanted = False
         self._progress = Progress()
         self._commands: list[bytes] = []
@@ -130,6 +135,7 @@ class RemoteWorker:
         self._logged = 0
         self._code: int | None = None
         self._done = threading.Event()
+        self._gone = threading.Event()
         self._broken: MusterError | None = None
 
     # ------------------------------------------------------------------------------------------------ as a worker
@@ -156,9 +162,14 @@ class RemoteWorker:
         assert self._code is not None
         return self._code
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and its model is here."""
+        return self._done.is_set()
+
     def wait(self, timeout: float) -> bool:
-        """Wait until it has ended; return whether it has."""
-        return self._done.wait(timeout)
+        """Wait until its agent knows that too; return whether it does."""
+        return self._gone.wait(timeout)
 
     def lines(self) -> Iterator[bytes]:
         try:
@@ -168,14 +179,18 @@ class RemoteWorker:
             self._start()
             yield from self._follow()
             if self._code == ExitCode.DONE and self._assignment.brings_model:
-                self._fetch_model()
+                fetch_model(self._link, *self._place, self._run_dir, self._patience.give_up, self._delivers)
         except (MusterError, OSError) as error:
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
         finally:
             if self._code is None:
                 self._lose("its supervisor stopped listening")
-            self._say_goodbye()
+            if self._keep is None or self._code != ExitCode.DONE:
+                self._say_goodbye()
+                self._gone.set()
+            else:
+                threading.Thread(target=self._stay, args=(self._keep,), daemon=True).start()
             self._done.set()
 
     def _failure(self, error: MusterError | OSError) -> bytes:
@@ -354,36 +369,24 @@ class RemoteWorker:
 
     # -------------------------------------------------------------------------------------------------------- end
 
-    def _fetch_model(self) -> None:
-        """Bring the model that this worker saved; try again while the machine can be reached.
-
-        Raises:
-            SshError: it cannot be had.
-        """
-        end = time.monotonic() + self._patience.give_up
-        while True:
-            try:
-                fetch_folder(self._link, *self._place, "model", self._run_dir / "model")
-                break
-            except (SshError, TimeoutError) as error:
-                if time.monotonic() > end:
-                    hint = f"it is still there: {self._link.root}/runs/{'/'.join(self._place)}/model"
-                    raise SshError(self._link.name, f"its model could not be fetched ({error})", hint) from None
-                time.sleep(0.5)
-        self._fetch_predictions()
-
-    def _fetch_predictions(self) -> None:
-        """Bring what the model wrote in the evaluations, if this worker kept it; the model is here without it."""
-        target = self._run_dir / FOLDER
-        with contextlib.suppress(SshError, TimeoutError, OSError):
-            if not target.exists():
-                fetch_folder(self._link, *self._place, FOLDER, target)
-
     def _say_goodbye(self) -> None:
         """Let the agent go; where it cannot be told, its lease ends it."""
         if self._code == LOST:
             return
         self._post({"bye": True, "keep": self._code != ExitCode.DONE})
+        self._hear_out()
+
+    def _stay(self, keep: Future[bool]) -> None:
+        """Renew the lease until it is known what becomes of the run: one that fails is resumed with what is there."""
+        keep.add_done_callback(lambda known: self._post({"bye": True, "keep": known.result()}))
+        self._hear_out()
+        while not keep.done():  # the connection broke
+            time.sleep(_LOOK)
+            self._hear_out()
+        self._gone.set()
+
+    def _hear_out(self) -> None:
+        """Listen until the agent ends or is gone."""
         with contextlib.suppress(MusterError, OSError, ValueError):
             for _ in self._records():
                 continue

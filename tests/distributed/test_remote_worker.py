@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -18,10 +19,12 @@ from distributed.hosts.schema import Machine
 from distributed.machine.here import HereConnection, HereProcess, Process
 from distributed.machine.link import Link
 from distributed.ssh.errors import ConnectTimeout
+from distributed.supervisor import Supervisor
 from distributed.workers import remote_worker
 from distributed.workers.agent_records import Record
 from distributed.workers.remote_worker import LOST, Assignment, Patience, RemoteWorker
 from profiles.errors import ExitCode
+from tests.waiting import until
 from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 
 WORKER = """
@@ -128,6 +131,56 @@ def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) 
     assert sum(1 for _ in worker.lines()) == 41
     assert (machines.root / "model" / "weights").stat().st_size == 100000
     assert not machines.folder.exists()
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines: Machines, needed: bool) -> None:
+    worker = machines.worker()
+    worker._keep = Future()
+    worker.send({"address": "hub:1"})
+    go_on(worker, 4)
+    assert sum(1 for _ in worker.lines()) == 41
+    assert worker.exit_code() == 0 and worker.ended
+    until(lambda: machines.processes[-1]._process.poll() is None)  # attached, so that the lease goes on
+    assert not worker.wait(0.5) and machines.folder.exists()
+    worker._keep.set_result(needed)
+    assert worker.wait(60)
+    until(lambda: machines.folder.exists() is needed)
+    assert not (machines.folder / "agent.sock").exists()
+
+
+def test_a_model_that_is_not_the_runs_is_not_fetched(machines: Machines) -> None:
+    worker = machines.worker()
+    worker._delivers = lambda: False
+    worker.send({"address": "hub:1"})
+    go_on(worker, 4)
+    assert sum(1 for _ in worker.lines()) == 41
+    assert worker.exit_code() == 0 and not (machines.root / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "done", "there", "delivers"),
+    [
+        (set(), {0, 1}, True, False),  # the lowest has brought it
+        (set(), {0, 1}, False, True),  # the lowest has ended without one
+        ({0}, {1}, False, True),  # the lowest is lost: nobody waits for it
+    ],
+)
+def test_the_lowest_rank_that_counts_delivers_the_model(
+    tmp_path: Path, lost: set[int], done: set[int], there: bool, delivers: bool
+) -> None:
+    (tmp_path / "model").mkdir() if there else None
+    lowest = SimpleNamespace(exit_code=None)
+    members = SimpleNamespace(workers={0: lowest, 1: SimpleNamespace(exit_code=None)}, apart=lost, done=done)
+    supervisor = SimpleNamespace(
+        _run=SimpleNamespace(members=members), _folder=SimpleNamespace(model=tmp_path / "model")
+    )
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Supervisor._delivers, supervisor, 1)
+        if not lost:
+            assert not answer.done()
+            lowest.exit_code = 0
+        assert answer.result(60) is delivers
 
 
 def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
