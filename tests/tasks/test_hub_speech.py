@@ -44,18 +44,38 @@ def test_clips_are_read_without_decoding(on_the_hub: dict[str, Any]) -> None:
     assert splits["validation"][0].audio.read() == sound(0)
 
 
-def test_files_that_a_data_set_points_to(on_the_hub: dict[str, Any], tmp_path: Path) -> None:
+def data_of_file(path: Path) -> datasets.Dataset:
+    rows = datasets.Dataset.from_dict({"audio": [str(path)], "text": ["x"]})
+    return rows.cast_column("audio", datasets.Audio())
+
+
+def test_files_in_the_cache_that_a_data_set_points_to(
+    on_the_hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_speech.datasets.config, "HF_DATASETS_CACHE", tmp_path)
     path = tmp_path / write_clips(tmp_path, 1)[0][1]
-    on_the_hub["train"] = datasets.Dataset.from_dict({"audio": [str(path)], "text": ["x"]}).cast_column(
-        "audio", datasets.Audio()
-    )
+    on_the_hub["train"] = data_of_file(path)
     assert read_speech("somebody/speech")["train"][0].audio.read() == path.read_bytes()
+
+
+@pytest.mark.parametrize("way", ["{outside}", "{cache}/../mine/audio/clip0.wav", "{cache}/link.wav"])
+def test_files_elsewhere_on_this_machine_are_not_read(
+    on_the_hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setattr(hub_speech.datasets.config, "HF_DATASETS_CACHE", cache)
+    outside = tmp_path / "mine" / write_clips(tmp_path / "mine", 1)[0][1]
+    (cache / "link.wav").symlink_to(outside)
+    on_the_hub["train"] = data_of_file(Path(way.format(outside=outside, cache=cache)))
+    with pytest.raises(OSError, match="outside of its cache, which is not read"):
+        read_speech("somebody/speech")["train"][0].audio.read()
 
 
 def test_rows_without_text_are_left_out(on_the_hub: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     on_the_hub["train"] = hub_data(3, text=["one", "", None])
     assert len(read_speech("somebody/speech")["train"]) == 1
-    assert "2 rows without a text are left out" in caplog.text
+    assert "left out 2 rows without a text" in caplog.text
 
 
 def test_a_task_takes_them(on_the_hub: dict[str, Any], make_profile: ProfileMaker, english_whisper: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from huggingface_hub.constants import HF_HUB_CACHE
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.tasks.hub import reachable
 from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, SPLITS, Clip, SpeechSplits, find_text_column
@@ -32,7 +34,18 @@ class HubSource:
         cell = self.dataset[self.row][self.column]
         if cell["bytes"] is not None:
             return bytes(cell["bytes"])
-        return Path(cell["path"]).read_bytes()
+        path = Path(cell["path"]).resolve()
+        if not any(path.is_relative_to(folder) for folder in _own_folders(self.dataset)):
+            raise PermissionError(f"the data set names {cell['path']}, a file outside of its cache, which is not read")
+        return path.read_bytes()
+
+
+def _own_folders(dataset: Any) -> list[Path]:
+    """Folders that the files of a data set of the hub are fetched into; a row may name any other of this machine."""
+    config = datasets.config
+    shared = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH)
+    own = [Path(file["filename"]).parent for file in dataset.cache_files]
+    return [Path(folder).expanduser().resolve() for folder in (*shared, HF_HUB_CACHE, *own)]
 
 
 def load_hub_dataset(name: str) -> Any:
@@ -100,5 +113,5 @@ def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
             place = f"{where}, row {row}"
             clips.append(Clip(f"{identity}", source, cleaned, place, str(language or ""), columns=columns))
     if len(clips) < len(dataset):
-        logger.warning("%s: %d rows without a text are left out", where, len(dataset) - len(clips))
+        logger.warning("%s: left out %s without a text", where, counted(len(dataset) - len(clips), "row"))
     return clips
