@@ -19,10 +19,11 @@ from distributed.machine.link import Link
 from distributed.preparation.hash_cache import SMALLEST, HashCache
 from distributed.preparation.transfer import Progress, Tree, send_trees
 from profiles.errors import BadInput
-from profiles.schema import Profile
+from profiles.schema import WHISPER, Profile
 from training.plan import RunPlan
 from training.run_files import explain
 from training.tasks.patches import FOLDER as PATCHES
+from training.tasks.speech_dataset import files_of_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IGNORED = frozenset(
@@ -82,7 +83,8 @@ def collect(plan: RunPlan) -> Inputs:
             place = f"inputs/{name.removesuffix('_path')}"
             trees[place], others[name] = _location(path, place)
     if _is_local(data_path):
-        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", patches=True)
+        beside = _beside(profile, Path(data_path))
+        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", beside)
     moved = _moved(profile, {"model_path": model_path, **others}, data_path)
     return Inputs(trees, plan.model_copy(update={"profile": moved}))
 
@@ -107,11 +109,17 @@ def folder_tree(folder: Path) -> Tree:
     return _tree(_walk(folder), folder)
 
 
-def _location(location: str, place: str, patches: bool = False) -> tuple[Tree, str]:
-    """Return the tree of a file (with the patches beside it) or folder, and its path there."""
+def _beside(profile: Profile, table: Path) -> Iterator[Path]:
+    """Files that a lone table needs: what it names, and the patches; nothing else of its folder."""
+    if profile.model.task == WHISPER and table.is_file():
+        yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)
+        yield from _walk(table.parent / PATCHES)
+
+
+def _location(location: str, place: str, beside: Iterable[Path] = ()) -> tuple[Tree, str]:
+    """Return the tree of a file (with others ``beside`` it) or folder, and its path there."""
     path = Path(location)
     if path.is_file():
-        beside = _walk(path.parent / PATCHES) if patches else ()
         return _tree([path, *beside], path.parent), f"{place}/{path.name}"
     return _tree(_walk(path), path), place
 

@@ -55,14 +55,61 @@ def test_a_data_set_travels_as_a_file_or_a_folder(tmp_path: Path) -> None:
 
 
 def test_patches_travel_with_their_data_set(tmp_path: Path) -> None:
-    table, patch = tmp_path / "train.csv", tmp_path / "patches" / "delete" / "mine.csv"
+    table, patch = speech_table(tmp_path, "a.wav", "b.wav"), tmp_path / "patches" / "delete" / "mine.csv"
     patch.parent.mkdir(parents=True)
-    for path in (table, patch):
-        path.write_text("id\nclip0\n")
+    patch.write_text("id\n1\n")
+    (tmp_path / "b.wav").unlink()  # the patch leaves it out
     for path in (table, tmp_path):
-        options = {"model_path": "owner/name", "dataset_path": str(path)}
-        tree = collect(plan_local_run(profile_from_options("speech", options), 1)).trees["inputs/dataset"]
-        assert sorted(tree.files) == ["patches/delete/mine.csv", "train.csv"]
+        found = speech_inputs(path).trees["inputs/dataset"].files
+        assert sorted(found) == ["a.wav", "any.csv", "patches/delete/mine.csv"]
+
+
+def speech_table(folder: Path, *recordings: str) -> Path:
+    for name in recordings:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    lines = [f"{number},{name},hello" for number, name in enumerate(recordings)]
+    (folder / "any.csv").write_text("\n".join(["id,audio_path,text", *lines]) + "\n")
+    return folder / "any.csv"
+
+
+def speech_inputs(path: Path, **options: str) -> Inputs:
+    options = {"model_path": "owner/name", "dataset_path": str(path), **options}
+    return collect(plan_local_run(profile_from_options("speech", options), 1))
+
+
+def test_the_recordings_of_a_lone_table_travel_with_it_and_nothing_else(link: Link, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    table = speech_table(data, "clips/a.wav", "clips/deep/../b.wav", "c.wav")
+    (data / "clips" / "private.wav").write_text("not named")
+    found = speech_inputs(table)
+    tree = found.trees["inputs/dataset"]
+    assert sorted(tree.files) == ["any.csv", "c.wav", "clips/a.wav", "clips/b.wav"]
+    assert found.plan.profile.data.dataset_path == "inputs/dataset/any.csv"
+    synchronise(link, found)
+    assert (tmp_path / "far" / "trees" / tree.name / "clips" / "a.wav").read_text() == "clips/a.wav"
+
+
+def test_a_pseudo_table_travels_where_it_is_used(tmp_path: Path) -> None:
+    table = speech_table(tmp_path, "a.wav")
+    (tmp_path / "p.wav").write_text("p")
+    (tmp_path / "pseudo.csv").write_text("id,audio_path,text\np,p.wav,guessed\n")
+    assert sorted(speech_inputs(table).trees["inputs/dataset"].files) == ["a.wav", "any.csv"]
+    used = speech_inputs(table, pseudo_share="0.5").trees["inputs/dataset"].files
+    assert sorted(used) == ["a.wav", "any.csv", "p.wav", "pseudo.csv"]
+
+
+@pytest.mark.parametrize(
+    ("way", "said"), [("{data}/../far.wav", "an absolute path"), ("{data}/a.wav", "an absolute path"),
+                      ("../far.wav", "outside of the table's folder"), ("../../etc/passwd", "is not there")]
+)  # fmt: skip
+def test_recordings_that_cannot_travel_are_told_with_the_line(tmp_path: Path, way: str, said: str) -> None:
+    data = tmp_path / "data"
+    table = speech_table(data, "a.wav", "b.wav")
+    (tmp_path / "far.wav").write_text("far")
+    table.write_text(table.read_text().replace("b.wav", way.format(data=data)))
+    with pytest.raises(BadInput, match=rf"any.csv, line 3.*{said}.*relative to (its|the table's) folder"):
+        speech_inputs(table)
 
 
 def test_a_teacher_travels_once(tmp_path: Path) -> None:

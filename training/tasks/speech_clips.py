@@ -38,6 +38,8 @@ class FileSource:
     """A recording in a file."""
 
     path: Path
+    absolute: bool = False
+    """Whether its table gives an absolute path, which leads nowhere on another machine."""
 
     def stamp(self) -> str:
         try:

@@ -111,7 +111,7 @@ def _present(tables: SpeechTables, splits: SpeechSplits | None = None) -> Speech
     for split, clips in found.items():
         if splits[split] and not clips:
             last = splits[split][-1]
-            message = f"{split}: patches leave out all of its {len(splits[split])} clips, the last by {last.left_out}"
+            message = f"{split}: patches leave out all of its clips ({len(splits[split])}), the last by {last.left_out}"
             raise BadInput(message, "take lines or files out of patches/delete")
     return found
 
@@ -135,6 +135,33 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
     from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 
     return SpeechTables(read_hub_speech(path, text_column))
+
+
+def files_of_table(table: Path, text_column: str = "", pseudo: bool = False) -> list[Path]:
+    """Return the recordings that a lone table names, all below its folder, and what stands beside it for them.
+
+    Args:
+        pseudo: whether ``pseudo.csv`` is used.
+
+    Raises:
+        BadInput: the table cannot be used, or a recording is elsewhere: its path leads nowhere on another machine.
+    """
+    tables = read_tables(str(table), text_column)
+    clips = [clip for part in tables.splits.values() for clip in part if not clip.left_out]
+    beside = [table.parent / PSEUDO] if pseudo and (table.parent / PSEUDO).is_file() else []
+    clips += [clip for path in beside for clip in _table(path, "text").clips]
+    return beside + [_travelling(clip, table.parent) for clip in clips]
+
+
+def _travelling(clip: Clip, folder: Path) -> Path:
+    """Return the path of a recording, without steps up."""
+    assert isinstance(clip.audio, FileSource)
+    path = Path(os.path.normpath(clip.audio.path))
+    if clip.audio.absolute or not path.is_relative_to(os.path.normpath(folder)):
+        where = "an absolute path" if clip.audio.absolute else "outside of the table's folder"
+        message = f"{clip.where}: {clip.audio.path} is {where}, so other machines do not get it"
+        raise BadInput(message, "put the recordings beside the table, and write their paths relative to its folder")
+    return path
 
 
 @dataclass(frozen=True)
@@ -249,7 +276,7 @@ def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
         raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
     path = Path(row.cells[audio]).expanduser()
-    source = FileSource(path if path.is_absolute() else row.table.parent / path)
+    source = FileSource(row.table.parent / path, path.is_absolute())
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
     language, seconds = row.cells.get("language", ""), row.number("duration")
