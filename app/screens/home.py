@@ -21,6 +21,7 @@ from app.wizard import actions
 from app.wizard.gates import MEASURES
 from app.wizard.state import FindingRow, Presence, ProfileRow, RunRow, WizardState
 from app.wizard.steps import Step
+from profiles.counts import counted
 
 if TYPE_CHECKING:
     from app.screens.app import WizardApp
@@ -69,7 +70,7 @@ class HomeScreen(StepScreen):
         shipped = [profile for profile in state.home.profiles if not profile.saved]
         sections = [
             _section("Running now", [_run(app, run) for run in live]),
-            _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train: then a plan to confirm")]),
+            _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train; a plan to confirm")]),
             _section("Again", [_profile(app, profile) for profile in saved]),
             _section("Ready-made", [_profile(app, profile) for profile in shipped]),
             _section("Finished", [_run(app, run) for run in done]),
@@ -175,7 +176,7 @@ def _run(app: MusterApp, run: RunRow) -> Row:
 
 def _profile(app: MusterApp, profile: ProfileRow) -> Row:
     here = [one.present for one in profile.machines]
-    present = f"{sum(one is True for one in here)} of {len(here)} machines here" if here else ""
+    present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} here" if here else ""
     wrong = literal(app.symbol(mark(profile.status)), mark(profile.status).style) if profile.cause else ""
     about = join(
         wrong, literal(present, "$text-success" if here and all(here) else "$text-muted"), muted(profile.description)
@@ -192,8 +193,8 @@ def _presence(app: MusterApp, one: Presence) -> Content:
 def _doctor_words(state: WizardState) -> str:
     wrong = sum(bool(row.cause) for row in state.home.doctor)
     if not state.home.doctor:
-        return "look at this computer: Python, devices, disk, memory"
-    return f"{len(state.home.doctor)} things looked at, {wrong} to mend" if wrong else "all is well"
+        return "check Python, devices, disk and memory here"
+    return f"{counted(len(state.home.doctor), 'thing')} looked at, {wrong} to mend" if wrong else "all is well"
 
 
 def _findings(app: MusterApp, state: WizardState) -> list[Row]:

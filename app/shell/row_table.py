@@ -191,6 +191,10 @@ class RowTable(ScrollView, can_focus=True):
             self._lay_out()
         self._to_cursor()
 
+    def watch_show_vertical_scrollbar(self) -> None:
+        """The scrollbar takes room from the cells, without a resize."""
+        self.call_after_refresh(self.on_resize)
+
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return max(1, len(self._lines) + self._headers)
 

@@ -118,6 +118,19 @@ def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
     run(TableApp(), drive)
 
 
+def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        table = pilot.app.screen.query_one(RowTable)
+        for count in (3, 60, 3):
+            table.show([Row(f"k{n}", (Content("name"), Content("word " * 30), Content(""))) for n in range(count)])
+            await pilot.pause()
+            await pilot.pause()
+            lines = [line for line in text(pilot.app).splitlines() if "word" in line]
+            assert lines and all("…" in line for line in lines)
+
+    run(TableApp(), drive)
+
+
 def test_a_click_selects_a_row_and_a_click_on_a_key_presses_it() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         table = pilot.app.screen.query_one(RowTable)
