@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,6 +110,45 @@ def test_short_block_counts_only_its_own_tokens(make_profile: ProfileMaker, smal
         total = sum(float(task.loss(model, part)) * task.weight(part) for part in (alone, other))
         assert task.weight(both) == task.weight(alone) + task.weight(other) == len(short[0]) + 16
         assert float(task.loss(model, both)) == pytest.approx(total / task.weight(both), abs=1e-5)
+
+
+class Counted:
+    """A tokenizer that counts the characters that it is given."""
+
+    def __init__(self, real: PreTrainedTokenizerFast) -> None:
+        self.real, self.characters = real, 0
+
+    def __call__(self, text: str, **options: object) -> object:
+        self.characters += len(text)
+        return self.real(text, **options)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.real, name)
+
+
+@pytest.mark.parametrize("with_validation", [True, False])
+def test_an_early_look_tokenises_what_it_looks_at(
+    make_profile: ProfileMaker, small_lm: Path, tmp_path: Path, with_validation: bool
+) -> None:
+    (tmp_path / "train.txt").write_text("".join(f"{line} the quick brown fox\n" for line in range(4000)))
+    if with_validation:
+        (tmp_path / "validation.txt").write_text(TEXT)
+    options = {"task": "causal_lm", "model_path": str(small_lm), "dataset_path": str(tmp_path), "block_size": 16}
+    task = CausalLMTask(make_profile(**options))
+    task.tokenizer = Counted(task.tokenizer)
+    samples = task.prepare_some(silent, 40)
+    assert 40 * 16 < task.tokenizer.characters <= 16 * 40 * 16
+    assert len(task.train) == 40 and task.evaluation == {}
+    assert len(set(re.findall(r"\d{4}", tokenizer().decode(task.train.tokens)))) >= 8  # from all over the text
+    assert samples == pytest.approx(len(prepared(make_profile, small_lm, tmp_path).train), rel=0.1)
+    limited = CausalLMTask(make_profile(**options, max_train_samples=7))
+    assert limited.prepare_some(silent, 5) == 7
+
+
+def test_an_early_look_at_little_text_is_all_of_it(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+    task = prepared(make_profile, small_lm, text_file)
+    whole = len(task.train)
+    assert task.prepare_some(silent, 40) == len(task.train) == whole
 
 
 def test_metrics_are_loss_and_perplexity(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:

@@ -174,6 +174,17 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
 
 
+def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    LlamaConfig(vocab_size=258, max_position_embeddings=128).save_pretrained(tmp_path / "model")
+    rows = [{"prompt": f"say {number}", "response": f"{number}"} for number in range(40)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 128}
+    task = CausalLMTask(make_profile(task="causal_lm", **options))
+    assert task.prepare_some(silent, 3) == 36  # a tenth is held out
+    assert len(task.train) == 3 and task.evaluation == {}
+
+
 def learnt_words(task: CausalLMTask) -> list[str]:
     samples = (task.train[index] for index in range(len(task.train)))
     texts = (str(task.tokenizer.decode(targets[targets != IGNORED])) for _, targets in samples)

@@ -77,8 +77,8 @@ class Task(ABC):
 
     def prepare_some(self, progress: Progress, most: int) -> int:
         """Like :meth:`prepare`, but where it would take long only for about ``most`` samples of :attr:`train`, spread
-        over all of them, and for none to evaluate on. Return how many samples a whole run would train on, at most: what
-        cannot be read or is too long counts as long as nobody has looked.
+        over all of them, and for none to evaluate on. Return how many samples a whole run would train on, at most (of a
+        text: about): what cannot be read or is too long counts as long as nobody has looked.
         """
         self.prepare(progress)
         return len(self.train)

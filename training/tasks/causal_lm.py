@@ -15,17 +15,18 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.chat_tokens import IGNORED, ChatTokens, encode
-from training.tasks.conversations import conversation_files, hub_conversations, read_conversations
+from training.tasks.conversations import Conversation, conversation_files, hub_conversations, read_conversations
 from training.tasks.hub import load
 from training.tasks.lora import add_lora, merged_copy, save_adapter
 from training.tasks.recompute import recompute_activations
 from training.tasks.speech_dataset import is_on_hub
-from training.tasks.texts import Blocks, hold_out_tail, read_texts, tokenise
+from training.tasks.texts import Blocks, held_out, hold_out_tail, read_texts, some_tokens, tokenise
 
 _HASHED = 1_000_000
 """Tokens of a split, evenly spread, that tell whether two machines hold the same text."""
@@ -57,8 +58,8 @@ class CausalLMTask(Task):
 
     def prepare(self, progress: Progress) -> None:
         data = self.profile.data
-        if self._prepare_conversations():
-            return
+        if conversations := self._conversations():
+            return self._encode(conversations)
         root = cache_root(data.cache_dir)
         tokens = {
             split: tokenise(documents, self.tokenizer, root, progress, f"tokens ({split})")
@@ -72,30 +73,50 @@ class CausalLMTask(Task):
         self.train = blocks.pop("train").first(data.max_train_samples)
         self.evaluation = {split: found.first(data.max_eval_samples) for split, found in blocks.items()}
 
-    def _prepare_conversations(self) -> bool:
-        """Prepare instruction data; return whether the data set is that, and not plain text."""
+    def prepare_some(self, progress: Progress, most: int) -> int:
+        data = self.profile.data
+        if conversations := self._conversations():
+            rows = conversations["train"]
+            self._encode({"train": rows[:: -(-len(rows) // most)]})
+            return len(rows)
+        documents = read_texts(data.dataset_path, data.text_column)
+        wanted = most * data.block_size + 1
+        total = sum(map(len, documents["train"]))
+        some = some_tokens(documents["train"], self.tokenizer, wanted)
+        if some is None:
+            return super().prepare_some(progress, most)
+        tokens, rate = some
+        self._check_vocabulary("train", tokens)
+        self.train, self.evaluation = Blocks(tokens, data.block_size).first(most), {}
+        blocks = math.ceil(total * rate / data.block_size)
+        if "validation" not in documents:
+            blocks -= held_out(blocks)
+        return min(blocks, data.max_train_samples or blocks)
+
+    def _conversations(self) -> dict[str, list[Conversation]]:
+        """Read instruction data, as much of it as is used; nothing, where the data set is plain text."""
         data = self.profile.data
         if is_on_hub(data.dataset_path):
             found = None if data.text_column else hub_conversations(data.dataset_path)
         else:
             files = conversation_files(data.dataset_path)
             found = read_conversations(files) if files else None
-        if not found:
-            return False
-        limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in found}
-        ready = {
-            split: encode(split, rows[: limits[split] or None], self.tokenizer, data.block_size)
-            for split, rows in found.items()
-        }
+        limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in found or {}}
+        return {split: list(rows[: limits[split] or None]) for split, rows in (found or {}).items()}
+
+    def _encode(self, conversations: Mapping[str, Sequence[Conversation]]) -> None:
+        size = self.profile.data.block_size
+        ready = {split: encode(split, rows, self.tokenizer, size) for split, rows in conversations.items()}
         for split, chats in ready.items():
             self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
         self.train = ready.pop("train")
         self.evaluation = dict(ready)
-        return True
 
     def _check_vocabulary(self, split: str, tokens: Any) -> None:
         if len(tokens) < 2:
-            raise BadInput(f"{split}: the text has {len(tokens)} tokens", "there is nothing to predict: add text")
+            raise BadInput(
+                f"{split}: the text has {counted(len(tokens), 'token')}", "there is nothing to predict: add text"
+            )
         largest = int(tokens.max())
         if largest >= self.config.vocab_size:
             message = f"{split}: token {largest} is outside the model's vocabulary of {self.config.vocab_size}"

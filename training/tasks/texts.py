@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +25,8 @@ logger = logging.getLogger("muster.data")
 
 Tokens = npt.NDArray[np.uint32]
 _PIECE = 1_000_000  # characters tokenised at once
+_PARTS, _CHARACTERS = 16, 8
+"""Of an early look: parts of the text, and characters for a token that is wanted; usual are about 4 in English."""
 
 
 class Blocks:
@@ -89,12 +93,45 @@ def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
     if "validation" in splits:
         return splits
     blocks = len(Blocks(splits["train"], size))
-    held = max(1, round(blocks * HELD_OUT))
+    held = held_out(blocks)
     if blocks < 2:
         raise BadInput(f"the training text has fewer than 2 blocks of {size} tokens", "add text or lower block_size")
     logger.warning("no validation.txt: the last %d of %d blocks are held out to evaluate on", held, blocks)
     cut = (blocks - held) * size
     return {**splits, "train": splits["train"][: cut + 1], "validation": splits["train"][cut:]}
+
+
+def held_out(blocks: int) -> int:
+    """Return how many of so many blocks are held out where there is no validation split."""
+    return max(1, round(blocks * HELD_OUT))
+
+
+def some_tokens(documents: Sequence[str], tokenizer: Any, wanted: int) -> tuple[Tokens, float] | None:
+    """Return at least ``wanted`` tokens of ``documents``, of parts that are spread over them, and how many tokens a
+    character has there; ``None`` where that would be much of the text."""
+    total, each = sum(map(len, documents)), -(-wanted // _PARTS)
+    width = _CHARACTERS * each
+    while _PARTS * width * 2 < total:
+        parts = list(_spread(documents, total, width))
+        ids = [tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"] for part in parts]
+        if min(map(len, ids)) >= each:
+            tokens = np.concatenate([np.asarray(found[:each], dtype=np.uint32) for found in ids])
+            return tokens, sum(map(len, ids)) / (_PARTS * width)
+        width *= 2
+    return None
+
+
+def _spread(documents: Sequence[str], total: int, width: int) -> Iterator[str]:
+    """Yield :data:`_PARTS` parts of ``width`` characters, evenly spaced over all documents as if they were one."""
+    ends = list(itertools.accumulate(map(len, documents)))
+    for part in range(_PARTS):
+        start = part * (total - width) // (_PARTS - 1)
+        first = bisect.bisect_right(ends, start)
+        text, position = "", start - (ends[first] - len(documents[first]))
+        while len(text) < width:
+            text += documents[first][position : position + width - len(text)]
+            first, position = first + 1, 0
+        yield text
 
 
 def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Progress, phase: str) -> Tokens:
