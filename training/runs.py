@@ -114,7 +114,8 @@ def _looks_like_run(entry: os.DirEntry[str]) -> bool:
 
 
 def find_run(output_dir: Path, reference: str) -> Path:
-    """Return the run folder that ``reference`` means: a path, an id or its beginning, or a profile (its newest run).
+    """Return the run folder that ``reference`` means: a path, an id or its beginning, a profile (its newest run), or
+    the end of an id.
 
     Raises:
         BadInput: no run, or several, fit.
@@ -129,6 +130,9 @@ def find_run(output_dir: Path, reference: str) -> Path:
     newest = next((run for run in runs if run.profile == reference), None)
     if newest is not None:
         return newest.path
+    fitting = fitting or [run for run in runs if reference and run.run_id.endswith(reference)]
+    if len(fitting) == 1:
+        return fitting[0].path
     if fitting:
         raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"give more of the id: {_names(fitting)}")
     known = f"there are: {_names(runs)}" if runs else "start one with: distributed-train PROFILE"

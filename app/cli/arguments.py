@@ -9,7 +9,7 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")]
-RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")]
+RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning or end, a profile, or a path.")]
 Statuses = Annotated[
     list[str], typer.Option("--status", help="running, completed, failed, cancelled, interrupted ...; may be repeated.")
 ]

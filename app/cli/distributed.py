@@ -34,6 +34,7 @@ from distributed.run.planning import Planned, PlanWish
 from distributed.run.requests import Action, leave_request
 from distributed.ssh.connection import Trust
 from distributed.ssh.host_keys import HostKeyInfo
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.run_files import is_live
 from training.run_folder import RunFolder
@@ -125,7 +126,7 @@ def _tell_dry_run(planned: Planned, as_json: bool) -> ExitCode:
         show_json({"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash(), "exit_code": 0})
         return ExitCode.DONE
     for member in plan.members:
-        show_line(f"{visible(member.name)}: {member.batch_size} samples a step on {member.device}")
+        show_line(f"{visible(member.name)}: {counted(member.batch_size, 'sample')} a step on {member.device}")
     show_line(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
     return ExitCode.DONE
 
@@ -340,16 +341,16 @@ def _tell_leftovers(
     left = {name: answer for name, answer in found.items() if not isinstance(answer, MusterError)}
     run = RunFolder.open(path)
     state = reduce_events(run.events())
+    code = ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
     if as_json:
         unknown = {name: answer.message for name, answer in found.items() if isinstance(answer, MusterError)}
-        kept = {"kept_step": state.resume_step, "kept": state.kept}
-        show_json(
-            {"run_dir": str(path), "status": run.metadata.status, **kept, "left": left, "unknown": unknown, **moments}
-        )
-    else:
-        show_line("the run is completed" if run.metadata.status == "completed" else f"stopped; {state.kept}")
-        for name, processes in left.items():
-            show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
+        code = ExitCode.NOT_READY if problems else code
+        kept = {"kept_step": state.resume_step, "kept": state.kept, "left": left, "unknown": unknown}
+        show_json({"run_dir": str(path), "status": run.metadata.status, **kept, **moments, "exit_code": int(code)})
+        return code
+    show_line("the run is completed" if run.metadata.status == "completed" else f"stopped; {state.kept}")
+    for name, processes in left.items():
+        show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
     if problems:
         raise NotReady(problems)
-    return ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
+    return code

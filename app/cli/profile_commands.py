@@ -18,7 +18,7 @@ def list_command(as_json: bool) -> ExitCode:
     entries = list_profiles()
     if as_json:
         keys = ("name", "description", "source", "error", "needs")
-        show_json([{key: getattr(entry, key) for key in keys} for entry in entries])
+        show_json({"profiles": [{key: getattr(entry, key) for key in keys} for entry in entries], "exit_code": 0})
         return ExitCode.DONE
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("profile", "what it does", "needs"):
@@ -34,7 +34,7 @@ def show_command(name: str, overrides: dict[str, str], origin: bool, as_json: bo
     """Show every value of a profile, with ``origin`` also where it came from."""
     resolved = load_profile(name, overrides, complete=False)
     if as_json:
-        show_json(_document(resolved, origin))
+        show_json({**_document(resolved, origin), "exit_code": 0})
         return ExitCode.DONE
     section = ""
     for spec in options():
@@ -54,8 +54,9 @@ def validate_command(path: Path | None, as_json: bool) -> ExitCode:
     """
     problems = validate_config(path)
     if as_json:
-        show_json({"problems": problems})
-        return ExitCode.BAD_INPUT if problems else ExitCode.DONE
+        code = ExitCode.BAD_INPUT if problems else ExitCode.DONE
+        show_json({"problems": problems, "exit_code": int(code)})
+        return code
     for problem in problems:
         show_line(visible(problem))
     if problems:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.arguments import RunReference
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    run: RunReference,
     speed: Annotated[
         float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="How much faster than it was.")
     ] = 1.0,

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from app.cli.arguments import RunReference
 from profiles.errors import ExitCode
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    run: RunReference,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write it there; default: report.html of the run.")
     ] = None,
@@ -33,7 +34,7 @@ def report(
     if opens:
         say(visible(show_report(path)))
     if as_json:
-        show_json({"run_dir": str(folder), "report": str(path), "bytes": path.stat().st_size})
+        show_json({"run_dir": str(folder), "report": str(path), "bytes": path.stat().st_size, "exit_code": 0})
     else:
         show_line(visible(path))
     return ExitCode.DONE

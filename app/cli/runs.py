@@ -27,6 +27,7 @@ from app.figures import metric_label, metric_text, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
 from app.start_times import start_line
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_folder import RunFolder
 from training.runs import (
@@ -55,9 +56,9 @@ def list_command(
     found = list_runs(output)
     runs = narrowed(found, statuses=statuses, profile=profile, since=since)
     if as_json:
-        show_json([_summary_document(run) for run in runs])
+        show_json({"runs": [_summary_document(run) for run in runs], "exit_code": 0})
     elif found and not runs:
-        say(f"none of {len(found)} runs in {output} is meant by that")
+        say(f"none of {counted(len(found), 'run')} in {output} is meant by that")
     elif not runs:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
@@ -76,7 +77,7 @@ def show_command(output: Path, reference: str, as_json: bool) -> ExitCode:
         details = folder.metadata.model_dump()
         heard = breakdown_document(predictions_in(path)[1])
         figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
-        show_json({**details, **_summary_document(run), **figures})
+        show_json({**details, **_summary_document(run), **figures, "exit_code": 0})
     else:
         for line in _details(run, folder, state):
             show_line(line)
@@ -89,7 +90,8 @@ def compare_command(output: Path, references: Sequence[str], as_json: bool) -> E
     ids = [run.run_id for run in table.runs]
     if as_json:
         rows = {"settings": table.settings, "metrics": table.metrics}
-        show_json({"runs": ids, **{kind: {k: list(v) for k, v in part.items()} for kind, part in rows.items()}})
+        lists = {kind: {k: list(v) for k, v in part.items()} for kind, part in rows.items()}
+        show_json({"runs": ids, **lists, "exit_code": 0})
         return ExitCode.DONE
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("")
@@ -130,16 +132,18 @@ def clean_command(
     for run in runs:
         remove_run(output, run)
     if as_json:
-        show_json({"removed": [run.run_id for run in runs], "bytes": freed})
+        show_json({"removed": [run.run_id for run in runs], "bytes": freed, "exit_code": 0})
     elif runs:
-        show_line(f"removed {len(runs)} runs, {bytes_text(freed)}")
+        show_line(f"removed {counted(len(runs), 'run')}, {bytes_text(freed)}")
     return ExitCode.DONE
 
 
 def _confirmed(count: int) -> bool:
     if not sys.stdin.isatty():
-        raise BadInput(f"{count} runs would be removed and nobody is there to confirm", "look, then repeat with --yes")
-    return agreed(f"remove these {count} runs for good?")
+        raise BadInput(
+            f"{counted(count, 'run')} would be removed and nobody is there to confirm", "look, then repeat with --yes"
+        )
+    return agreed(f"remove {counted(count, 'run')} for good?")
 
 
 def _summary_document(run: RunSummary) -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         f"profile   {metadata.profile}",
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",
-        f"strategy  {metadata.strategy} over {metadata.engine}, {len(metadata.hosts)} workers",
+        f"strategy  {metadata.strategy} over {metadata.engine}, {counted(len(metadata.hosts), 'worker')}",
         f"started   {metadata.start_time}, took {duration_text(run.seconds)}",
         f"steps     {step}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
+from app.cli.arguments import RunReference
 from profiles.errors import BadInput, ExitCode
 
 
 def track(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning, a profile, or a path.")],
+    run: RunReference,
     to: Annotated[str, typer.Option("--to", metavar="NAMES", help="csv, tensorboard, wandb, trackio; by comma.")],
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
         "output"
@@ -36,7 +37,7 @@ def track(
         tracking = Tracking(folder, names, say)
         tracking.follow()
     if as_json:
-        show_json({"run_dir": str(folder), "trackers": tracking.places})
+        show_json({"run_dir": str(folder), "trackers": tracking.places, "exit_code": 0})
     else:
         for name, place in tracking.places.items():
             show_line(visible(f"{name}: {place}"))

@@ -205,6 +205,21 @@ def test_runs_are_compared(capsys: Capture) -> None:
     assert "after.test.wer" in capsys.readouterr().out
 
 
+LOOKS = "runs|runs list|runs show RUN|runs compare RUN RUN|runs clean --keep 1|report RUN|track RUN --to csv".split("|")
+LOOKS += ["profiles", "profiles list", "profiles show demo", "profiles validate", "profiles validate bad.ini"]
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_json_is_one_document_that_ends_with_the_exit_code(command: str, capsys: Capture) -> None:
+    run_id = make_run()
+    Path("bad.ini").write_text("[profile:a]\nlearning_rat = 1\n")
+    capsys.readouterr()
+    code = main([*command.replace("RUN", run_id).split(), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["exit_code"], list(document)[-1]) == (code, "exit_code")
+    assert code == (2 if "bad.ini" in command else 0)
+
+
 def test_figures_of_every_member_are_left_to_json(capsys: Capture) -> None:
     ids = [make_run(), make_run()]
     (folder,) = Path("output").glob(f"{ids[0]}*")
@@ -232,13 +247,13 @@ def test_cleaning_shows_what_it_removes(capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["runs", "clean", "--status", "completed", "--yes"]) == 0
     out = capsys.readouterr().out
-    assert out.index(run_id) < out.index("removed 1 runs")
+    assert out.index(run_id) < out.index("removed 1 run,")
     assert list(Path("output").iterdir()) == []
 
 
 def test_profiles_are_listed(capsys: Capture) -> None:
     assert main(["profiles", "--json"]) == 0
-    assert "demo" in [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+    assert "demo" in [entry["name"] for entry in json.loads(capsys.readouterr().out)["profiles"]]
 
 
 def test_a_profile_shows_where_its_values_come_from(capsys: Capture) -> None:

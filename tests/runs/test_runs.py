@@ -107,7 +107,16 @@ def test_a_run_that_nobody_ended_is_interrupted_and_a_held_one_is_not(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("reference", "found"), [(OLD, OLD), ("20260101", OLD), (f"{NEW}-other", NEW), ("demo", MIDDLE), ("other", NEW)]
+    ("reference", "found"),
+    [
+        (OLD, OLD),
+        ("20260101", OLD),
+        (f"{NEW}-other", NEW),
+        ("demo", MIDDLE),
+        ("other", NEW),
+        ("cc", NEW),
+        ("0-aaaa", OLD),
+    ],
 )
 def test_a_run_is_found_by_id_beginning_or_profile(output: Path, reference: str, found: str) -> None:
     assert find_run(output, reference).name.startswith(found)
@@ -123,6 +132,18 @@ def test_an_ambiguous_beginning_lists_what_fits(output: Path) -> None:
         find_run(output, "202602")
     assert MIDDLE in caught.value.hint
     assert NEW in caught.value.hint
+
+
+def test_an_ambiguous_end_lists_what_fits(output: Path) -> None:
+    make(output, "20260301-000000-ffbb", "third")
+    with pytest.raises(BadInput, match="'bb' fits 2 runs") as caught:
+        find_run(output, "bb")
+    assert MIDDLE in caught.value.hint and "20260301-000000-ffbb" in caught.value.hint
+
+
+def test_a_profile_is_meant_before_the_end_of_an_id(output: Path) -> None:
+    make(output, "20260301-000000-ffff", "bbcc")
+    assert find_run(output, "bbcc").name.startswith("20260301")
 
 
 @pytest.mark.parametrize("reference", ["nothing", "", "../..", "\x1b[31m"])
