@@ -1,9 +1,9 @@
-"""Arguments that several commands have: one name, one meaning, one line of help."""
+"""What several commands have: arguments with one name, one meaning and one line of help, and settings of typer."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,3 +35,9 @@ TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python co
 HostNames = Annotated[
     list[str] | None, typer.Argument(metavar="HOST", help="What you would type after ssh, or names of the file.")
 ]
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """Return a command, or a group of them, with the house's settings."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(add_completion=False, context_settings=names, rich_markup_mode="rich", **settings)

@@ -19,6 +19,7 @@ from app.cli.arguments import (
     Statuses,
     TrustCode,
     TrustNew,
+    new_app,
 )
 from app.cli.blacklist import blacklist
 from app.cli.boundary import run_app
@@ -31,6 +32,7 @@ from app.cli.measure import measure
 from app.cli.patches import patches
 from app.cli.plan import plan
 from app.cli.prepare import prepare
+from app.cli.profiles import profiles
 from app.cli.pseudo_label import pseudo_label
 from app.cli.replay import replay
 from app.cli.report import report
@@ -40,7 +42,6 @@ from app.cli.transcribe import transcribe
 from app.cli.web import web
 from profiles.errors import BadInput, ExitCode
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 OUTPUT = Path("output")
 OWN_FILES = (
     transcribe,
@@ -65,12 +66,7 @@ OWN_FILES = (
 """Commands whose signature stands beside their body."""
 
 
-def _app(**settings: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="rich", **settings)
-
-
-runs = _app(help="List, show, compare and clean runs.")
-profiles = _app(help="List, show and check profiles.")
+runs = new_app(help="List, show, compare and clean runs.")
 
 
 def _version(wanted: bool) -> None:
@@ -319,69 +315,43 @@ def runs_clean(
     return clean_command(output, older_than, statuses, keep, yes, as_json)
 
 
-@profiles.callback()
-def profiles_root(context: typer.Context, as_json: Json = False) -> ExitCode | None:
-    """List, show and check profiles."""
-    return profiles_list(as_json) if context.invoked_subcommand is None else None
-
-
-@profiles.command("list")
-def profiles_list(as_json: Json = False) -> ExitCode:
-    """List the profiles of config.ini and the saved ones."""
-    from app.cli.profile_commands import list_command
-
-    return list_command(as_json)
-
-
-@profiles.command("show")
-def profiles_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")],
-    settings: Setting = [],  # noqa: B006 - typer copies it
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each value came from.")] = False,
-    as_json: Json = False,
-) -> ExitCode:
-    """Show every value of a profile."""
-    from app.cli.option_flags import merged_overrides
-    from app.cli.profile_commands import show_command
-
-    return show_command(name, merged_overrides(settings, {}, {}), origin, as_json)
-
-
-@profiles.command("validate")
-def profiles_validate(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Another config.ini.")] = None,
-    as_json: Json = False,
-) -> ExitCode:
-    """Check config.ini and the saved profiles."""
-    from app.cli.profile_commands import validate_command
-
-    return validate_command(file, as_json)
-
-
 def _only_listed() -> None:
     """Stand in for the command whose options are not needed."""
 
 
-def command_tree(with_options: bool) -> typer.Typer:
-    """Return all commands; without the flags of the options, which cost 0.1 s, where only the tree is needed."""
-    app = _app(help="Train one model on the machines you already own.")
-    app.callback(invoke_without_command=True)(root)
-    train: Callable[..., Any] = _only_listed
-    if with_options:
-        from app.cli.option_flags import with_option_flags
+def command_tree(with_options: bool, only: str = "") -> typer.Typer:
+    """Return all commands; without the flags of the options, which cost 0.1 s, where only the tree is needed.
 
-        train = with_option_flags(distributed_train)
-    app.command("distributed-train", help=distributed_train.__doc__)(train)
-    app.command("distributed-check")(distributed_check)
-    app.command()(access)
-    app.command()(clean)
-    for command in (attach, logs, ask, stop, *OWN_FILES):
-        app.command()(command)
-    app.add_typer(runs, name="runs", invoke_without_command=True)
-    app.add_typer(profiles, name="profiles", invoke_without_command=True)
+    Args:
+        only: the command that is called: typer looks at every signature, so the others are left out. A name that is
+            none leaves nothing out.
+    """
+    app = new_app(help="Train one model on the machines you already own.")
+    app.callback(invoke_without_command=True)(root)
+    own = (distributed_train, distributed_check, access, clean, attach, logs, ask, stop, *OWN_FILES)
+    bodies: dict[str, Callable[..., Any]] = {body.__name__.replace("_", "-"): body for body in own}
+    groups = {"runs": runs, "profiles": profiles}
+    for name, body in bodies.items():
+        if only in (name, "") or only not in bodies | groups:
+            app.command(name, help=body.__doc__)(_with_flags(body, with_options))
+    for name, group in groups.items():
+        if only in (name, "") or only not in bodies | groups:
+            app.add_typer(group, name=name, invoke_without_command=True)
     return app
+
+
+def _with_flags(body: Callable[..., Any], with_options: bool) -> Callable[..., Any]:
+    """Give ``distributed-train`` a flag for each option, or none at all."""
+    if body is not distributed_train:
+        return body
+    if not with_options:
+        return _only_listed
+    from app.cli.option_flags import with_option_flags
+
+    return with_option_flags(distributed_train)
 
 
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code."""
-    return run_app(command_tree("distributed-train" in arguments), arguments, name)
+    called = next((word for word in arguments if not word.startswith("-")), "")
+    return run_app(command_tree(called == "distributed-train", called), arguments, name)
