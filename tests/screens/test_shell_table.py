@@ -121,10 +121,13 @@ def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
 def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         table = pilot.app.screen.query_one(RowTable)
-        for count in (3, 60, 3):
-            table.show([Row(f"k{n}", (Content("name"), Content("word " * 30), Content(""))) for n in range(count)])
+        table.styles.height = "1fr"
+        for count in (3, 60, 3, 60):
+            rows = [Row(f"k{n}", (Content("name"), Content("word " * 30))) for n in range(count)]
+            table.show(rows, columns=(Column("name", "name"), Column("about", "about", most=100)))
             await pilot.pause()
             await pilot.pause()
+            assert table.show_vertical_scrollbar is (count == 60)
             lines = [line for line in text(pilot.app).splitlines() if "word" in line]
             assert lines and all("…" in line for line in lines)
 
