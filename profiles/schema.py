@@ -223,6 +223,9 @@ class EvaluationSettings(Section):
         ge=0,
     )
     eval_before: bool = option(True, "evaluate before the first step, to compare with")
+    eval_local: bool = option(
+        False, "each worker also evaluates its own weights on the whole split, just before they are averaged"
+    )
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
     early_stopping_min_delta: float = option(0.0, "what counts as better", ge=0, advanced=True)
 

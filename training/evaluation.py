@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -95,6 +95,22 @@ class Evaluator:
         sums = self._added({rank: gathered[rank] for rank in gathered if rank in staying}, len(data), staying)
         if self._keeps(split):
             self._keep(split, step, f"{name}/answers", staying)
+        return self._event(split, step, sums, start)
+
+    def evaluate_alone(self, step: int, every: bool) -> Iterator[EvaluationEvent]:
+        """Evaluate by this member alone, with the weights that it holds: ``validation``, or every split.
+
+        Yields:
+            The figures of each, under a name of their own (:func:`local_split`); none once this member is to stop.
+        """
+        for split in [split for split in self._task.evaluation if every or split == "validation"]:
+            start = time.monotonic()
+            sums = self._sums(split, range(len(self._task.evaluation[split])))
+            if sums is None:
+                return
+            yield self._event(local_split(split, self._exchange.rank), step, sums, start)
+
+    def _event(self, split: str, step: int, sums: dict[str, float], start: float) -> EvaluationEvent:
         samples = int(sums.pop("samples", 0.0))
         metrics = self._task.metrics(sums)
         return EvaluationEvent(
@@ -184,6 +200,11 @@ class Evaluator:
             if len(part) == 1:
                 raise does_not_fit(error, self._device, self._task.name) from error
         return None
+
+
+def local_split(split: str, rank: int) -> str:
+    """Return the name under which the figures of one member's own weights are told: ``validation.local-1``."""
+    return f"{split}.local-{rank}"
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -30,6 +30,7 @@ from training.member_state import MemberState, equalise_weights, longest_vector
 from training.modes import start_training
 from training.named_tensors import part, prefixed
 from training.optimizer import build_optimizer, set_learning_rate
+from training.own_weights import evaluate_own
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, Position
 from training.precision import Precision, select_device, select_precision
@@ -226,6 +227,9 @@ class Trainer:
             self.strategy.gradients()
             norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
             self.optimizer.zero_grad(set_to_none=True)
+        if self.profile.evaluation.eval_local:
+            start += evaluate_own(self.evaluator, self.strategy, self.position, self.total_steps, self.emit)
+        with self.source.turns.lent():
             report = self.strategy.end_step()
         self.position.step += 1
         self.position.cursor = batches.cursor

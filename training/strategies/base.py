@@ -87,6 +87,14 @@ class Strategy(ABC):
     def gradients(self) -> None:
         """Make ``p.grad`` final before clipping and the optimizer."""
 
+    @property
+    def steps_to_average(self) -> int | None:
+        """How many steps after the one that ends next all hold the average of what this member holds now.
+
+        ``None``: its weights are not averaged then.
+        """
+        return 0
+
     @abstractmethod
     def end_step(self) -> SyncReport | None:
         """Called after the optimizer step; a report if a synchronisation ended here."""

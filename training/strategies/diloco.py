@@ -127,6 +127,10 @@ class DiLoCo(Strategy):
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._weight += weight
 
+    @property
+    def steps_to_average(self) -> int | None:
+        return self._delay if self._inner + 1 >= self.context.settings.sync_interval else None
+
     def end_step(self) -> SyncReport | None:
         self._inner += 1
         if self._under_way and self._inner >= self._delay:
