@@ -1,10 +1,11 @@
 """How many wrong transcripts ``blacklist`` finds, and what ``pseudo-label`` keeps of what it hears.
 
-    .venv/bin/python benchmarks/blacklist.py MODEL [--folder DIR] [--clips 400] [--wrong 20] [--steps 120]
+    .venv/bin/python benchmarks/blacklist.py MODEL [--folder DIR] [--clips 200] [--wrong 20] [--steps 60]
 
 ``MODEL`` is a published Whisper, whose window is cut to 2 s here. Of the spoken commands ``--clips`` are taken to train
-on, ``--wrong`` of which exchange their transcripts; ``--unlabelled`` test clips, of voices that nobody heard, are
-labelled then. What is made is kept in ``--folder``, and used again. Half an hour on a core.
+on. Half of ``--wrong`` of them exchange their transcripts, the others get random words. They are looked for by the
+model that was trained on all, and by ``--folds`` models that were not trained on what they judge; ``--unlabelled`` test
+clips, of voices that nobody heard, are labelled then. What is made is kept in ``--folder``, and used again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
+
+if TYPE_CHECKING:
+    from profiles.schema import Profile
+    from training.tasks.blacklist import Doubt
 
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 SECONDS = 2
@@ -62,32 +68,40 @@ def write_table(path: Path, rows: Iterable[dict[str, str]]) -> None:
 
 
 def make_data(folder: Path, clips: int, wrong: int, seed: int) -> None:
-    """Write a data set of which ``wrong`` clips have another's transcript, and their ids beside it."""
+    """Write a data set of which ``wrong`` clips have another transcript, and in which way beside it."""
     rows = rows_of("train")
     draw = random.Random(seed)
     rows = draw.sample(rows, len(rows))[:clips]
     texts = [row["text"] for row in rows]
-    chosen = [0] * wrong
-    while any(texts[chosen[i]] == texts[chosen[i - 1]] for i in range(wrong)):
+    words = sorted({word for text in texts for word in text.split()})
+    swapped = [0] * (wrong - wrong // 2)
+    while any(texts[swapped[i]] == texts[swapped[i - 1]] for i in range(len(swapped))):
         chosen = draw.sample(range(clips), wrong)
-    for before, after in zip(chosen, [*chosen[1:], chosen[0]]):
+        swapped, invented = chosen[: len(swapped)], chosen[len(swapped) :]
+    for before, after in zip(swapped, [*swapped[1:], swapped[0]]):
         rows[before]["text"] = texts[after]
+    for index in invented:
+        while rows[index]["text"] == texts[index]:
+            rows[index]["text"] = " ".join(draw.choices(words, k=len(texts[index].split())))
     write_table(folder / "train.csv", rows)
-    write_table(folder / "validation.csv", rows_of("validation")[:40])
-    (folder / "wrong.json").write_text(json.dumps(sorted(rows[index]["id"] for index in chosen)))
+    write_table(folder / "validation.csv", rows_of("validation")[:20])
+    kinds = {index: kind for kind, ones in (("swapped", swapped), ("random", invented)) for index in ones}
+    (folder / "wrong.json").write_text(json.dumps({rows[index]["id"]: kind for index, kind in kinds.items()}))
 
 
-def train(folder: Path, steps: int) -> Path:
-    """Train all weights of the cut model with one worker; return its folder."""
+def train(folder: Path, steps: int, whole: bool) -> Path:
+    """Train the cut model's decoder, or the whole model, with one worker; return its folder."""
     options = {
         "learning_rate": 1e-4,
-        "warmup_steps": 15,
+        "warmup_steps": steps // 8,
         "max_steps": steps,
         "batch_size": 16,
         "gradient_accumulation": 1,
         "gradient_checkpointing": "false",
-        "eval_interval": steps // 2,
-        "eval_batch_size": 40,
+        "eval_interval": 0,
+        "window": "full",
+        "freeze_encoder": str(not whole).lower(),
+        "eval_batch_size": 20,
         "snapshot_interval": 0,
         "output_dir": folder / "output",
     }
@@ -105,17 +119,27 @@ def train(folder: Path, steps: int) -> Path:
     return next((folder / "output").glob("*/model"))
 
 
-def doubts(folder: Path, model: Path, listens: int) -> list[tuple[str, list[float]]]:
-    """Return id and WER in each listen of every training clip."""
-    from profiles.schema import DataSettings, Profile
+def profile_of(model: Path) -> Profile:
+    """Return the profile of the run that made ``model``."""
+    from training.run_folder import RunFolder
+
+    return RunFolder.open(model.parent).plan().profile
+
+
+def heard_by_trained(model: Path) -> list[Doubt]:
+    """Return what the model that was trained on the clips hears in them."""
     from training.tasks.blacklist import listen, plan_listens
 
-    kept = folder / "doubts.json"
-    if not kept.exists():
-        profile = Profile(name="blacklist", data=DataSettings(dataset_path=str(folder / "data")))
-        found = listen(profile, plan_listens([model], listens), "cpu", 16, report)
-        kept.write_text(json.dumps([(one.clip.id, one.wers) for one in found]))
-    return [(name, wers) for name, wers in json.loads(kept.read_text())]
+    return listen(profile_of(model), plan_listens([model], 1), "cpu", 16, report)
+
+
+def heard_in_turns(model: Path, folds: int, rounds: int) -> list[Doubt]:
+    """Return what models hear that were not trained on what they judge."""
+    from app.cli.fold_training import judge_in_turns
+    from training.runs import summarise
+
+    how = ("cpu", 16, report)
+    return judge_in_turns(summarise(model.parent), profile_of(model), folds, rounds, 1, True, how)
 
 
 def report(phase: str, done: int, total: int | None) -> None:
@@ -123,16 +147,22 @@ def report(phase: str, done: int, total: int | None) -> None:
     print(f"{phase}: {done}/{total}", file=sys.stderr, flush=True)
 
 
-def show_blacklist(found: Sequence[tuple[str, list[float]]], wrong: set[str]) -> None:
+def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str]) -> None:
     """Print what would be listed by each pair of bounds."""
-    print(f"{len(found)} clips, {len(wrong)} with a wrong transcript")
-    print("| --wer | --repeated | listed | of these wrong | precision | recall |\n|---|---|---|---|---|---|")
-    for bound in (0.3, 0.5, 1.0):
-        for repeated in range(1, len(found[0][1]) + 1):
-            listed = {name for name, wers in found if sum(wer >= bound for wer in wers) >= repeated}
-            hit = len(listed & wrong)
-            precision = f"{hit / len(listed):.0%}" if listed else "-"
-            print(f"| {bound} | {repeated} | {len(listed)} | {hit} | {precision} | {hit / len(wrong):.0%} |")
+    from training.tasks.blacklist import Bounds
+
+    again = len(found[0].wers)
+    print(f"\n{title}: {len(found)} clips, {len(wrong)} with a wrong transcript, {again} listens")
+    print("| --wer | --margin | listed | swapped found | random found | precision | recall |")
+    print("|---|---|---|---|---|---|---|")
+    for wer in (0.3, 0.5, 1.0):
+        for margin in (0.0, 1.0, 2.0, 3.0, 4.0):
+            bounds = Bounds(wer, margin, again)
+            listed = {one.clip.id for one in found if one.wrong(bounds) >= again}
+            hits = [sum(wrong.get(name) == kind for name in listed) for kind in ("swapped", "random")]
+            precision = f"{sum(hits) / len(listed):.0%}" if listed else "-"
+            cells = (wer, margin, len(listed), *hits, precision, f"{sum(hits) / len(wrong):.0%}")
+            print(f"| {' | '.join(map(str, cells))} |")
 
 
 def show_labels(folder: Path, model: Path, count: int) -> None:
@@ -176,21 +206,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/muster-blacklist"))
-    parser.add_argument("--clips", type=int, default=400)
+    parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--wrong", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--listens", type=int, default=3)
-    parser.add_argument("--unlabelled", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--whole", action="store_true", help="train the encoder too")
+    parser.add_argument("--unlabelled", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if not (given.folder / "model").exists():
         cut_window(given.model, given.folder / "model")
     if not (given.folder / "data").exists():
         make_data(given.folder / "data", given.clips, given.wrong, given.seed)
-    model = next((given.folder / "output").glob("*/model"), None) or train(given.folder, given.steps)
-    found = doubts(given.folder, model, given.listens)
-    show_blacklist(found, set(json.loads((given.folder / "data" / "wrong.json").read_text())))
-    show_labels(given.folder, model, given.unlabelled)
+    model = next((given.folder / "output").glob("*/model"), None) or train(given.folder, given.steps, given.whole)
+    wrong = json.loads((given.folder / "data" / "wrong.json").read_text())
+    show_blacklist("trained on all of them", heard_by_trained(model), wrong)
+    show_blacklist(f"{given.folds} folds held out in turns", heard_in_turns(model, given.folds, given.rounds), wrong)
+    if given.unlabelled:
+        show_labels(given.folder, model, given.unlabelled)
 
 
 if __name__ == "__main__":

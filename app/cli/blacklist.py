@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,8 @@ from app.cli.arguments import Device, Json, Output
 from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
+    from profiles.schema import Profile
+    from training.tasks.base import Progress
     from training.tasks.blacklist import Bounds, Doubt
 
 SHOWN = 20
@@ -21,56 +23,117 @@ SHOWN = 20
 
 def blacklist(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with runs that are done, or a run.")],
-    wer: Annotated[float, typer.Option("--wer", min=0.01, max=10, help="WER from which a sample is wrong.")] = 0.5,
-    listens: Annotated[int, typer.Option("--listens", min=1, max=20, help="How often to listen.")] = 3,
-    repeated: Annotated[
-        int, typer.Option("--repeated", min=0, max=20, help="In how many listens it has to be wrong; 0: in all.")
+    folds: Annotated[
+        int, typer.Option("--folds", min=0, max=20, help="Parts held out in turns; 0: no training, the model listens.")
+    ] = 4,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10, help="How often they are divided anew.")] = 1,
+    local: Annotated[
+        int, typer.Option("--local", min=0, max=64, help="Workers of each training; 0: as the run had.")
     ] = 0,
-    runs: Annotated[int, typer.Option("--runs", min=1, max=20, help="Newest models of the profile that listen.")] = 1,
-    most: Annotated[float, typer.Option("--most", min=0, max=1, help="Share of the samples that may go.")] = 0.05,
+    wer: Annotated[float, typer.Option("--wer", min=0.01, max=10, help="WER from which a sample is wrong.")] = 0.5,
+    margin: Annotated[
+        float, typer.Option("--margin", min=0, max=100, help="Nats a token that what was heard is likelier.")
+    ] = 2.0,
+    listens: Annotated[int, typer.Option("--listens", min=1, max=20, help="How often to listen (--folds 0).")] = 3,
+    repeated: Annotated[
+        int, typer.Option("--repeated", min=0, max=20, help="In how many rounds or listens it has to be; 0: in all.")
+    ] = 0,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=20, help="Newest models that listen (--folds 0).")] = 1,
+    most: Annotated[float, typer.Option("--most", min=0, max=1, help="Share of the samples that may go.")] = 0.1,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Clips heard at once.")] = 8,
     device: Device = "auto",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write the list without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Train, and write the list, without asking.")] = False,
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Find training samples that a trained model still hears otherwise, and list them to be left out."""
+    """Find training samples whose transcript a model contradicts that never trained on them, and list them."""
+
+    if folds == 1:
+        raise BadInput("--folds 1 leaves nothing to train on", "give 2 or more, or 0")
+    passes = rounds if folds else listens
+    if repeated > passes:
+        what = "rounds" if folds else "listens"
+        raise BadInput(f"--repeated {repeated} of {passes} {what} cannot be", f"raise --{what}")
+    manner = _Manner(profile, folds, passes, local, device, batch_size, yes)
+    models, settings, found = _judged(output, manner, 1 if folds else runs)
+    return _finish(models, settings, found, (wer, margin, repeated or passes, most), yes, as_json)
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How samples are judged."""
+
+    profile: str
+    folds: int
+    passes: int
+    workers: int
+    device: str
+    batch_size: int
+    yes: bool
+
+
+def _judged(output: Path, manner: _Manner, most: int) -> tuple[list[Path], Profile, list[Doubt]]:
+    """Return the models that are there, their profile, and what was heard."""
     from app.cli.models import only_data_on_stdout
-    from app.console import say, show_json
-    from app.progress import PlainProgress
-    from app.run_state import RunState
-    from training.events import ProgressEvent
     from training.run_folder import RunFolder
-    from training.runs import find_models
+    from training.runs import find_models, summarise
     from training.tasks.early_look import check_data
 
-    if repeated > listens:
-        raise BadInput(f"--repeated {repeated} of {listens} listens cannot be", "raise --listens")
-    models = find_models(output, profile, runs)
+    models = find_models(output, manner.profile, most)
     settings = RunFolder.open(models[0].parent).plan().profile
     if settings.model.task != "whisper":
         raise BadInput(f"{models[0].parent.name}: task {settings.model.task} hears nothing", "name a Whisper's run")
     check_data(settings)
-    with PlainProgress(f"blacklist {profile}", RunState()) as progress, only_data_on_stdout():
-        from training.tasks.blacklist import Bounds, choose, listen, plan_listens, write_blacklist
-        from training.tasks.speech_dataset import read_tables
+    with only_data_on_stdout():
+        from training.tasks.blacklist import listen, plan_listens
 
-        def report(phase: str, done: int, total: int | None) -> None:
-            progress(ProgressEvent(phase=phase, done=done, total=total))
+        report = _progress(f"blacklist {manner.profile}")
+        if not manner.folds:
+            listens = plan_listens(models, manner.passes)
+            return models, settings, listen(settings, listens, manner.device, manner.batch_size, report)
+        from app.cli.fold_training import judge_in_turns, workers_of
 
-        found = listen(settings, plan_listens(models, listens), device, batch_size, report)
-    bounds = Bounds(wer, repeated or listens, most)
-    data = settings.data
+        run, how = summarise(models[0].parent), (manner.device, manner.batch_size, report)
+        workers = manner.workers or workers_of(run)
+        return models, settings, judge_in_turns(run, settings, manner.folds, manner.passes, workers, manner.yes, how)
+
+
+def _finish(
+    models: Sequence[Path],
+    settings: Profile,
+    found: Sequence[Doubt],
+    given: tuple[float, float, int, float],
+    yes: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Show what is to be left out, and write it by consent."""
+    from app.console import say, show_json
+    from training.tasks.blacklist import Bounds, choose, write_blacklist
+    from training.tasks.speech_dataset import read_tables
+
+    bounds, data, path = Bounds(*given), settings.data, None
     chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)
     if not as_json:
         _show(found, chosen, bounds)
-    path = None
     if chosen and _confirmed(len(chosen), yes, as_json):
         path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
         say(f"written to {path}; take out lines or the file to have samples back; protect/ keeps them for ever")
     if as_json:
         show_json(_document(models, found, chosen, bounds, path))
     return ExitCode.DONE
+
+
+def _progress(title: str) -> Progress:
+    from app.progress import PlainProgress
+    from app.run_state import RunState
+    from training.events import ProgressEvent
+
+    lines = PlainProgress(title, RunState())
+
+    def report(phase: str, done: int, total: int | None) -> None:
+        lines(ProgressEvent(phase=phase, done=done, total=total))
+
+    return report
 
 
 def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> None:
@@ -80,7 +143,8 @@ def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> No
         show_line(visible(_line(one, bounds)))
     more = f", {len(chosen) - SHOWN} of them not shown" if len(chosen) > SHOWN else ""
     listens = len(found[0].wers) if found else 0
-    say(f"{len(chosen)} of {len(found)} samples are wrong in {bounds.repeated} of {listens} listens{more}")
+    again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
+    say(f"{len(chosen)} of {len(found)} samples are heard otherwise than their transcript says{again}{more}")
 
 
 def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
@@ -96,8 +160,9 @@ def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
 
 def _line(one: Doubt, bounds: Bounds) -> str:
     hint = f"  ({one.hint})" if one.hint else ""
-    times = f"{one.wrong(bounds.wer)}/{len(one.wers)}"
-    return f"{one.clip.id}  WER {one.wer:.0%}, wrong {times}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"
+    times = f", {one.wrong(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
+    figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
+    return f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"
 
 
 def _document(
@@ -110,7 +175,9 @@ def _document(
             "heard": list(one.heard),
             "wer": one.wer,
             "wers": list(one.wers),
-            "wrong": one.wrong(bounds.wer),
+            "margin": one.margin,
+            "margins": list(one.margins),
+            "wrong": one.wrong(bounds),
             "seconds": one.seconds,
             "hint": one.hint,
         }

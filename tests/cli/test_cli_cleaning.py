@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from app.cli.main import main
 from app.cli.pseudo_label import _kind
+from profiles.schema import Profile
+from training.tasks.held_out import Fold
 from training.tasks.pseudo_table import PseudoRow
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
@@ -53,14 +56,14 @@ def run(model: Path, speech: Path, capsys: Capture) -> str:
 
 @pytest.mark.slow
 def test_a_model_that_has_learnt_nothing_is_told_from_bad_data(run: str, speech: Path, capsys: Capture) -> None:
-    assert main(["blacklist", run, "--listens", "1", "--yes"]) == 2
+    assert main(["blacklist", run, "--folds", "0", "--margin", "0", "--listens", "1", "--yes"]) == 2
     assert "that hints at a model that has not learnt enough" in capsys.readouterr().err
     assert not (speech / "patches").exists()
 
 
 @pytest.mark.slow
 def test_a_list_is_written_only_by_consent(run: str, speech: Path, capsys: Capture) -> None:
-    given = ["blacklist", run, "--listens", "1", "--most", "1", "--json"]
+    given = ["blacklist", run, "--folds", "0", "--margin", "0", "--listens", "1", "--most", "1", "--json"]
     assert main(given) == 0
     out, err = capsys.readouterr()
     assert [one["id"] for one in json.loads(out)["listed"]] == ["clip0", "clip1"]
@@ -72,8 +75,43 @@ def test_a_list_is_written_only_by_consent(run: str, speech: Path, capsys: Captu
     assert path.name.startswith("blacklist-")
 
 
+def test_trainings_are_told_with_their_cost_and_begun_only_by_consent(run: str, speech: Path, capsys: Capture) -> None:
+    more = "".join(f"more{number},audio/clip0.wav,a text\n" for number in range(6))
+    (speech / "train.csv").write_text((speech / "train.csv").read_text() + more)
+    assert main(["blacklist", run, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert "4 trainings on this machine, together 3.0 times as long as one on all 8 samples" in err
+    assert "nobody is there to confirm the trainings" in out
+    assert not (speech / "patches").exists()
+
+
+@pytest.mark.slow
+def test_folds_are_trained_in_turns_and_not_again(
+    run: str, speech: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.cli import fold_training
+
+    rows = [f"clip{number},audio/clip{number}.wav,one" for number in range(4)]
+    (speech / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]) + "\n")
+    trained = list[int]()
+
+    def train(fold: Fold, profile: Profile, workers: int) -> Path:
+        trained.append(len(fold.others))
+        fold.folder.mkdir(parents=True)
+        return Path("output") / run / "model"
+
+    monkeypatch.setattr(fold_training, "_trained", train)
+    given = ["blacklist", run, "--folds", "2", "--margin", "0", "--most", "1", "--json", "--yes"]
+    for _ in range(2):
+        assert main(given) == 0
+        assert len(json.loads(capsys.readouterr().out)["listed"]) == 4
+        shutil.rmtree(speech / "patches")
+    assert trained == [2, 2]
+
+
 def test_what_cannot_be_listened_to_is_bad_input(capsys: Capture) -> None:
-    assert main(["blacklist", "demo", "--listens", "2", "--repeated", "3"]) == 2
+    assert main(["blacklist", "demo", "--rounds", "2", "--repeated", "3"]) == 2
+    assert main(["blacklist", "demo", "--folds", "1"]) == 2
     assert main(["blacklist", "nothing"]) == 2
     assert main(["pseudo-label", "nothing", "nowhere"]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err

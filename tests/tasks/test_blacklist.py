@@ -16,8 +16,9 @@ from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import read_speech
 
 
-def doubt(name: str, *wers: float) -> Doubt:
-    return Doubt(Clip(name, FileSource(Path("x.wav")), "a text", "here"), ("heard",) * len(wers), wers, 1.0, False)
+def doubt(name: str, *wers: float, margin: float = 9.0) -> Doubt:
+    clip, count = Clip(name, FileSource(Path("x.wav")), "a text", "here"), len(wers)
+    return Doubt(clip, ("heard",) * count, wers, (margin,) * count, 1.0, False)
 
 
 def names(found: Sequence[Doubt]) -> list[str]:
@@ -28,6 +29,11 @@ def test_only_what_is_wrong_again_and_again_is_listed_the_worst_first() -> None:
     found = [doubt("a", 0.6, 0.6, 0.1), doubt("b", 0, 0, 2), doubt("c", 1, 1, 1), doubt("d", 0.5, 0.4, 0.5)]
     assert names(choose(found, Bounds(wer=0.5, repeated=2, most=1), Patches())) == ["c", "a", "d"]
     assert names(choose(found, Bounds(wer=0.5, repeated=3, most=1), Patches())) == ["c"]
+
+
+def test_a_transcript_that_is_nearly_as_likely_as_what_was_heard_is_none_of_them() -> None:
+    found = [doubt("hard", 1, margin=0.5), doubt("wrong", 1, margin=3.0)]
+    assert names(choose(found, Bounds(margin=2.0, most=1), Patches())) == ["wrong"]
 
 
 def test_what_is_protected_in_training_is_never_listed() -> None:
@@ -57,7 +63,7 @@ def test_a_wrong_transcript_is_found_and_left_out_by_the_file(
     (data / "train.csv").write_text(table)
     profile = make_profile(dataset_path=str(data))
     found = listen(profile, plan_listens([trained_whisper / "model"], 2), "cpu", 3, silent)
-    bounds = Bounds(most=0.5, repeated=1)
+    bounds = Bounds(most=0.5, margin=1.0)
     (wrong,) = choose(found, bounds, Patches())
     assert (wrong.clip.id, wrong.heard[0], wrong.wers[0], wrong.hint) == ("clip1", "two", 1.0, "")
     path = write_blacklist(str(data), "", [wrong], bounds)

@@ -1,8 +1,13 @@
-"""Samples that a model cannot learn: those it still hears otherwise after training on them, again and again."""
+"""Samples whose transcript a model contradicts: it hears something else, and finds the transcript far less probable.
+
+Who listens is a model that was not trained on the sample (:mod:`training.tasks.held_out`), or one that was, which has
+learnt many wrong transcripts by heart.
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import statistics
 from collections.abc import Iterator, Sequence
@@ -19,8 +24,8 @@ from training.precision import select_device
 from training.run_files import explain, write_whole
 from training.tasks.augmentation import augment
 from training.tasks.base import Progress
-from training.tasks.listening import ErrorRates, hear
-from training.tasks.patches import FOLDER, Patches
+from training.tasks.listening import ErrorRates, Heard, hear
+from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided, read_tables
 from training.tasks.whisper import SpeechData, WhisperTask, generation_bound
@@ -49,6 +54,8 @@ class Doubt:
     heard: tuple[str, ...]
     """In each listen."""
     wers: tuple[float, ...]
+    margins: tuple[float, ...]
+    """By how much the mean log-probability of a token of what was heard is above that of the transcript, in nats."""
     seconds: float
     empty: bool
     """Nothing of its transcript counts."""
@@ -60,9 +67,15 @@ class Doubt:
         """Median over the listens."""
         return statistics.median(self.wers)
 
-    def wrong(self, bound: float) -> int:
-        """Listens with a word error rate of at least ``bound``."""
-        return sum(wer >= bound for wer in self.wers)
+    @property
+    def margin(self) -> float:
+        """Median over the listens, in nats."""
+        return statistics.median(self.margins)
+
+    def wrong(self, bounds: Bounds) -> int:
+        """Listens that reach both bounds."""
+        pairs = zip(self.wers, self.margins, strict=True)
+        return sum(wer >= bounds.wer and margin >= bounds.margin for wer, margin in pairs)
 
 
 @dataclass(frozen=True)
@@ -70,9 +83,11 @@ class Bounds:
     """When a sample is put on the list."""
 
     wer: float = 0.5
-    repeated: int = 3
+    margin: float = 2.0
+    """Nats; see :attr:`Doubt.margins`."""
+    repeated: int = 1
     """In how many listens at least."""
-    most: float = 0.05
+    most: float = 0.1
     """Share of the samples that may be listed."""
 
 
@@ -92,29 +107,14 @@ def listen(
     """
     data = profile.data
     clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
-    heard = [_heard_by(profile, clips, one, device, batch_size, progress) for one in listens]
-    first = heard[0].data
-    found = []
-    for index, clip in enumerate(first.clips):
-        texts = tuple(one.texts[index] for one in heard)
-        wers = tuple(heard[0].rates.of(clip.text, text, heard[0].languages[index]) for text in texts)
-        seconds = first.store.seconds[first.positions[index]]
-        empty = not heard[0].rates.normalised(clip.text, heard[0].languages[index]).strip()
-        found.append(Doubt(clip, texts, wers, seconds, empty))
-    return _with_hints(found)
+    passes = [judge(profile, clips, one, device, batch_size, progress) for one in listens]
+    return with_hints([joined(ones) for ones in zip(*passes, strict=True)])
 
 
-@dataclass(frozen=True)
-class _Pass:
-    data: SpeechData
-    texts: list[str]
-    languages: list[str]
-    rates: ErrorRates
-
-
-def _heard_by(
+def judge(
     profile: Profile, clips: list[Clip], one: Listen, device: str, batch_size: int, progress: Progress
-) -> _Pass:
+) -> list[Doubt]:
+    """Let one model listen to clips once; those that cannot be heard are left out."""
     settings = ModelSettings(model_path=str(one.model), language=profile.model.language)
     task = WhisperTask(profile.model_copy(update={"model": settings}))
     data = task.prepare_split(SPLIT, clips, progress)
@@ -123,14 +123,33 @@ def _heard_by(
     model = model.to(select_device(device))
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
-    phase, texts = f"listening with {one.model}" + ("" if one.seed is None else ", noisy"), list[str]()
+    phase, rates, found = _phase(one), ErrorRates(task.wrapper), list[Doubt]()
     for places in _batches(len(data), batch_size):
         batch = np.stack([_features(data, index, one.seed) for index in places])
         features = torch.from_numpy(batch).to(next(model.parameters()).device)
-        heard = hear(task.wrapper, model, features, [languages[index] for index in places], bound)
-        texts += [said.text for said in heard]
-        progress(phase, len(texts), len(data))
-    return _Pass(data, texts, languages, ErrorRates(task.wrapper))
+        texts = [data.clips[index].text for index in places]
+        said = hear(task.wrapper, model, features, [languages[index] for index in places], bound, texts)
+        found += [_doubt(data, index, heard, rates, languages[index]) for index, heard in zip(places, said)]
+        progress(phase, len(found), len(data))
+    return found
+
+
+def _phase(one: Listen) -> str:
+    return f"listening with {one.model}" + ("" if one.seed is None else ", noisy")
+
+
+def _doubt(data: SpeechData, index: int, heard: Heard, rates: ErrorRates, language: str) -> Doubt:
+    clip, given = data.clips[index], heard.given
+    wer = rates.of(clip.text, heard.text, language)
+    margin = 0.0 if given is None else heard.confidence - given
+    empty = not rates.normalised(clip.text, language).strip()
+    return Doubt(clip, (heard.text,), (wer,), (margin,), data.store.seconds[data.positions[index]], empty)
+
+
+def joined(ones: Sequence[Doubt]) -> Doubt:
+    """Return several listens to one clip as one."""
+    texts, wers, margins = zip(*((one.heard[0], one.wers[0], one.margins[0]) for one in ones), strict=True)
+    return dataclasses.replace(ones[0], heard=texts, wers=wers, margins=margins)
 
 
 def _batches(count: int, size: int) -> Iterator[range]:
@@ -142,10 +161,11 @@ def _features(data: SpeechData, index: int, seed: int | None) -> np.ndarray:
     return features if seed is None else augment(features, NOISE, np.random.default_rng([seed, index]))
 
 
-def _with_hints(found: list[Doubt]) -> list[Doubt]:
+def with_hints(found: Sequence[Doubt]) -> list[Doubt]:
+    """Add what is striking about the transcripts, compared with each other."""
     rates = [len(one.clip.text) / one.seconds for one in found if one.seconds > 0]
     usual = statistics.median(rates) if rates else 0.0
-    return [Doubt(one.clip, one.heard, one.wers, one.seconds, one.empty, _hint(one, usual)) for one in found]
+    return [dataclasses.replace(one, hint=_hint(one, usual)) for one in found]
 
 
 def _hint(one: Doubt, usual: float) -> str:
@@ -164,17 +184,15 @@ def choose(found: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Dou
         BadInput: they would be more than ``bounds.most`` of all.
     """
     chosen = [
-        one
-        for one in found
-        if one.wrong(bounds.wer) >= bounds.repeated and not patches.of("protect", SPLIT, one.clip.id)
+        one for one in found if one.wrong(bounds) >= bounds.repeated and not patches.of("protect", SPLIT, one.clip.id)
     ]
     share = len(chosen) / max(1, len(found))
     if share > bounds.most:
         rates = statistics.median(one.wer for one in found)
         message = f"{len(chosen)} of {len(found)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
         hint = f"that hints at a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
-        raise BadInput(message, f"{hint}bad data: train on, or raise --wer or --most after looking at some of them")
-    return sorted(chosen, key=lambda one: (-one.wrong(bounds.wer), -one.wer, one.clip.id))
+        raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after looking at some of them")
+    return sorted(chosen, key=lambda one: (-one.wrong(bounds), -one.margin, one.clip.id))
 
 
 def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bounds: Bounds) -> Path:
@@ -188,9 +206,10 @@ def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bou
         raise BadInput(f"{dataset}: a data set of the hub has no patches", "save it as a folder with train.csv")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("id", "split", "wer", "wrong", "listens", "seconds", "hint", "text", "heard"))
+    writer.writerow(("id", "split", "wer", "margin", "wrong", "listens", "seconds", "hint", "text", "heard"))
     for one in chosen:
-        row = (f"{one.wer:.3f}", one.wrong(bounds.wer), len(one.wers), f"{one.seconds:.2f}", one.hint)
+        figures = f"{one.wer:.3f}", f"{one.margin:.2f}", one.wrong(bounds), len(one.wers)
+        row = (*figures, f"{one.seconds:.2f}", one.hint)
         writer.writerow((one.clip.id, SPLIT, *row, one.clip.text, one.heard[0]))
     path = _free_name(folder / FOLDER / "delete")
     try:
@@ -202,7 +221,7 @@ def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bou
 
 
 def _free_name(folder: Path) -> Path:
-    name = f"blacklist-{date.today().isoformat()}"
+    name = f"{BLACKLIST}{date.today().isoformat()}"
     path, number = folder / f"{name}.csv", 1
     while path.exists():
         number += 1

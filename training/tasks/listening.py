@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Heard:
     """Probability that nobody speaks; 0 where a model has no token for it."""
     cut: bool
     """It had not ended when it reached its bound."""
+    given: float | None = None
+    """Mean logarithm of the probabilities of the text that was given for the clip; ``None`` if none was."""
 
     @property
     def compression(self) -> float:
@@ -49,12 +52,14 @@ def hear(
     features: torch.Tensor,
     languages: Sequence[str],
     max_new_tokens: int,
+    given: Sequence[str] = (),
 ) -> list[Heard]:
     """Transcribe clips greedily.
 
     Args:
         features: [batch, mels, frames], on the model's device.
         languages: code of each clip; an empty one: the model decides.
+        given: a text for each clip, to learn how probable it is too.
     """
     with evaluating(model):
         sound = wrapper.hear(model, features)
@@ -63,7 +68,11 @@ def hear(
             languages = [given or code for given, code in zip(languages, found, strict=True)]
         said = wrapper.generate(model, sound, languages, max_new_tokens)
         sure, silent = _probabilities(wrapper, model, sound, languages, [one.text for one in said])
-    return [Heard(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
+        heard = [Heard(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
+        if not given:
+            return heard
+        known, _ = _probabilities(wrapper, model, sound, languages, given)
+    return [dataclasses.replace(one, given=value) for one, value in zip(heard, known, strict=True)]
 
 
 def _probabilities(

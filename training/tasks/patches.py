@@ -73,6 +73,8 @@ class Change:
 
 
 LEFT_OUT = "(left out)"
+BLACKLIST = "blacklist-"
+"""What the names of the files begin with that the command ``blacklist`` writes."""
 
 
 def read_patches(folder: Path, text_column: str = "") -> Patches:

@@ -1,0 +1,85 @@
+"""Folds of the samples: each is judged once a round, by a model that does not know it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_speech import ProfileMaker, silent
+
+from profiles.errors import BadInput
+from training.tasks.held_out import Fold, judge_fold, plan_folds, profile_of, read_judged, training_clips, write_data
+from training.tasks.speech_clips import Clip, FileSource
+from training.tasks.speech_dataset import read_speech
+
+
+def clips(count: int) -> list[Clip]:
+    return [Clip(f"clip{number}", FileSource(Path("x.wav")), "a text", "here") for number in range(count)]
+
+
+def held(folds: list[Fold]) -> list[list[str]]:
+    return [[clip.id for clip in fold.held] for fold in folds]
+
+
+def test_each_sample_is_held_out_once_a_round_and_trained_on_in_all_other_folds(
+    tmp_path: Path, make_profile: ProfileMaker
+) -> None:
+    known = clips(11)
+    first, second = plan_folds(tmp_path, make_profile(), known, 3, 2)
+    for folds in (first, second):
+        assert sorted(name for names in held(folds) for name in names) == sorted(clip.id for clip in known)
+        assert {len(fold.held) for fold in folds} == {3, 4}
+        assert all({*fold.held}.isdisjoint(fold.others) and len(fold.held + fold.others) == 11 for fold in folds)
+    assert held(first) != held(second)
+
+
+def test_other_texts_or_settings_are_judged_anew(tmp_path: Path, make_profile: ProfileMaker) -> None:
+    known = clips(4)
+    other = [*known[:3], Clip("clip3", FileSource(Path("x.wav")), "another", "here")]
+    profiles = make_profile(), make_profile(learning_rate=1e-3)
+    planned = [plan_folds(tmp_path, profile, some, 2, 1) for profile in profiles for some in (known, other)]
+    assert len({folds[0][0].folder for folds in planned}) == 4
+    assert plan_folds(tmp_path, make_profile(output_dir="elsewhere"), known, 2, 1) == planned[0]
+
+
+def test_few_samples_cannot_be_divided(tmp_path: Path, make_profile: ProfileMaker) -> None:
+    with pytest.raises(BadInput, match="3 samples cannot be divided into 2 folds"):
+        plan_folds(tmp_path, make_profile(), clips(3), 2, 1)
+
+
+def test_a_fold_trains_as_many_epochs_on_the_others_alone(
+    trained_whisper: Path, tmp_path: Path, make_profile: ProfileMaker
+) -> None:
+    options = {"max_steps": 100, "early_stopping_patience": 3, "eval_interval": 5, "pseudo_share": 0.5}
+    profile = make_profile(dataset_path=str(trained_whisper), **options)
+    ((fold, _),) = plan_folds(tmp_path, profile, training_clips(profile), 2, 1)
+    write_data(fold)
+    own = profile_of(fold, profile, 2)
+    splits = read_speech(own.data.dataset_path)
+    assert [clip.id for clip in splits["train"]] == [clip.id for clip in fold.others]
+    assert [clip.id for clip in splits["validation"]] == [clip.id for clip in fold.held]
+    assert (own.training.max_steps, own.run.workers, own.data.pseudo_share) == (50, 2, 0)
+    assert (own.evaluation.early_stopping_patience, own.evaluation.eval_interval) == (0, 0)
+
+
+def test_what_was_heard_is_kept_and_the_fold_goes(
+    trained_whisper: Path, tmp_path: Path, make_profile: ProfileMaker
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(trained_whisper, data, ignore=shutil.ignore_patterns("model", "base", "cache"))
+    table = (data / "train.csv").read_text().replace("clip1,audio/clip1.wav,two", "clip1,audio/clip1.wav,four")
+    (data / "train.csv").write_text(table)
+    profile = make_profile(dataset_path=str(data))
+    planned = plan_folds(tmp_path / "folds", profile, training_clips(profile), 2, 1)
+    for fold in planned[0]:
+        write_data(fold)
+        judge_fold(fold, profile, trained_whisper / "model", "cpu", 4, silent)
+        assert fold.result.is_file()
+        assert not fold.folder.exists()
+    found = {one.clip.id: one for one in read_judged(planned)}
+    assert (found["clip1"].heard, found["clip1"].wer) == (("two",), 1.0)
+    assert found["clip1"].margin > 1 > found["clip0"].margin
+    planned[0][0].result.write_text("[]{")
+    with pytest.raises(BadInput, match="not what was written here"):
+        read_judged(planned)

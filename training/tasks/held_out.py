@@ -1,0 +1,191 @@
+"""Every training sample judged by a model that was not trained on it: k folds, held out in turns.
+
+Out-of-sample predictions find label errors that a model trained on them has learnt by heart (Northcutt, Jiang, Chuang
+2021, "Confident Learning: Estimating Uncertainty in Dataset Labels", section 3.1). A fold is an ordinary data set and
+an ordinary run; what was heard of its samples is kept in a file, so that who begins again goes on where it ended, and
+may judge by other bounds without training again.
+
+::
+
+    FOLDER/1-2/data/{train,validation}.csv   round 1, fold 2: what is trained on, what is held out
+    FOLDER/1-2/runs/                         its run, until it is judged
+    FOLDER/1-2.json                          what was heard of the samples held out
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.run_files import explain, write_whole
+from training.tasks.base import Progress
+from training.tasks.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
+from training.tasks.speech_clips import Clip, FileSource, id_hash
+from training.tasks.speech_dataset import read_divided
+
+_EVALUATED = 8
+"""Held-out samples that a fold's own run looks at; what counts is heard afterwards."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One part of the samples, and the run that is trained on the others."""
+
+    folder: Path
+    held: tuple[Clip, ...]
+    others: tuple[Clip, ...]
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def result(self) -> Path:
+        return self.folder.with_suffix(".json")
+
+
+def training_clips(profile: Profile) -> list[Clip]:
+    """Return the samples that a person transcribed and the profile trains on.
+
+    Raises:
+        BadInput: the tables cannot be used, or recordings are in no files of their own.
+    """
+    data = profile.data
+    clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
+    if not all(isinstance(clip.audio, FileSource) for clip in clips):
+        raise BadInput(f"{data.dataset_path}: recordings of the hub", "save it as a folder with train.csv")
+    return clips
+
+
+def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, rounds: int) -> list[list[Fold]]:
+    """Divide the samples ``rounds`` times into ``count`` folds of equal size; always the same way.
+
+    Returns:
+        The folds of each round. Their folder is named by all that decides about the result.
+
+    Raises:
+        BadInput: there are too few samples.
+    """
+    if len(clips) < 2 * count:
+        raise BadInput(f"{len(clips)} samples cannot be divided into {count} folds", "give --folds 2, or more samples")
+    folder = root / _key(profile, clips, count)
+    planned = []
+    for number in range(1, rounds + 1):
+        ranked = sorted(clips, key=lambda clip: id_hash(f"{number} {clip.id}"))
+        parts = [{clip.id for clip in ranked[start::count]} for start in range(count)]
+        planned.append([_fold(folder / f"{number}-{index}", clips, part) for index, part in enumerate(parts, 1)])
+    return planned
+
+
+def _fold(folder: Path, clips: Sequence[Clip], part: set[str]) -> Fold:
+    held = tuple(clip for clip in clips if clip.id in part)
+    return Fold(folder, held, tuple(clip for clip in clips if clip.id not in part))
+
+
+def _key(profile: Profile, clips: Sequence[Clip], count: int) -> str:
+    sections = profile.model_dump(mode="json", include={"model", "data", "training", "strategy"})
+    lines = [(clip.id, clip.audio.stamp(), clip.text, clip.language) for clip in clips]
+    return hashlib.blake2b(json.dumps([sections, lines, count]).encode(), digest_size=8).hexdigest()
+
+
+def write_data(fold: Fold) -> None:
+    """Write the tables of a fold; the recordings stay where they are.
+
+    Raises:
+        BadInput: they cannot be written.
+    """
+    for name, clips in (("train", fold.others), ("validation", fold.held)):
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("id", "audio_path", "text", "language"))
+        for clip in clips:
+            assert isinstance(clip.audio, FileSource)
+            writer.writerow((clip.id, clip.audio.path.resolve(), clip.text, clip.language))
+        path = fold.data / f"{name}.csv"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text.getvalue().encode(), 0o600)
+        except OSError as error:
+            raise BadInput(*explain(error, path)) from error
+
+
+def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
+    """Return the profile of a fold's run: as many epochs as the profile's, and nothing that looks at its result."""
+    share = len(fold.others) / (len(fold.held) + len(fold.others))
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"lora_merge": True},
+        "data": {
+            "dataset_path": str(fold.data.resolve()),
+            "text_column": "text",
+            "pseudo_share": 0.0,
+            "max_train_samples": 0,
+            "max_eval_samples": _EVALUATED,
+        },
+        "training": {"max_steps": max(1, round(share * steps)) if (steps := profile.training.max_steps) else 0},
+        "evaluation": {
+            "eval_interval": 0,
+            "eval_before": False,
+            "eval_generate": False,
+            "early_stopping_patience": 0,
+        },
+        "run": {"output_dir": str(fold.runs), "hosts": "", "workers": workers, "shares": "", "trackers": ""},
+    }
+    sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
+    return profile.model_copy(update={**sections, "name": f"fold-{fold.folder.name}"})
+
+
+def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_size: int, progress: Progress) -> None:
+    """Let the model of a fold's run listen to the samples held out, keep what it heard, and remove its run.
+
+    Raises:
+        BadInput: the model cannot be used, or the result cannot be written.
+    """
+    found = judge(profile, list(fold.held), Listen(model), device, batch_size, progress)
+    lines = [
+        {"id": one.clip.id, "heard": one.heard, "wers": one.wers, "margins": one.margins, "seconds": one.seconds}
+        | {"empty": one.empty}
+        for one in found
+    ]
+    try:
+        write_whole(fold.result, json.dumps(lines).encode(), 0o600)
+        shutil.rmtree(fold.folder)
+    except OSError as error:
+        raise BadInput(*explain(error, fold.result)) from error
+
+
+def read_judged(planned: Sequence[Sequence[Fold]]) -> list[Doubt]:
+    """Return what was heard of every sample, in each round by a model that had not been trained on it.
+
+    Raises:
+        BadInput: a result is damaged.
+    """
+    rounds = [{one.clip.id: one for fold in folds for one in _read(fold)} for folds in planned]
+    common = [clip for clip in rounds[0] if all(clip in found for found in rounds)]
+    return with_hints([joined([found[clip] for found in rounds]) for clip in common])
+
+
+def _read(fold: Fold) -> list[Doubt]:
+    clips = {clip.id: clip for clip in fold.held}
+    try:
+        lines = json.loads(fold.result.read_bytes())
+        return [_doubt(clips[line["id"]], line) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{fold.result}: not what was written here ({error})", "remove it, and repeat") from error
+
+
+def _doubt(clip: Clip, line: Mapping[str, Any]) -> Doubt:
+    wers, margins = (tuple(map(float, line[name])) for name in ("wers", "margins"))
+    return Doubt(clip, tuple(map(str, line["heard"])), wers, margins, float(line["seconds"]), bool(line["empty"]))
