@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
 from distributed.planning.document import Candidate, Planning
-from distributed.planning.statistical_cost import SOURCES
 from distributed.planning.words import sentence
+from training.strategies.registry import loss_sources
 
 WIDTH = 80
 ROWS = 12
@@ -78,8 +78,10 @@ def explanation_lines(planning: Planning) -> Iterator[str]:
         yield from textwrap.wrap(visible(sentence(reason)), width, initial_indent="- ", subsequent_indent="  ")
     best = planning.best
     if best is not None:
+        known = loss_sources()
         for key in best.sources:
-            yield from textwrap.wrap(f"source: {SOURCES[key]}", width, initial_indent="  ", subsequent_indent="    ")
+            said = f"source: {known.get(key, key)}"
+            yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ")
 
 
 def summary_lines(planning: Planning) -> Iterator[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.planning.cost_model import LINE_SHARE, OVERLAP, payload_bytes, periodic_step, sharded, synchronous_step
+from distributed.planning.cost_model import LINE_SHARE, payload_bytes, periodic_step, sharded, synchronous_step
 from distributed.planning.cost_model import star as star_at
+from training.strategies.allreduce import OVERLAP
 
 __all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
 

@@ -20,7 +20,7 @@ from profiles.errors import BadInput
 from profiles.ini import label_of
 from profiles.library import CHOOSING, Found, Library, check_keys, unknown_option_hint
 from profiles.locations import is_location
-from profiles.options import hint_for, options_by_name
+from profiles.options import canonical, hint_for, options_by_name
 
 _PATHS = {"model": "model_path", "dataset": "dataset_path"}
 
@@ -57,6 +57,12 @@ class Setting:
 
     value: str
     origin: Origin
+    written_as: str = ""
+    """The name before its value; empty: the option's own."""
+
+    def describe(self, name: str) -> str:
+        """Return the start of a message about it: ``config.ini [profile:demo] learning_rate = "fast"``."""
+        return self.origin.describe(self.written_as or name, self.value)
 
 
 Layer = dict[str, Setting]
@@ -111,21 +117,25 @@ def layer_of(found: Found | None) -> Layer:
         return {}
     check_keys(found)
     path, heading = found.file.path, found.section.name
-    return {
-        key: Setting(entry.value, Origin(heading, path, entry.line)) for key, entry in found.section.entries.items()
-    }
+    entries = found.section.entries.items()
+    return {canonical(key): Setting(entry.value, Origin(heading, path, entry.line), key) for key, entry in entries}
 
 
 def override_layer(overrides: Mapping[str, str], origin: Origin) -> Layer:
     """Return options and references by name as a layer.
 
     Raises:
-        BadInput: an unknown option; names the nearest.
+        BadInput: an unknown option; names the nearest. Or one that is given twice, by two names.
     """
-    for key in overrides:
-        if key not in options_by_name() and key not in CHOOSING:
+    found: Layer = {}
+    for key, value in overrides.items():
+        name = canonical(key)
+        if name not in options_by_name() and key not in CHOOSING:
             raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, CHOOSING))
-    return {key: Setting(value.strip(), origin) for key, value in overrides.items()}
+        if name in found and found[name].value != value.strip():
+            raise BadInput(f"'{name}' is given twice: {found[name].value} and {value.strip()}", "give it once")
+        found[name] = Setting(value.strip(), origin, key)
+    return found
 
 
 def _references(*layers: Layer) -> Layer:

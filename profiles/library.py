@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiles.errors import BadInput
 from profiles.ini import IniFile, IniSection, read_ini
-from profiles.options import hint_for, options_by_name
+from profiles.options import canonical, hint_for, options_by_name
 
 CONFIG = Path(__file__).resolve().parent.parent / "config.ini"
 """The shipped ``config.ini``."""
@@ -143,9 +143,12 @@ def check_keys(found: Found) -> None:
     """
     kind = found.section.name.partition(":")[0]
     for key, entry in found.section.entries.items():
-        if key in options_by_name() or key in REFERENCES[kind]:
-            continue
         place = f"{found.file.label} line {entry.line} [{found.section.name}]"
+        name = canonical(key)
+        if name in options_by_name() or key in REFERENCES[kind]:
+            if name != key and name in found.section.entries:
+                raise BadInput(f"{place}: '{key}' and '{name}' are one option", "set it once")
+            continue
         if key in REFERENCES["profile"]:
             raise BadInput(f"{place}: '{key}' cannot be set here", "set it in [profile:NAME]")
         raise BadInput(f"{place}: unknown option '{key}'", unknown_option_hint(key, REFERENCES[kind]))

@@ -6,6 +6,7 @@ Whatever shows options (command line, forms, INI comments, the reference page) d
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from profiles.schema import OptionError, Profile, Section
+from profiles.declarations import OptionError, Section, changes, forms, owners
+from profiles.schema import Profile
 
 OptionType = Literal["text", "path", "location", "flag", "integer", "number", "choice"]
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -27,6 +29,7 @@ class OptionSpec:
     """One option as it was declared."""
 
     name: str
+    """As in settings; ``owner.field`` where it has an owner."""
     section: str
     """Field of :class:`profiles.schema.Profile` that holds it: ``model``, ``data``, ``training``, ..."""
     type: OptionType
@@ -43,6 +46,20 @@ class OptionSpec:
     """Not shown in forms unless asked for."""
     tasks: tuple[str, ...] = ()
     """Tasks that read it; none: all of them."""
+    owner: str = ""
+    """The strategy or task that it belongs to; empty: the section."""
+    alias: str = ""
+    """Another name that stands for it; empty: none."""
+
+    @property
+    def field(self) -> str:
+        """Its name within its section or owner."""
+        return self.name.rpartition(".")[2]
+
+    def of(self, profile: Profile) -> Any:
+        """Return its value in a profile."""
+        section = getattr(profile, self.section)
+        return getattr(section.owned[self.owner] if self.owner else section, self.field)
 
     def is_read_by(self, task: str) -> bool:
         """Whether the option has an effect on a task."""
@@ -77,20 +94,44 @@ def sections() -> dict[str, type[Section]]:
     return found
 
 
-@lru_cache(maxsize=1)
+def groups() -> dict[tuple[str, str], type[Section]]:
+    """Return whatever declares options by its section and owner, in order; the owner of a section's own is empty."""
+    found = {}
+    for section, model in sections().items():
+        found[section, ""] = model
+        found |= {(section, name): owner.options for name, owner in owners(section).items()}
+    return found
+
+
 def options() -> tuple[OptionSpec, ...]:
     """Return every option, in the order of declaration."""
+    return _options(changes())
+
+
+@lru_cache(maxsize=1)
+def _options(_: int) -> tuple[OptionSpec, ...]:
     return tuple(
-        _spec(name, section, field)
-        for section, model in sections().items()
+        _spec(name, section, owner, field)
+        for (section, owner), model in groups().items()
         for name, field in model.model_fields.items()
+        if isinstance(field.json_schema_extra, dict)
     )
 
 
-@lru_cache(maxsize=1)
 def options_by_name() -> dict[str, OptionSpec]:
     """Return the options by name; names are unique over all sections."""
-    return {spec.name: spec for spec in options()}
+    return _by_name(changes())[0]
+
+
+def canonical(name: str) -> str:
+    """Return the name of the option that ``name`` stands for: another one where it is an alias."""
+    return _by_name(changes())[1].get(name, name)
+
+
+@lru_cache(maxsize=1)
+def _by_name(state: int) -> tuple[dict[str, OptionSpec], dict[str, str]]:
+    every = _options(state)
+    return {spec.name: spec for spec in every}, {spec.alias: spec.name for spec in every if spec.alias}
 
 
 def less_memory(task: str) -> tuple[str, ...]:
@@ -112,26 +153,31 @@ def hint_for(word: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean '{near}'?" if near else otherwise
 
 
-def value_errors(error: ValidationError) -> list[tuple[str, str]]:
-    """Return ``(option, problem)`` for every error pydantic found in a profile or one of its sections."""
-    return [_explain(details) for details in error.errors()]
+def value_errors(error: ValidationError, owner: str = "") -> list[tuple[str, str]]:
+    """Return ``(option, problem)`` for every error pydantic found in a section's options, or in an owner's."""
+    return [_explain(details, owner) for details in error.errors()]
+
+
+def _full(field: str, owner: str) -> str:
+    return f"{owner}.{field}" if owner else field
 
 
 def check_value(name: str, value: str) -> str | None:
     """Return what is wrong with ``value`` for the option ``name`` by itself, or ``None``."""
+    spec = options_by_name()[canonical(name)]
     try:
-        sections()[options_by_name()[name].section].model_validate({name: value})
+        groups()[spec.section, spec.owner].model_validate({spec.field: value})
     except ValidationError as error:
-        own = [_explain(details)[1] for details in error.errors() if details["loc"] == (name,)]
+        own = [_explain(details, spec.owner)[1] for details in error.errors() if details["loc"] == (spec.field,)]
         return own[0] if own else None
     return None
 
 
-def _explain(details: ErrorDetails) -> tuple[str, str]:
+def _explain(details: ErrorDetails, owner: str) -> tuple[str, str]:
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, OptionError):
-        return cause.option, cause.problem
-    name = str(details["loc"][-1])
+        return _full(cause.option, owner), cause.problem
+    name = _full(str(details["loc"][-1]), owner)
     spec = options_by_name().get(name)
     if spec is None:
         return name, details["msg"]
@@ -152,15 +198,17 @@ def _problem(spec: OptionSpec, details: ErrorDetails) -> str:
     )
 
 
-def _spec(name: str, section: str, field: FieldInfo) -> OptionSpec:
+def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
     extra = cast("dict[str, Any]", field.json_schema_extra)
     annotation = field.annotation
     return OptionSpec(
-        name=name,
+        name=_full(name, owner),
         section=section,
+        owner=owner,
+        alias=extra["alias"],
         type=_type_of(annotation, extra["kind"]),
         default=as_text(field.default),
-        help=field.description or "",
+        help=re.sub(r"\{(\w+)\}", lambda match: ", ".join(forms(match[1])), field.description or ""),
         unit=extra["unit"],
         choices=tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else (),
         bounds=dict(bound for part in field.metadata if (bound := _bound(part))),

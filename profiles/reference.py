@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+from profiles.declarations import owners
 from profiles.ini import write_atomically
 from profiles.options import OptionSpec, options, sections
 
@@ -24,7 +25,11 @@ _INTRODUCTION = """# Options
 Every option of a run. Set one in an INI file (`learning_rate = 1e-4`), or for one run on the command line
 (`--set learning_rate=1e-4`). Options marked * are for special cases; forms show them under "Advanced".
 
-This page is made from `profiles/schema.py` by `.venv/bin/python -m profiles.reference`.
+An option of one strategy has its name before it: `diloco.sync_interval`. Where another name is given as well
+(`sync_interval`), it means the same.
+
+This page is made from `profiles/schema.py`, and from the files of strategies, tasks and codecs, by
+`.venv/bin/python -m profiles.reference`.
 
 ## Where values come from
 
@@ -52,11 +57,26 @@ of your own can also be files: `profiles/saved/NAME.ini` with a section `[profil
 def markdown() -> str:
     """Return the reference page."""
     parts = [_INTRODUCTION]
-    for section, specs in groupby(options(), key=lambda spec: spec.section):
-        parts.append(f"\n## {section.capitalize()}\n\n{sections()[section].__doc__}\n\n")
-        parts.append("| option | type | default | what it is |\n|---|---|---|---|\n")
-        parts += [_row(spec) for spec in specs]
+    specs = {place: list(group) for place, group in groupby(options(), key=lambda spec: (spec.section, spec.owner))}
+    for section, declared in sections().items():
+        parts.append(f"\n## {section.capitalize()}\n\n{declared.__doc__}\n\n")
+        parts.append(_table(specs[section, ""]))
+        for name, owner in owners(section).items():
+            parts.append(f"\n### {name}\n\n{owner.summary[:1].upper()}{owner.summary[1:]}.\n")
+            parts += ["\n", _table(specs[section, name])] if (section, name) in specs else []
+        parts += _codecs() if section == "strategy" else []
     return "".join(parts)
+
+
+def _table(specs: list[OptionSpec]) -> str:
+    rows = "".join(map(_row, specs))
+    return f"| option | type | default | what it is |\n|---|---|---|---|\n{rows}"
+
+
+def _codecs() -> Iterator[str]:
+    yield "\n### Codecs\n\n| codec | what it costs and loses |\n|---|---|\n"
+    for owner in owners("codec").values():
+        yield f"| `{owner.form}` | {owner.summary} |\n"
 
 
 def ini_block(specs: Iterable[OptionSpec]) -> str:
@@ -80,7 +100,8 @@ def main(arguments: list[str]) -> int:
 def _row(spec: OptionSpec) -> str:
     mark = " *" if spec.advanced else ""
     default = f"`{spec.default}`" if spec.default else ""
-    return f"| `{spec.name}`{mark} | {spec.type} | {default} | {spec.about} |\n"
+    alias = f" (also `{spec.alias}`)" if spec.alias else ""
+    return f"| `{spec.name}`{mark}{alias} | {spec.type} | {default} | {spec.about} |\n"
 
 
 if __name__ == "__main__":

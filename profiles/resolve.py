@@ -17,11 +17,12 @@ from profiles.locations import absolute_location, absolute_path
 from profiles.options import (
     OptionSpec,
     as_text,
+    canonical,
     check_value,
+    groups,
     hint_for,
     options,
     options_by_name,
-    sections,
     value_errors,
 )
 from profiles.schema import Profile
@@ -41,7 +42,7 @@ class Resolved:
 
     def value(self, option: str) -> str:
         """Return the value of an option as an INI file would hold it."""
-        return as_text(getattr(getattr(self.profile, options_by_name()[option].section), option))
+        return as_text(options_by_name()[canonical(option)].of(self.profile))
 
 
 @dataclass(frozen=True)
@@ -141,15 +142,22 @@ def _stand_in(library: Library, name: str) -> str:
 
 
 def _validated(name: str, merged: Merged) -> Profile:
+    given: dict[tuple[str, str], dict[str, Any]] = {place: {} for place in groups()}
+    for key, setting in merged.settings.items():
+        spec = options_by_name()[key]
+        given[spec.section, spec.owner][spec.field] = _located(spec, setting)
     parts: dict[str, Any] = {}
-    for field, model in sections().items():
-        values = {key: _located(key, merged.settings[key]) for key in model.model_fields if key in merged.settings}
+    for (section, owner), model in sorted(groups().items(), key=lambda item: not item[0][1]):  # a section holds owners
         try:
-            parts[field] = model.model_validate(values)
+            found = model.model_validate(given[section, owner])
         except ValidationError as error:
-            option, problem = value_errors(error)[0]
+            option, problem = value_errors(error, owner)[0]
             setting = merged.settings.get(option, Setting("", DEFAULT))
-            raise BadInput(f"{setting.origin.describe(option, setting.value)}: {problem}") from error
+            raise BadInput(f"{setting.describe(option)}: {problem}") from error
+        if owner:
+            given[section, ""].setdefault("owned", {})[owner] = found
+        else:
+            parts[section] = found
     _refuse_ignored(parts["model"].task, merged)
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
@@ -170,16 +178,16 @@ def _refuse_ignored(task: str, merged: Merged) -> None:
         if spec.is_read_by(task) or not (origin.file is None or own) or not _differs(spec, setting.value):
             continue
         what = f"task = {task} does not read it, only {' and '.join(spec.tasks)}"
-        raise BadInput(f"{origin.describe(name, setting.value)}: {what}", "leave it out")
+        raise BadInput(f"{setting.describe(name)}: {what}", "leave it out")
 
 
 def _differs(spec: OptionSpec, value: str) -> bool:
-    read = sections()[spec.section].model_validate({spec.name: value})
-    return as_text(getattr(read, spec.name)) != spec.default
+    read = groups()[spec.section, spec.owner].model_validate({spec.field: value})
+    return as_text(getattr(read, spec.field)) != spec.default
 
 
-def _located(key: str, setting: Setting) -> str:
-    kind = options_by_name()[key].type
+def _located(spec: OptionSpec, setting: Setting) -> str:
+    kind = spec.type
     if kind == "path":
         return absolute_path(setting.value, setting.origin.folder)
     return absolute_location(setting.value, setting.origin.folder) if kind == "location" else setting.value
@@ -222,4 +230,4 @@ def _section_problems(found: Found) -> list[str]:
     checked = [
         (key, setting, check_value(key, setting.value)) for key, setting in layer.items() if key in options_by_name()
     ]
-    return [f"{setting.origin.describe(key, setting.value)}: {problem}" for key, setting, problem in checked if problem]
+    return [f"{setting.describe(key)}: {problem}" for key, setting, problem in checked if problem]

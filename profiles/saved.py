@@ -11,7 +11,7 @@ from profiles.ini import IniFile, parse_ini, read_text, with_section, write_atom
 from profiles.layers import COMMAND_LINE, override_layer
 from profiles.library import Library, check_headings, check_name, saved_folder
 from profiles.locations import absolute_location, absolute_path
-from profiles.options import options_by_name
+from profiles.options import canonical, options_by_name
 from profiles.resolve import resolve
 
 
@@ -33,7 +33,7 @@ def save_profile(name: str, values: Mapping[str, str], config: Path | None = Non
     library = Library.open(config)
     path = saved_folder(library.config.path) / f"{check_name(name)}.ini"
     override_layer(values, COMMAND_LINE)
-    section = {key: _portable(library, key, value.strip(), path) for key, value in values.items()}
+    section = {canonical(key): _portable(library, key, value.strip(), path) for key, value in values.items()}
     if description:
         section = {"description": description, **section}
     for key, value in section.items():
@@ -53,7 +53,7 @@ def _check_line(key: str, value: str) -> None:
 
 def _portable(library: Library, key: str, value: str, path: Path) -> str:
     """Return a path so that it means the same seen from the saved file: relative within the project, else absolute."""
-    spec = options_by_name().get(key)
+    spec = options_by_name().get(canonical(key))
     if not value or (spec is None and library.find(key, value)):
         return value
     if spec is not None and spec.type == "path":
@@ -78,7 +78,7 @@ def _check_result(library: Library, name: str, written: IniFile) -> None:
         if other != name and other.casefold() == name.casefold():
             raise BadInput(f"'{name}' differs from the profile '{other}' only in case", "choose another name")
     resolved = resolve(library, name, {})
-    for key in written.sections[f"profile:{name}"].entries:
+    for key in map(canonical, written.sections[f"profile:{name}"].entries):
         if key in resolved.origins and resolved.origins[key].section != f"profile:{name}":
             winner = resolved.origins[key].describe(key, resolved.value(key))
             raise BadInput(f"{winner} would win over the saved value", "remove it there first")

@@ -1,7 +1,8 @@
 """Every option of a run, declared once: name, type, unit, bounds, default and help.
 
 The declarations are rendered to ``config.ini`` comments, to the command line, to ``docs/options.md`` and to the
-wizard's forms. Names are unique over all sections, so an INI file and ``--set`` stay flat.
+wizard's forms. Names are unique over all sections, so an INI file and ``--set`` stay flat. What belongs to one strategy
+alone is declared beside it and called ``owner.option`` (:mod:`profiles.declarations`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from profiles.declarations import OptionError, Owning, Section, forms, is_written, option
+
 WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks that know how their model is built."""
@@ -19,46 +22,6 @@ AUTO_LANGUAGE, EVERY_LANGUAGE = "auto", "all"
 
 TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
 """Names of the trackers that a run's events can be sent to."""
-
-
-class OptionError(ValueError):
-    """A value that is well-formed by itself but cannot be used.
-
-    Args:
-        option: the option to change.
-        problem: what is wrong and what would be right.
-    """
-
-    def __init__(self, option: str, problem: str) -> None:
-        super().__init__(problem)
-        self.option = option
-        self.problem = problem
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    unit: str = "",
-    advanced: bool = False,
-    kind: Literal["", "path", "location"] = "",
-    tasks: tuple[str, ...] = (),
-    **bounds: Any,
-) -> Any:
-    """Declare one option.
-
-    ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
-    does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
-    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it.
-    """
-    extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks}
-    return Field(default=default, description=help, json_schema_extra=extra, **bounds)
-
-
-class Section(BaseModel):
-    """A group of options that belong together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -237,24 +200,18 @@ class SnapshotSettings(Section):
     snapshot_keep: int = option(2, "how many snapshots are kept; a group of members keeps 2 at least", ge=1)
 
 
-class StrategySettings(Section):
+class StrategySettings(Owning, Section):
     """How the members work together."""
 
-    strategy: str = option("auto", "allreduce, diloco, ...; auto: on several machines the fastest, as measured")
+    strategy: str = option("auto", "{strategy}; auto: on several machines the fastest, as measured")
     engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members (torch does not encrypt)")
-    codec: str = option("auto", "fp32, bf16, fp16, int8, mxfp4, topk:SHARE; auto: the strategy's own")
-    sync_interval: int = option(50, "inner steps between synchronisations (diloco)", unit="steps", ge=1)
-    sync_delay: int = option(
-        0, "steps an exchange may overlap with training (diloco)", unit="steps", ge=0, advanced=True
-    )
-    outer_lr: float = option(0.0, "outer learning rate (diloco); 0: by the number of rounds", ge=0, advanced=True)
-    outer_momentum: float = option(
-        -1.0, "outer Nesterov momentum; -1: by the number of rounds", ge=-1, lt=1, advanced=True
-    )
+    codec: str = option("auto", "{codec}; auto: the strategy's own")
     error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
-    bucket_mb: float = option(4.0, "size of a gradient bucket (allreduce)", unit="MB", gt=0, advanced=True)
     verify_interval: int = option(
-        50, "compare weight hashes every N steps (allreduce) or every round (diloco); 0: off", ge=0, advanced=True
+        50,
+        "compare the members' weights every N steps, or at every exchange where they are rare; 0: off",
+        ge=0,
+        advanced=True,
     )
     round_deadline: float = option(300.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
     quorum: float = option(
@@ -270,17 +227,9 @@ class StrategySettings(Section):
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, codec: str) -> str:
-        if codec in ("auto", "fp32", "bf16", "fp16", "int8", "mxfp4"):
+        if codec == "auto" or is_written("codec", codec):
             return codec
-        if (match := re.fullmatch(r"topk:(\d*\.?\d+(?:e-?\d+)?)", codec)) and 0 < float(match[1]) <= 1:
-            return codec
-        raise OptionError("codec", "one of auto, fp32, bf16, fp16, int8, mxfp4, topk:SHARE (for example topk:0.03)")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> StrategySettings:
-        if self.sync_delay >= self.sync_interval:
-            raise OptionError("sync_delay", f"must be below sync_interval ({self.sync_interval})")
-        return self
+        raise OptionError("codec", f"one of auto, {', '.join(forms('codec'))} (for example topk:0.03)")
 
 
 class RunSettings(Section):
@@ -335,7 +284,7 @@ class Profile(BaseModel):
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
-    strategy: StrategySettings = StrategySettings()
+    strategy: StrategySettings = Field(default_factory=StrategySettings)
     run: RunSettings = RunSettings()
 
     @property

@@ -12,7 +12,7 @@ from training.data import shares_to_batch_sizes
 from training.gpus import count_gpus
 from training.plan import MemberPlan, RunPlan
 from training.run_folder import new_run_id
-from training.strategies.registry import check_strategy
+from training.strategies.registry import check_strategy, usual_strategy
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
@@ -30,7 +30,7 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     threads = profile.training.threads or max(1, whole_cores() // workers)
     strategy = profile.strategy
-    name = "allreduce" if strategy.strategy == "auto" else check_strategy(strategy.strategy)
+    name = usual_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     chosen = with_local_model(profile).model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
     devices = _device_indices(profile.training.device, workers) if here else [0] * workers
     return RunPlan(

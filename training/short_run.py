@@ -41,6 +41,7 @@ from training.other_load import OtherLoad
 from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
 from training.precision import select_device
+from training.strategies.registry import usual_strategy
 from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Ending, Trainer
@@ -92,7 +93,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
         "training": {"max_steps": MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
-        "strategy": {"strategy": "allreduce"},
+        "strategy": {"strategy": usual_strategy()},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
     member = plan.members[0].model_copy(update={"batch_size": batch, "rank": 0})

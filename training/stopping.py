@@ -15,6 +15,7 @@ from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
 from training.kept import kept_step, kept_text
 from training.membership import Membership
 from training.orders import GroupOrders, OrderAction
+from training.strategies.registry import strategy_class
 
 ANSWER_WITHIN = 30.0
 """Seconds to wait for a member's answer to an order: a connection may have to be made again."""
@@ -34,6 +35,8 @@ _LONGEST_END = 900.0
 _WINDOW = 16
 _MOST_INTERVALS = 20
 """Synchronisations that a slow member may be behind the others."""
+_LEAST_SPREAD = 1000
+"""Steps that it may be in any case."""
 _LOOK = 0.2
 
 
@@ -51,7 +54,8 @@ class Conductor:
         self.stop_step: float = math.inf
         """The step after which all stop; infinite: nobody has named it."""
         self._lock = threading.Lock()
-        spread = _MOST_INTERVALS * members.plan.profile.strategy.sync_interval
+        settings = members.plan.profile.strategy
+        spread = max(_LEAST_SPREAD, _MOST_INTERVALS * strategy_class(settings.strategy).rhythm(settings).interval)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
         self._then: dict[int, Callable[[int], None]] = {}

@@ -25,10 +25,11 @@ from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
+from training.strategies.registry import strategy_class
 
 STEPS = 6
 INNER_STEPS = 3
-"""Inner steps of a rehearsal's DiLoCo round, so that two rounds are measured."""
+"""Steps from one synchronisation to the next in a rehearsal, at most, so that two are measured."""
 EVALUATED = 8
 """Samples of each evaluation split: enough to see that evaluation works."""
 
@@ -42,13 +43,13 @@ class Measured:
     workers: int
     steps: int
     seconds_per_step: float
-    """Wall time of a step of the real run; with DiLoCo the wait of a round is spread over ``sync_interval`` steps."""
+    """Wall time of a step of the real run; the wait of a synchronisation is spread over the steps up to the next."""
     samples_per_second: float
     compute_share: float
     wait_share: float
     transfer_share: float
     bytes_per_sync: float
-    """Sent and received by one member in one synchronisation (all-reduce: in one step)."""
+    """Sent and received by one member in one synchronisation (one step, where they meet in every step)."""
     steps_between_syncs: int
     memory_peak: int
     """Bytes of the largest worker process."""
@@ -110,10 +111,11 @@ def shortened(plan: RunPlan) -> RunPlan:
         "training": {"max_steps": STEPS},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
-        "strategy": {"sync_interval": min(INNER_STEPS, profile.strategy.sync_interval)},
         "data": {"max_eval_samples": min(limit, EVALUATED) if limit else EVALUATED},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
+    strategy = strategy_class(profile.strategy.strategy)
+    sections["strategy"] = strategy.rehearsed(profile.strategy, INNER_STEPS)
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 
@@ -126,10 +128,10 @@ def measure(plan: RunPlan, recorder: Recorder, state: RunState) -> Measured:
     warm = [steps[1:] or steps for steps in recorder.steps.values()]
     if not warm:
         raise BadInput("the rehearsal made no step", "give more training data, or a smaller batch_size")
-    is_periodic = plan.profile.strategy.strategy == "diloco" and plan.world_size > 1
-    interval = plan.profile.strategy.sync_interval if is_periodic else 1
+    settings = plan.profile.strategy
+    interval = strategy_class(settings.strategy).rhythm(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)
-    wait, transfer, traffic = _per_sync(recorder, warm, is_periodic)
+    wait, transfer, traffic = _per_sync(recorder, warm, interval > 1)
     seconds = compute + wait / interval
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()

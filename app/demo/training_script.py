@@ -20,13 +20,13 @@ from distributed.planning.cost_model import payload_bytes
 from training.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, SyncEvent
 from training.events import SnapshotEvent as Snapshot
 from training.plan import MemberPlan, RunPlan
+from training.strategies.registry import strategy_class, usual_strategy
 
 EVALUATION_SECONDS = 1.6
 SNAPSHOT_BYTES = 46_000_000
 LOAD_INTERVAL = 4.0
-_DEFAULT_CODEC = {"allreduce": "fp32", "diloco": "mxfp4"}
-_ALLREDUCE_REPORTS = 50
-"""Per-step averaging reports every so many rounds."""
+_REPORTS = 50
+"""Who synchronises in every step reports every so many rounds."""
 
 
 @dataclass
@@ -62,10 +62,9 @@ class TrainingScript:
         self.beats: list[Beat] = []
         training, strategy = plan.profile.training, plan.profile.strategy
         self.total = training.max_steps or max(1, round(training.epochs * SAMPLES / plan.global_batch))
-        self.strategy = "diloco" if strategy.strategy == "diloco" else "allreduce"
-        self.interval = strategy.sync_interval if self.strategy == "diloco" else 1
-        codec = _DEFAULT_CODEC[self.strategy] if strategy.codec == "auto" else strategy.codec
-        self.payload = round(payload_bytes(TRAINABLE, codec))
+        chosen = strategy_class(usual_strategy() if strategy.strategy == "auto" else strategy.strategy)
+        self.rhythm = chosen.rhythm(strategy)
+        self.payload = round(payload_bytes(TRAINABLE, chosen.codec(strategy)))
         self.members = [
             Member(member, scripted_machine(member.name), dice(seed, "steps", member.rank), start)
             for member in plan.members
@@ -119,7 +118,7 @@ class TrainingScript:
             self._evaluate(step, ("validation",))
 
     def _meets(self, step: int) -> bool:
-        return len(self.members) > 1 and (step % self.interval == 0 or step == self.total)
+        return len(self.members) > 1 and (step % self.rhythm.interval == 0 or step == self.total)
 
     def _samples(self, member: Member) -> int:
         return member.plan.batch_size * self.plan.profile.training.gradient_accumulation
@@ -135,11 +134,11 @@ class TrainingScript:
         slowest = max(self._sending(member) for member in live)
         seconds = 0.03 + slowest * (1 + abs(self.members[0].chance.gauss(0.0, 0.12)))
         barrier = max(*(member.clock for member in live), self.mishap.silence_ends if self.mishap else 0.0)
-        hidden = self.plan.profile.strategy.sync_delay * self._mean_compute(live)
+        hidden = self.rhythm.delay * self._mean_compute(live)
         waits = [max(0.0, barrier + seconds - member.clock - hidden) for member in live]
         for member, wait in zip(live, waits):
             member.clock += wait
-            if self.strategy == "diloco" or self.round % _ALLREDUCE_REPORTS == 0:
+            if self.rhythm.interval > 1 or self.round % _REPORTS == 0:
                 own = seconds * (0.8 + 0.2 * self._sending(member) / slowest)
                 self._say(member, self._sync_event(step, live, own, wait))
         return seconds

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.console import say
+from profiles.declarations import OptionError
 from profiles.errors import BadInput
-from profiles.schema import OptionError, tracker_names
+from profiles.schema import tracker_names
 from training.run_files import private_file
 
 LOG = "trackers.log"

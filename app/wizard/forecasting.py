@@ -17,7 +17,7 @@ from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
 from distributed.planning.job import Figures, Preference
-from distributed.planning.prediction import STRATEGIES
+from distributed.planning.prediction import known_costs
 from distributed.planning.reasons import settings_of
 from distributed.planning.words import sentence
 from distributed.preparation.preflight import NotReady
@@ -185,7 +185,7 @@ def row_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow
         loss_increase=candidate.loss_increase,
         interval=choice.interval,
         best_interval=planning.ranking[index].choice.interval,
-        periodic=candidate.predicted and not choice.alone and STRATEGIES[choice.strategy].periodic,
+        periodic=candidate.predicted and not choice.alone and bool(known_costs(choice).interval_option),
         alone=choice.alone,
         recommended=recommended,
     )

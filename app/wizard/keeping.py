@@ -25,6 +25,7 @@ from profiles.options import as_text, options_by_name
 from profiles.resolve import load_profile
 from profiles.saved import save_profile
 from profiles.schema import Profile
+from training.strategies.registry import interval_options
 
 _NOT_KEPT = ("hosts", "workers", "shares")
 _REFERENCES = ("model", "dataset")
@@ -124,7 +125,7 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
     }
     if planning is not None and not _is_recommended(request) and planning.settings is not None:
         chosen = planning.settings.options
-        values |= {name: as_text(chosen[name]) for name in (*WAYS, "sync_interval") if name in chosen}
+        values |= {name: as_text(chosen[name]) for name in (*WAYS, *interval_options()) if name in chosen}
     return values
 
 

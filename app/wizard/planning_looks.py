@@ -16,6 +16,7 @@ from distributed.run.planning import Planned
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan
+from training.strategies.registry import interval_options
 
 SSH = "commands, code, data and logs: SSH"
 TLS = "training traffic: TLS with certificates made for this run"
@@ -64,7 +65,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
 def profile_of(request: Request, planning: Planning | None, kept: Keeping, config: Path | None) -> Profile:
     """Return the profile as it will be run: as it is saved."""
     chosen = {
-        name: kept.values[name] for name in (*WAYS, "sync_interval") if planning is not None and name in kept.values
+        name: kept.values[name] for name in (*WAYS, *interval_options()) if planning is not None and name in kept.values
     }
     answers = type(request.job)(request.job.profile, tuple({**dict(request.job.options), **chosen}.items()))
     return as_saved(resolved(answers, config).profile, kept)

@@ -17,6 +17,7 @@ from distributed.preparation.preflight import FREE_BYTES, Facts
 from distributed.preparation.transfer import Lack, Tree
 from profiles.options import less_memory
 from profiles.schema import Profile
+from training.strategies.registry import usual_strategy
 
 _ESTIMATED = "estimated"
 _DOUBT = 1.25
@@ -45,7 +46,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
 def measured_bytes(profile: Profile, figures: SpeedFigures) -> int:
     """Return the peak with the profile's batch, from short runs of the task there."""
     job, strategy = job_of(profile, figures.workload), profile.strategy.strategy
-    return member_bytes(job, figures.machine, "allreduce" if strategy == "auto" else strategy, job.batch)
+    return member_bytes(job, figures.machine, usual_strategy() if strategy == "auto" else strategy, job.batch)
 
 
 def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:

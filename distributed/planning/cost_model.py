@@ -15,14 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distributed.planning.cluster import Cluster
-from profiles.errors import BadInput
+from training.exchange.codecs import codec_by_name
 
 LINE_SHARE = 0.952
 """Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
-OVERLAP = 0.4
-"""Share of a micro-batch's compute that hides a per-step exchange; measured with buckets of 25 MB."""
-BACKWARD = 2 / 3
-"""Share of a micro-batch's compute that is backward: two products of matrices for each of forward."""
 FRAME = 0.0007
 """Seconds of a core for every frame of the hub engine that a process sends or takes; a chunk is one frame a member and
 direction. Three codecs of one size tell frames from bytes: 1.3 M parameters of four members took a hub 0.062 s as fp32
@@ -33,50 +29,32 @@ frames 5200 in fp32: 40 MB of two members in 0.234 s, of three in 0.372 s (bench
 MEMBER_MBIT = {"hub": 7000.0, "torch": 6800.0}
 """The same for a member's own part, by engine; with frames 4400 in fp32: 80 MB in and out in 0.144 s, torch 0.094 s."""
 FP32_HUB_MBIT = 5200.0
-CODEC_NS = {"fp32": (0.0, 0.0), "bf16": (0.7, 0.4), "fp16": (0.6, 0.4), "int8": (2.2, 1.7), "mxfp4": (4.3, 1.0),
-            "topk": (16.2, 1.0)}  # fmt: skip
-"""Nanoseconds of one core to encode and to decode a parameter (benchmarks/exchange_work.py)."""
-CHUNK = 262_144
-"""Parameters that travel together (training/exchange/codec_base.py)."""
 OPERATION = {"hub": 0.003, "torch": 0.0011}
 """Seconds of an exchange of nothing, by engine, where every process has a core: 4 kB took 0.0019 to 0.0044 s on the hub
 and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
-_BLOCK = 32
 
 
 # -------------------------------------------------------------------------------------------------------------- payload
 
 
 def payload_bytes(parameters: int, codec: str) -> float:
-    """Return the encoded size of a vector, block scales included.
-
-    fp32 4, bf16 and fp16 2, int8 33/32, mxfp4 17/32 bytes an element; ``topk:SHARE`` 4 bytes (a 16-bit position and a
-    bf16 value) for each element that travels.
+    """Return the encoded size of a vector, as its codec states it.
 
     Raises:
         BadInput: an unknown codec.
     """
-    blocks = math.ceil(parameters / _BLOCK)
-    sizes = {"fp32": 4.0 * parameters, "bf16": 2.0 * parameters, "fp16": 2.0 * parameters,
-             "int8": float(parameters + blocks), "mxfp4": float(math.ceil(parameters / 2) + blocks)}  # fmt: skip
-    kind, _, share = codec.partition(":")
-    if kind == "topk":
-        return 4.0 * float(share) * parameters
-    if codec not in sizes:
-        raise BadInput(f"the cost of codec '{codec}' is not known", f"known: {', '.join(sizes)}, topk:SHARE")
-    return sizes[codec]
+    return codec_by_name(codec).expected_bytes(parameters)
 
 
 def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -> float:
     """Return the time of one core to encode ``encoded`` vectors and decode ``decoded`` ones."""
-    encode, decode = CODEC_NS[codec.partition(":")[0]]
+    encode, decode = codec_by_name(codec).nanoseconds
     return parameters * (encoded * encode + decoded * decode) * 1e-9
 
 
 def reply_bytes(parameters: int, codec: str, members: int) -> float:
-    """Return the encoded size of the mean. A mean of sparse vectors holds what any member kept, at most all of it."""
-    size = payload_bytes(parameters, codec)
-    return min(members * size, payload_bytes(parameters, "bf16")) if codec.startswith("topk") else size
+    """Return the encoded size of the mean of so many members' vectors."""
+    return codec_by_name(codec).expected_reply_bytes(parameters, members)
 
 
 # ----------------------------------------------------------------------------------------------- one rate for all links
@@ -207,23 +185,9 @@ def synchronous_step(compute: float, exchange: float, credit: float) -> float:
 
     Args:
         compute: of the slowest member, all its micro-batches.
-        credit: compute that hides the exchange: :data:`OVERLAP` of the last micro-batch.
+        credit: compute that hides the exchange.
     """
     return compute + max(0.0, exchange - credit)
-
-
-def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
-    """Return how much of a per-step exchange the compute of its micro-batch hides.
-
-    At most :data:`OVERLAP` of it, and what backward has left to do when the first bucket is full; never the last
-    bucket, which leaves when backward has ended: a model that fits in one bucket hides nothing.
-
-    Args:
-        bucket: share of all gradients that fill one, 1 for all of them.
-    """
-    first = min(1.0, bucket)
-    last = 1.0 - (math.ceil(1.0 / first) - 1) * first
-    return min(OVERLAP * compute, BACKWARD * (1.0 - first) * compute, exchange * (1.0 - last))
 
 
 def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:

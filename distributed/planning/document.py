@@ -11,17 +11,17 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from distributed.planning.cluster import Document, Name, Text
 from distributed.planning.job import Job, Preference, first_problem
 from profiles.errors import BadInput
+from profiles.options import canonical, options_by_name
 from profiles.schema import Profile
 from training.run_files import write_whole
 
 Engine = Literal["hub", "torch"]
 _RESULT_SECTIONS = ("model", "data", "training")
-_OPTION_SECTIONS = ("strategy", "training", "run")
 
 
 class Reason(Document):
@@ -110,7 +110,7 @@ class Candidate(Document):
     """Of the machine that moves most."""
     hub_memory: int = 0
     sources: tuple[str, ...] = ()
-    """Keys of ``statistical_cost.SOURCES``."""
+    """Keys of :func:`training.strategies.registry.loss_sources`."""
     reasons: tuple[Reason, ...] = ()
 
 
@@ -130,6 +130,13 @@ class Settings(Document):
 
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
+
+    @field_validator("options")
+    @classmethod
+    def _by_their_names(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Plans of an earlier version say ``sync_interval`` for ``diloco.sync_interval``."""
+        return {canonical(name): value for name, value in options.items()}
+
     members: tuple[MemberSetting, ...]
     engine: Engine
     hub: Text = ""
@@ -187,8 +194,9 @@ class Planning(Document):
             raise BadInput(f"the plan was made for another profile than {profile.name}", "make it again with: plan")
         document = profile.model_dump()
         for name, value in self.settings.options.items():
-            section = next(section for section in _OPTION_SECTIONS if name in document[section])
-            document[section][name] = value
+            spec = options_by_name()[name]
+            own = document[spec.section].setdefault("owned", {}).setdefault(spec.owner, {}) if spec.owner else {}
+            (own if spec.owner else document[spec.section])[spec.field] = value
         return Profile.model_validate(document)
 
 

@@ -11,6 +11,8 @@ from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NONE, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
+from training.exchange.codecs import CHUNK_ELEMENTS
+from training.strategies.registry import cost_model as strategy_costs
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ExchangeCosts:
 
     Args:
         cluster: what was measured.
-        trainable: how many parameters an exchange carries.
+        trainable: how many parameters are trained.
         corrections: how far off earlier predictions were.
     """
 
@@ -53,6 +55,11 @@ class ExchangeCosts:
     def place(self, name: str) -> str:
         """Return the name that stands for the machine of an entry: entries may share one."""
         return self._places[name]
+
+    def _elements(self, choice: Choice) -> int:
+        """Return how many parameters an exchange carries."""
+        costs = strategy_costs(choice.strategy)
+        return max(1, costs.elements(self._trainable)) if costs is not None else self._trainable
 
     def linked(self, choice: Choice) -> bool:
         """Whether everything that has to talk to each other can."""
@@ -78,9 +85,9 @@ class ExchangeCosts:
     def _exchange(self, choice: Choice) -> Exchange:
         if choice.alone:
             return Exchange((0.0,), cost_model.NOTHING, (), (0.0,))
-        members = len(choice.members)
-        up = cost_model.payload_bytes(self._trainable, choice.codec)
-        down = cost_model.reply_bytes(self._trainable, choice.codec, members)
+        members, elements = len(choice.members), self._elements(choice)
+        up = cost_model.payload_bytes(elements, choice.codec)
+        down = cost_model.reply_bytes(elements, choice.codec, members)
         flows = self._flows(choice, up, down)
         carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
         network = cost_model.slowest_part(self._cluster, flows)
@@ -137,7 +144,7 @@ class ExchangeCosts:
         """Return how long a member's exchange takes: its slowest part, and what that part has nothing to do while the
         first chunk comes to it and the last one goes on through the others. The network of a hub is two parts, up and
         down, and none for who is on the hub's machine."""
-        share = min(1.0, cost_model.CHUNK / self._trainable)
+        share = min(1.0, CHUNK_ELEMENTS / self._elements(choice))
         parts = [processes[key].seconds for key in (name, "") if key in processes]
         core = min(self._core(name), self._core(choice.hub) if choice.hub else 1.0)
         fixed = cost_model.OPERATION[choice.engine] / core
@@ -150,7 +157,7 @@ class ExchangeCosts:
         """Return how far, as a share, the way down from a hub is behind the way up."""
         if not choice.hub:
             return 0.0
-        share = min(1.0, cost_model.CHUNK / self._trainable)
+        share = min(1.0, CHUNK_ELEMENTS / self._elements(choice))
         flows = sum(not self._at_hub(choice, name) for name in choice.members)
         shared = network.kind in ("interface", "air")
         return share + (1.0 - share) * (cost_model.behind_by_uneven_flows(flows) if shared else 0.0)
@@ -159,18 +166,18 @@ class ExchangeCosts:
         """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""
         decoded = 1.0 if choice.engine == "hub" else 2.0
         moving = cost_model.transfer(carried, cost_model.MEMBER_MBIT[choice.engine]) + self._frames(choice, 1)
-        return moving + cost_model.codec_seconds(self._trainable, choice.codec, 1.0, decoded)
+        return moving + cost_model.codec_seconds(self._elements(choice), choice.codec, 1.0, decoded)
 
     def _hub_work(self, choice: Choice, carried: float) -> float:
         """Return the core seconds of the hub, which decodes every member's vector and encodes the mean."""
         members = len(choice.members)
         slower = cost_model.FP32_HUB_MBIT / (self._cluster.machine(choice.hub).hub_mbit or cost_model.FP32_HUB_MBIT)
         moving = cost_model.transfer(members * carried, cost_model.HUB_MBIT) + self._frames(choice, members)
-        return slower * moving + cost_model.codec_seconds(self._trainable, choice.codec, 1.0, members)
+        return slower * moving + cost_model.codec_seconds(self._elements(choice), choice.codec, 1.0, members)
 
     def _frames(self, choice: Choice, members: int) -> float:
         """Return the core seconds for the frames of so many members, up and down."""
-        chunks = max(1.0, self._trainable / cost_model.CHUNK)
+        chunks = max(1.0, self._elements(choice) / CHUNK_ELEMENTS)
         return 2 * members * chunks * cost_model.FRAME if choice.engine == "hub" else 0.0
 
     def _core(self, name: str) -> float:

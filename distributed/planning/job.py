@@ -8,15 +8,16 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from distributed.planning.cluster import Bytes, Cluster, Document, Text
+from profiles.declarations import Owning
 from profiles.errors import BadInput
 from profiles.options import less_memory
 from profiles.schema import Profile
 from training.run_files import write_whole
+from training.strategies.costs import Start
 
 _LARGEST_FILE = 16_000_000
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
-Start = Literal["pretrained", "scratch"]
 Count = Bytes
 
 
@@ -38,7 +39,7 @@ class Workload(Document):
     """Trainable parameters if the profile's adapters were used instead; 0: unknown."""
 
 
-class Job(Document):
+class Job(Owning, Document):
     """What is to be trained, and what the person wants of it."""
 
     trainable: Annotated[int, Field(ge=1, le=2**60)]
@@ -64,7 +65,6 @@ class Job(Document):
     adaptable: bool = True
     """Whether its task can recompute activations and train adapters."""
     lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
-    bucket_mb: Annotated[float, Field(gt=0)] = 4.0
     strategy: Text = "auto"
     engine: Literal["auto", "hub", "torch"] = "auto"
     codec: Text = "auto"
@@ -124,7 +124,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         gradient_checkpointing=model.gradient_checkpointing,
         adaptable=bool(less_memory(model.task)),
         lr_scaling=training.lr_scaling,
-        bucket_mb=strategy.bucket_mb,
+        owned=strategy.owned,
         strategy=strategy.strategy,
         engine=strategy.engine,
         codec=strategy.codec,

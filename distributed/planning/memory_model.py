@@ -6,16 +6,14 @@ from distributed.planning.cluster import Machine
 from distributed.planning.job import Job
 from distributed.planning.model_size import ModelSize
 from profiles.schema import Profile
+from training.strategies.costs import CostModel
+from training.strategies.registry import cost_model, usual_strategy
 
 _FP32 = 4
 _INPUT_SHARE = 2 / 34
 """Of a block's activations: its input (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 2 sbh of 34 sbh)."""
 LORA_PART = 50
 """Rank 16 on all linear layers is 1.9 % (whisper-large) to 2.8 % (whisper-tiny) of the parameters."""
-_STRATEGY_WEIGHTS = {"allreduce": 1, "diloco": 6}
-"""Vectors of all trainable parameters in fp32: the buckets of allreduce; anchor, momentum, delta, the weights it was
-taken from, mean and outer update of DiLoCo, which live in the memory of the processor."""
-
 
 RUNTIME = 600_000_000
 """Python and torch, which a measured peak has in it and an estimate from the model's files has not."""
@@ -56,7 +54,13 @@ def strategy_bytes(strategy: str, trainable: int, error_feedback: bool = False) 
     """What a strategy keeps beside the optimizer, nothing for a machine alone (""); error feedback keeps one more."""
     if not strategy:
         return 0
-    return (_STRATEGY_WEIGHTS.get(strategy, 1) + error_feedback) * _FP32 * trainable
+    return (_costs(strategy).vectors + error_feedback) * _FP32 * trainable
+
+
+def _costs(strategy: str) -> CostModel:
+    """Return what a strategy keeps; of one whose cost is not known, and of ``auto``, what the usual one does."""
+    found = cost_model(strategy) or cost_model(usual_strategy())
+    return found or CostModel()
 
 
 def hub_bytes(trainable: int, payload: float, members: int, error_feedback: bool = False) -> int:
@@ -72,7 +76,7 @@ def checkpointed(per_sample: float, layers: int) -> float:
 
 def counts_here(machine: Machine, strategy: str) -> bool:
     """Whether a strategy's vectors are in the memory that training uses; a CUDA device has its own."""
-    return machine.device != "cuda" or strategy == "allreduce"
+    return machine.device != "cuda" or _costs(strategy).on_device
 
 
 def member_bytes(job: Job, machine: Machine, strategy: str, batch: int) -> int:

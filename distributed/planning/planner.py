@@ -17,12 +17,11 @@ from distributed.planning.corrections import NONE as NO_CORRECTIONS
 from distributed.planning.corrections import Corrections
 from distributed.planning.document import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
 from distributed.planning.job import Job
-from distributed.planning.prediction import STRATEGIES, Outcome, Predictor, significant
+from distributed.planning.prediction import Outcome, Predictor, known_costs, significant
 from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
 from profiles.schema import Profile
-from training.strategies.registry import STRATEGY_NAMES, check_strategy
+from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
 
-INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
 MOST_SUSPECTS = 8
 MOST_HUBS = 8
 """Machines that are tried as the hub: those with the fastest interfaces."""
@@ -57,8 +56,8 @@ def simplicity(candidate: Candidate) -> tuple[object, ...]:
     gradients before merged weights, whose loss is known from small models only; the hub before the torch engine, which
     is not encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
     choice = candidate.choice
-    periodic = not choice.alone and STRATEGIES[choice.strategy].periodic
-    return (not choice.alone, periodic, choice.engine == "torch", choice.codec != "fp32", len(choice.members))
+    merged = not choice.alone and not known_costs(choice).exact
+    return (not choice.alone, merged, choice.engine == "torch", choice.codec != "fp32", len(choice.members))
 
 
 def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
@@ -94,7 +93,7 @@ class _Planner:
 
     def plan(self) -> Planning:
         alone = [self._predictor.predict(self._alone(name)) for name in self._predictor.workable]
-        if self._job.strategy != "auto" and check_strategy(self._job.strategy) not in STRATEGIES:
+        if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
             return self._unpredicted(alone)
         groups = {candidate.choice: candidate for way in self._ways() for candidate in self._groups(way)}
         ranking = self._simplest_first(sorted([*alone, *groups.values()], key=self._order))
@@ -144,7 +143,7 @@ class _Planner:
     # ------------------------------------------------------------------------------------------------------- candidates
 
     def _alone(self, name: str) -> Choice:
-        return Choice(strategy="allreduce", codec="fp32", engine="hub", members=(name,))
+        return Choice(strategy=usual_strategy(), codec="fp32", engine="hub", members=(name,))
 
     def _hub_machines(self, allowed: Collection[str] | None) -> list[str]:
         names = [m.name for m in self._cluster.machines if allowed is None or m.name in allowed]
@@ -152,13 +151,13 @@ class _Planner:
 
     def _ways(self) -> Iterator[_Way]:
         job = self._job
-        wanted = STRATEGY_NAMES if job.strategy == "auto" else (check_strategy(job.strategy),)
+        wanted = strategies() if job.strategy == "auto" else (check_strategy(job.strategy),)
         for strategy in wanted:
-            model = STRATEGIES.get(strategy)
-            if model is None:
+            costs = cost_model(strategy)
+            if costs is None:
                 self._note("no-cost-model", strategy)
                 continue
-            for codec in model.codecs if job.codec == "auto" else (job.codec,):
+            for codec in costs.codecs if job.codec == "auto" else (job.codec,):
                 if job.engine != "torch":
                     yield from (_Way(strategy, codec, "hub", hub) for hub in self._hubs)
                 if job.engine != "hub":
@@ -240,13 +239,11 @@ class _Planner:
         if split is None:
             self._note("batch-too-small")
             return None
-        if not STRATEGIES[way.strategy].periodic:
-            return self._predictor.outcome(base, split)
-        intervals = list(self._predictor.intervals(base, INTERVALS))
-        if not intervals:
+        rhythms = list(self._predictor.rhythms(base))
+        if not rhythms:
             self._note("no-interval", way.strategy, bound=self._job.max_loss_increase)
             return None
-        choices = [base.model_copy(update={"interval": interval, "delay": delay}) for interval, delay in intervals]
+        choices = [base.model_copy(update={"interval": one.interval, "delay": one.delay}) for one in rhythms]
         return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
 
     def _interval_order(self, outcome: Outcome) -> tuple[float, ...]:

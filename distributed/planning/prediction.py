@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distributed.planning import cost_model, memory_model, statistical_cost
+from distributed.planning import cost_model, memory_model
 from distributed.planning.alike import evened
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.corrections import NONE as NO_CORRECTIONS
@@ -17,26 +17,10 @@ from distributed.planning.document import Candidate, Choice, MemberForecast, Rea
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
 from distributed.planning.job import Job
 from profiles.errors import BadInput
-
-
-@dataclass(frozen=True)
-class StrategyModel:
-    """How a strategy of the registry communicates. A new strategy that one of the two step formulas fits needs an
-    entry in :data:`STRATEGIES`, its vectors in ``memory_model`` and its loss in ``statistical_cost``."""
-
-    codecs: tuple[str, ...]
-    """What it may send, exact or best first."""
-    periodic: bool
-    """Weights every H steps, or gradients in every step."""
-    merge_ns: float = 0.0
-    """Nanoseconds of one core for a parameter at an exchange, that nothing hides."""
-
-
-STRATEGIES = {
-    "allreduce": StrategyModel(("fp32", "bf16"), periodic=False),
-    "diloco": StrategyModel(("mxfp4", "bf16"), periodic=True, merge_ns=14.8),
-}
-"""DiLoCo: copies, hash and outer step took 0.55 s for 37.2 M parameters (docs/performance-lab.md)."""
+from training.exchange.codecs import codec_by_name
+from training.strategies.costs import Compute, CostModel, Course, Rhythm, batch_efficiency
+from training.strategies.registry import cost_model as costs_of
+from training.strategies.registry import strategies, usual_strategy
 
 
 @dataclass(frozen=True)
@@ -104,8 +88,9 @@ class Predictor:
             BadInput: it cannot be: a strategy whose cost is not known, a machine without figures or without a link, or
                 fewer samples than members.
         """
-        if choice.strategy not in STRATEGIES:
-            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {', '.join(STRATEGIES)}")
+        if costs_of(choice.strategy) is None:
+            known = ", ".join(name for name in strategies() if costs_of(name))
+            raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known}")
         if not choice.alone and choice.engine == "hub":
             self.cluster.machine(choice.hub)  # or it is refused
         unknown = [name for name in choice.members if name not in self.workable]
@@ -161,22 +146,17 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------------------- intervals
 
-    def intervals(self, choice: Choice, grid: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield intervals and delays whose expected loss is within the job's bound.
+    def rhythms(self, choice: Choice) -> Iterator[Rhythm]:
+        """Yield the rhythms of a choice's strategy whose expected loss is within the job's bound."""
+        costs, course = known_costs(choice), self.course(choice)
+        for rhythm in costs.rhythms(course):
+            if costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase:
+                yield rhythm
 
-        The overlap is offered where it is short beside the interval: the paper's intervals were 30 and more.
-        """
+    def course(self, choice: Choice) -> Course:
+        """Return what a strategy's cost model knows of the run."""
         job = self.job
-        steps = job.steps_of(len(choice.members))
-        for interval in grid:
-            rounds = steps // interval
-            sparse_too_soon = choice.codec.startswith("topk") and rounds < statistical_cost.SPARSE_ROUNDS
-            lora_too_far = job.lora and interval > statistical_cost.LORA_INTERVAL
-            if rounds < statistical_cost.FEWEST_ROUNDS or sparse_too_soon or lora_too_far:
-                continue
-            for delay in (0, 5) if interval >= 20 else (0,):
-                if statistical_cost.loss_increase(interval, rounds, job.start, delay) <= job.max_loss_increase:
-                    yield interval, delay
+        return Course(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec)
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
@@ -195,21 +175,18 @@ class Predictor:
 
     def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
         """Return how many seconds of an exchange each member's compute hides."""
-        each = zip(split.seconds, exchange.each, strict=True)
-        if STRATEGIES[choice.strategy].periodic:
-            return [min(taken, choice.delay * compute) for compute, taken in each]
-        bucket = self.job.bucket_mb / (4e-6 * self.job.trainable)
+        costs, rhythm, size = known_costs(choice), rhythm_of(choice), self.job.trainable
         return [
-            min(taken, cost_model.overlap_credit(compute / split.accumulation, taken, bucket))
-            for compute, taken in each
+            costs.hidden(taken, Compute(seconds, split.accumulation, size), rhythm, self.job)
+            for seconds, taken in zip(split.seconds, exchange.each, strict=True)
         ]
 
     def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
         """Return what each member does in a step without waiting: compute, what it works for exchanges meanwhile, and
-        the merge of a periodic strategy."""
+        the merge."""
         if choice.alone:
             return list(split.seconds)
-        merge_ns = STRATEGIES[choice.strategy].merge_ns
+        merge_ns = known_costs(choice).merge_ns
         hidden = self._hidden(choice, split, exchange)
         found = []
         for name, compute, work, share in zip(
@@ -221,21 +198,15 @@ class Predictor:
 
     def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
         """Return token efficiency, expected loss increase, and the sources of both."""
-        job, members = self.job, len(choice.members)
+        job, course = self.job, self.course(choice)
         if choice.alone:
-            return 1.0, 0.0, ("exact",)
-        ratio = job.global_batch_of(members) / job.global_batch_of(1)
-        share = statistical_cost.batch_efficiency(ratio, job.lr_scaling)
-        sources = ("batch",) if ratio > 1 else ()
-        if not STRATEGIES[choice.strategy].periodic:
-            return share, 0.0, ("exact" if choice.codec == "fp32" else "bf16", *sources)
-        rounds = job.steps_of(members) // choice.interval
+            alone = known_costs(choice.model_copy(update={"strategy": usual_strategy()}))
+            return 1.0, 0.0, alone.learning(Course(course.steps), Rhythm(), 1.0).sources
+        ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
         worth = sum(split.batches) / max(split.batches)
-        share *= statistical_cost.merge_efficiency(worth, statistical_cost.gain_kept(max(1, rounds), job.start))
-        loss = statistical_cost.loss_increase(choice.interval, max(1, rounds), job.start, choice.delay)
-        codec = ("sparse",) if choice.codec.startswith("topk") else ("mxfp4",) if choice.codec == "mxfp4" else ()
-        overlap = ("overlap",) if choice.delay else ()
-        return max(0.0, share), loss, (f"diloco-{job.start}", *codec, *overlap, *sources)
+        learnt = known_costs(choice).learning(course, rhythm_of(choice), worth)
+        sources = (*learnt.sources, "batch") if ratio > 1 else learnt.sources
+        return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learnt.share), learnt.loss, sources
 
     def outcome(self, choice: Choice, split: Split) -> Outcome:
         """Return what ranks a choice; cheap. Members sorted, split theirs."""
@@ -264,7 +235,8 @@ class Predictor:
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
         payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
-        hub_memory = memory_model.hub_bytes(job.trainable, payload, members, choice.codec.startswith("topk"))
+        feedback = codec_by_name(choice.codec).wants_feedback
+        hub_memory = memory_model.hub_bytes(job.trainable, payload, members, feedback)
         return Candidate(
             choice=choice,
             fits=split.fits,
@@ -327,6 +299,18 @@ class Predictor:
             memory_free=machine.memory_free,
             bytes_per_hour=0.0,
         )
+
+
+def known_costs(choice: Choice) -> CostModel:
+    """Return what the strategy of a choice costs, which is known."""
+    found = costs_of(choice.strategy)
+    assert found is not None, choice.strategy
+    return found
+
+
+def rhythm_of(choice: Choice) -> Rhythm:
+    """Return when the members of a choice exchange."""
+    return Rhythm(choice.interval, choice.delay)
 
 
 def _share(part: float, whole: float) -> float:

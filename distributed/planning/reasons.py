@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distributed.planning import memory_model, statistical_cost
+from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.document import Candidate, MemberSetting, Reason, Settings
 from distributed.planning.job import Job
-from distributed.planning.prediction import STRATEGIES, Predictor, significant
+from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
 from training.other_load import BUSY
 from training.schedule import scaled_learning_rate
+from training.strategies.costs import Course
 
 WORTH = 1.05
 """Two ways of which one is predicted to be less than so many times as fast are about equal: predictions are not that
@@ -100,7 +101,7 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     hidden = Reason(code="exchange-hidden", numbers={"exchange": best.exchange})
     waits = {"exposed": best.exposed, "step": best.step, "share": 100 * best.exposed / best.step}
     yield Reason(code="exchange-exposed", numbers=waits) if best.exposed > 0 else hidden
-    if STRATEGIES[choice.strategy].periodic:
+    if not known_costs(choice).exact:
         numbers = {"interval": choice.interval, "rounds": best.rounds, "loss": 100 * best.loss_increase,
                    "bound": 100 * job.max_loss_increase}  # fmt: skip
         yield Reason(code="interval", numbers=numbers)
@@ -148,7 +149,7 @@ def _memory_measures(best: Candidate, job: Job) -> Iterator[Reason]:
 
 def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
     """A group that averages in every step and mostly waits would wait less with a larger batch of one's own choice."""
-    exact = [group for group in groups if group.fits and not STRATEGIES[group.choice.strategy].periodic]
+    exact = [group for group in groups if group.fits and known_costs(group.choice).exact]
     best = max(exact, key=lambda group: group.useful_speed_up, default=None)
     if best is None or job.global_batch or best.exposed < _MUCH_WAITING * best.step:
         return
@@ -184,10 +185,9 @@ def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:
         "gradient_accumulation": best.accumulation,
         "shares": "",
     }
-    if best.predicted and STRATEGIES[choice.strategy].periodic:
-        rate, momentum = statistical_cost.outer_optimizer(best.rounds)
-        options |= {"sync_interval": choice.interval, "sync_delay": choice.delay, "outer_lr": rate,
-                    "outer_momentum": momentum, "error_feedback": choice.codec.startswith("topk")}  # fmt: skip
+    if best.predicted:
+        course = Course(best.steps, job.start, job.lora, choice.codec)
+        options |= known_costs(choice).settings(course, rhythm_of(choice))
     return Settings(
         options=options,
         members=tuple(MemberSetting(name=member.name, batch_size=member.micro_batch) for member in best.members),

@@ -14,6 +14,7 @@ from app.cli.train import TrainRequest, distributed_train, plan_of
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training import stop_signals
 from training.run_folder import RunFolder
+from training.strategies.diloco import DiLoCoOptions
 
 Capture = pytest.CaptureFixture[str]
 
@@ -230,7 +231,7 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
     assert rehearsal(run, as_json=True, overrides=overrides) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
     assert run.plan is not None
-    assert run.plan.profile.strategy.sync_interval == 3
+    assert run.plan.profile.strategy.of(DiLoCoOptions).sync_interval == 3
     assert measured["seconds_per_step"] == pytest.approx(0.4 + 0.4 / 40)
     assert measured["bytes_per_sync"] == 2000
     assert measured["seconds_total"] == pytest.approx(1000 * 0.41)

@@ -14,6 +14,7 @@ from distributed.planning.cluster import Cluster, Link, Machine, Measurement
 from distributed.planning.job import Figures, Workload, job_of, read_figures, write_figures
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile, StrategySettings, TrainingSettings
+from training.strategies.allreduce import AllReduceOptions
 
 few = settings(max_examples=30)
 WORKLOAD = Workload(trainable=100, total=1000, samples=640)
@@ -186,7 +187,7 @@ def test_a_custom_model_is_new_unless_the_profile_says_otherwise(
 ) -> None:
     chosen = profile(**model).model_copy(update={"strategy": StrategySettings(planned_as=planned_as, bucket_mb=2.0)})
     found = job_of(chosen, WORKLOAD)
-    assert (found.start, found.bucket_mb) == (start, 2.0)
+    assert (found.start, found.of(AllReduceOptions).bucket_mb) == (start, 2.0)
 
 
 @pytest.mark.parametrize("model", [{"model_path": "other"}, {"tuning": "lora", "model_path": "mine"}])

@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.planning import statistical_cost
 from distributed.planning.cluster import Cluster, Link, Machine
 from distributed.planning.cost_model import (
-    CHUNK,
     LINE_SHARE,
-    OVERLAP,
-    overlap_credit,
     payload_bytes,
     periodic_step,
     reply_bytes,
@@ -30,6 +26,9 @@ from distributed.planning.cost_model import (
     transfer,
 )
 from profiles.errors import BadInput
+from training.strategies.allreduce import OVERLAP, overlap_credit
+from training.strategies.costs import Course, Rhythm, batch_efficiency, merge_efficiency
+from training.strategies.diloco import DiLoCo, DiLoCoOptions
 
 MEGABIT_100 = (95.0, 0.003)
 GIGABIT = (1000 * LINE_SHARE, 0.0003)
@@ -134,15 +133,11 @@ def test_measured_steps_of_three_machines(line: float, codec: str, measured: flo
 @settings(max_examples=20)
 @given(elements=st.integers(1, 5000))
 def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
+    import torch
+
     from training.exchange.codecs import codec_by_name
 
-    assert payload_bytes(elements, codec) == codec_by_name(codec).max_encoded_bytes(elements)
-
-
-def test_chunks_are_the_exchanges() -> None:
-    from training.exchange.codecs import CHUNK_ELEMENTS
-
-    assert CHUNK == CHUNK_ELEMENTS
+    assert payload_bytes(elements, codec) == codec_by_name(codec).encode(torch.ones(elements)).numel()
 
 
 def test_one_bucket_hides_nothing() -> None:
@@ -266,29 +261,32 @@ def test_shares_of_unequal_machines_end_together() -> None:
 
 @pytest.mark.parametrize(("rounds", "gain"), [(3, 0.53), (10, 0.81), (30, 0.97), (1000, 0.97)])
 def test_gain_kept_is_the_measured_one(rounds: int, gain: float) -> None:
-    assert statistical_cost.gain_kept(rounds, "pretrained") == pytest.approx(gain)
+    learnt = DiLoCo.costs.learning(Course(10 * rounds), Rhythm(10), 3.0)
+    assert learnt.share == pytest.approx(merge_efficiency(3.0, gain)) == pytest.approx((1 + 2 * gain) / 3)
 
 
 @pytest.mark.parametrize(("interval", "loss"), [(25, 0.028), (100, 0.063), (500, 0.094)])
 def test_loss_from_scratch_by_interval_is_the_published_one(interval: int, loss: float) -> None:
-    assert statistical_cost.loss_increase(interval, 10_000, "scratch") == pytest.approx(loss)
+    assert loss_increase(interval, 10_000, "scratch") == pytest.approx(loss)
+
+
+def loss_increase(interval: int, rounds: int, start: Any) -> float:
+    return DiLoCo.costs.learning(Course(interval * rounds, start), Rhythm(interval), 2.0).loss
 
 
 @given(st.integers(1, 500), st.integers(1, 2000), st.sampled_from(["pretrained", "scratch"]))
 def test_more_rounds_cost_no_more_loss(interval: int, rounds: int, start: Any) -> None:
-    fewer = statistical_cost.loss_increase(interval, rounds, start)
-    assert statistical_cost.loss_increase(interval, rounds + 1, start) <= fewer + 1e-12
+    fewer = loss_increase(interval, rounds, start)
+    assert loss_increase(interval, rounds + 1, start) <= fewer + 1e-12
 
 
 def test_batch_efficiency_without_a_larger_batch_is_one() -> None:
-    assert [statistical_cost.batch_efficiency(1, rule) for rule in ("off", "sqrt", "linear")] == [1, 1, 1]
-    assert statistical_cost.batch_efficiency(4, "off") == pytest.approx(2.11 / 4, abs=0.001)
+    assert [batch_efficiency(1, rule) for rule in ("off", "sqrt", "linear")] == [1, 1, 1]
+    assert batch_efficiency(4, "off") == pytest.approx(2.11 / 4, abs=0.001)
 
 
 @pytest.mark.parametrize("steps", [100, 1499, 1500, 40_000])
-def test_the_outer_optimizer_is_the_strategys_own(steps: int) -> None:
-    from profiles.schema import StrategySettings
-    from training.strategies.diloco import outer_settings
-
-    settings = StrategySettings(sync_interval=50)
-    assert statistical_cost.outer_optimizer(steps // 50) == outer_settings(settings, steps)
+def test_a_plan_sets_the_outer_optimizer_of_the_strategy(steps: int) -> None:
+    planned = DiLoCo.costs.settings(Course(steps), Rhythm(50))
+    own = DiLoCoOptions(sync_interval=50).outer_optimizer(steps)
+    assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == own

@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from distributed.planning.job import Job, Workload, job_of
 from distributed.planning.planner import plan, predict, signed, simplicity
 from distributed.planning.reasons import WORTH
 from distributed.planning.words import WORDS, sentence
+from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
-from training.strategies.registry import STRATEGY_NAMES
+from training.strategies.allreduce import AllReduce
+from training.strategies.registry import forget, register, strategies
 
 ROOT = Path(__file__).parents[2]
 some = settings(max_examples=12, deadline=None)
@@ -123,7 +126,7 @@ def test_a_full_fine_tune_over_a_hundred_megabit_is_periodic() -> None:
     assert best.choice.interval > 1
     assert best.loss_increase <= 0.02
     assert planning.settings is not None
-    assert planning.settings.options["sync_interval"] == best.choice.interval
+    assert planning.settings.options["diloco.sync_interval"] == best.choice.interval
 
 
 def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
@@ -395,26 +398,39 @@ def test_choices_that_cannot_be_are_refused() -> None:
         predict(there, job(global_batch=1), way.model_copy(update={"members": ("a", "b")}))
 
 
-def test_only_strategies_of_the_registry_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.planning.planner.STRATEGY_NAMES", ("allreduce", "sparta"))
+@pytest.fixture
+def sparta() -> Iterator[None]:
+    """A strategy whose cost is not known."""
+
+    class Sparta(AllReduce):
+        name = "sparta"
+        options = Section
+        costs = None
+        is_usual = False
+
+    register(Sparta)
+    yield
+    forget("sparta")
+
+
+@pytest.mark.usefixtures("sparta")
+def test_strategies_of_the_registry_whose_cost_is_known_are_candidates() -> None:
     planning = plan(cluster([8, 8]), job())
-    assert {c.choice.strategy for c in planning.ranking} == {"allreduce"}
+    assert {c.choice.strategy for c in planning.ranking} == {"allreduce", "diloco"}
     assert "no-cost-model" in codes(planning, "sparta")
-    assert {"allreduce", "diloco"} <= set(STRATEGY_NAMES)
+    assert set(strategies()) == {"allreduce", "diloco", "sparta"}
 
 
+@pytest.mark.usefixtures("sparta")
 @pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_a_strategy_of_unknown_cost_is_carried_out_and_not_predicted(
-    monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    monkeypatch.setattr("distributed.planning.planner.check_strategy", lambda name: name)
+def test_a_strategy_of_unknown_cost_is_carried_out_and_not_predicted(engine: str) -> None:
     planning = plan(cluster([8, 4]), job(strategy="sparta", engine=engine))
     best = best_of(planning)
     assert (best.predicted, best.choice.strategy, best.choice.members) == (False, "sparta", ("a", "b"))
     assert [member.micro_batch for member in best.members] == [11, 5]
     assert planning.settings is not None
     assert planning.settings.options.items() >= {"strategy": "sparta", "codec": "auto"}.items()
-    assert not {"sync_interval", "outer_lr", "bucket_mb"} & set(planning.settings.options)
+    assert not any("." in name for name in planning.settings.options)
     assert "not predicted" in sentence(planning.reasons[0])
     assert "only-machine" not in codes(planning)
     assert "not predicted" in "".join(table_lines(planning))

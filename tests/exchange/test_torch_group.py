@@ -23,7 +23,8 @@ from torch import Tensor
 
 from training.exchange import torch_liveness
 from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, Traffic, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, Int8Codec, codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
+from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.store_server import StoreServer, serve_store
 from training.exchange.torch_group import TorchGroup

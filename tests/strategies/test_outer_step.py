@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiles.schema import StrategySettings
-from training.strategies.diloco import nesterov_step, outer_settings
+from training.strategies.diloco import DiLoCoOptions, nesterov_step
 
 
 def test_the_outer_step_is_torchs_nesterov_sgd() -> None:
@@ -22,9 +21,9 @@ def test_the_outer_step_is_torchs_nesterov_sgd() -> None:
 
 @pytest.mark.parametrize(("steps", "expected"), [(50 * 30, (0.7, 0.9)), (50 * 30 - 1, (1.0, 0.5))])
 def test_outer_defaults_follow_the_number_of_rounds(steps: int, expected: tuple[float, float]) -> None:
-    assert outer_settings(StrategySettings(sync_interval=50), steps) == expected
+    assert DiLoCoOptions(sync_interval=50).outer_optimizer(steps) == expected
 
 
 def test_outer_settings_given_by_hand_hold() -> None:
-    settings = StrategySettings(sync_interval=50, outer_lr=0.3, outer_momentum=0.0)
-    assert outer_settings(settings, 10_000) == (0.3, 0.0)
+    options = DiLoCoOptions(sync_interval=50, outer_lr=0.3, outer_momentum=0.0)
+    assert options.outer_optimizer(10_000) == (0.3, 0.0)

@@ -12,7 +12,7 @@ from test_trainer import losses, steps, train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
-from profiles.schema import DataSettings
+from profiles.schema import DataSettings, StrategySettings
 from training.control import Control
 from training.events import EvaluationEvent, WarningEvent, _Event
 from training.plan import RunPlan
@@ -79,7 +79,7 @@ def test_too_many_end_the_run_with_their_number_and_names(tmp_path: Path) -> Non
 def test_members_go_on_together_where_one_has_nothing_left_of_a_step(tmp_path: Path, strategy: str) -> None:
     plan = allowing(1.0, 2, batch_size=1)
     profile = plan.profile
-    way = profile.strategy.model_copy(update={"strategy": strategy, "sync_interval": 2, "codec": "fp32"})
+    way = StrategySettings(strategy=strategy, sync_interval=2, codec="fp32")
     plan = plan.model_copy(update={"profile": profile.model_copy(update={"strategy": way})})
 
     def start(exchange: Any) -> Any:

@@ -23,10 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-import torch
+from training.lazy import lazy
 
 if TYPE_CHECKING:
+    import torch
+
     from training.exchange.codecs import Codec
+else:
+    torch = lazy("torch")
 
 T = TypeVar("T", covariant=True)
 

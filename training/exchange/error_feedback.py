@@ -12,11 +12,16 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from training.exchange.base import MeanResult
 from training.exchange.codecs import Codec, SparseCodec, roundtrip
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 
 class ErrorFeedback:

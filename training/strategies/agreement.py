@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError
 from training.exchange.codecs import Codec
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
 
 MOST_REFUSALS = 3
 """With so many contributions in a row that are not finite the member leaves the run."""

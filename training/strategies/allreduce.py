@@ -11,22 +11,67 @@ of the others' gradients.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import nn
-
+from profiles.declarations import Owning, Section, option
 from profiles.errors import RunFailed
-from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.strategies.agreement import Refusals, difference_mended, taken_from, unfit_parameter, usual
 from training.strategies.base import Strategy, StrategyContext, SyncReport
 from training.strategies.buckets import Bucket, grouped
+from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.flat import flatten, trainable, unflatten_into, weight_hash
+from training.strategies.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+OVERLAP = 0.4
+"""Share of a pass's compute that hides an exchange; measured with buckets of 25 MB."""
+BACKWARD = 2 / 3
+"""Share of a pass's compute that is backward: two products of matrices for each of forward."""
+
+
+class AllReduceOptions(Section):
+    """Options of :class:`AllReduce`."""
+
+    bucket_mb: float = option(4.0, "size of a gradient bucket", unit="MB", gt=0, advanced=True, alias="bucket_mb")
+
+
+class AllReduceCosts(CostModel):
+    """Gradients of all trainable parameters in every step, partly hidden by backward."""
+
+    sources: ClassVar[Mapping[str, str]] = {
+        "exact": "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)",
+        "bf16": "16-bit gradients: no difference reported (Li et al. 2020; Micikevicius et al. 2018)",
+    }
+
+    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+        bucket = settings.of(AllReduceOptions).bucket_mb / (4e-6 * compute.trainable)
+        return min(exchange, overlap_credit(compute.seconds / compute.passes, exchange, bucket))
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        return Learning(sources=("exact" if course.codec == "fp32" else "bf16",))
+
+
+def overlap_credit(compute: float, exchange: float, bucket: float) -> float:
+    """Return how much of an exchange the compute of its pass hides.
+
+    At most :data:`OVERLAP` of it, and what backward has left to do when the first bucket is full; never the last
+    bucket, which leaves when backward has ended: a model that fits in one bucket hides nothing.
+
+    Args:
+        bucket: share of all gradients that fill one, 1 for all of them.
+    """
+    first = min(1.0, bucket)
+    last = 1.0 - (math.ceil(1.0 / first) - 1) * first
+    return min(OVERLAP * compute, BACKWARD * (1.0 - first) * compute, exchange * (1.0 - last))
 
 
 @dataclass
@@ -39,24 +84,23 @@ class _StepState:
     before: Traffic = field(default_factory=Traffic)
 
 
+@register
 class AllReduce(Strategy):
     """Average gradients in every step."""
 
     name: ClassVar[str] = "allreduce"
+    summary: ClassVar[str] = "gradients averaged in every step, sent while backward runs; exact data parallelism"
+    options = AllReduceOptions
+    costs = AllReduceCosts()
+    is_usual: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        settings = context.settings
-        self._codec: Codec = codec_by_name("fp32" if settings.codec == "auto" else settings.codec)
+        self._codec: Codec = codec_by_name(self.codec(context.settings))
         self._buckets: list[Bucket] = []
         self._state = _StepState()
         self._members: tuple[int, ...] = ()
         self._refusals = Refusals(context.warn)
-
-    @classmethod
-    def summary(cls, settings: StrategySettings) -> str:
-        codec = "fp32" if settings.codec == "auto" else settings.codec
-        return f"gradients averaged in every step ({codec}), sent while backward runs; exact data parallelism"
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -65,7 +109,7 @@ class AllReduce(Strategy):
         self._members = exchange.members
         if exchange.engine == "solo":
             return
-        limit = int(self.context.settings.bucket_mb * 1e6 / 4)
+        limit = int(self.context.settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
         self._buckets = list(grouped(list(reversed(self._parameters)), limit))
         for bucket in self._buckets:
             if self.context.settings.error_feedback and self._codec.name != "fp32":
@@ -175,16 +219,7 @@ class AllReduce(Strategy):
             self.context.warn(difference_mended(drift, source))
             digest = weight_hash(flat)
         traffic = self._exchange.traffic.since(self._state.before)
-        return SyncReport(
-            round=self._state.step + 1,
-            bytes_sent=traffic.bytes_sent,
-            bytes_received=traffic.bytes_received,
-            seconds=traffic.transfer_seconds,
-            wait=traffic.wait_seconds,
-            members=self._members,
-            weight_hash=digest,
-            drift=drift,
-        )
+        return SyncReport.of(traffic, self._state.step + 1, self._members, digest, drift)
 
     @property
     def synchronised(self) -> bool:

@@ -15,13 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import nn
-
+from profiles.declarations import Section
 from profiles.schema import StrategySettings
-from training.exchange.base import Exchange
+from training.exchange.base import Exchange, Traffic
+from training.strategies.costs import CostModel, Rhythm
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,22 @@ class SyncReport:
     drift: float | None = None
     """Largest absolute difference that was found between the members' weights, and mended; ``None``: not compared."""
 
+    @classmethod
+    def of(
+        cls, traffic: Traffic, round: int, members: tuple[int, ...], weight_hash: str, drift: float | None
+    ) -> SyncReport:
+        """Return the report of a synchronisation that took this traffic."""
+        return cls(
+            round,
+            traffic.bytes_sent,
+            traffic.bytes_received,
+            traffic.transfer_seconds,
+            traffic.wait_seconds,
+            members,
+            weight_hash,
+            drift,
+        )
+
 
 @dataclass(frozen=True)
 class StrategyContext:
@@ -51,17 +70,40 @@ class StrategyContext:
 
 
 class Strategy(ABC):
-    """When members exchange gradients or weights, and how they merge them."""
+    """When members exchange gradients or weights, and how they merge them.
+
+    A strategy is one file of this folder, with everything that others know of it: they find it through the registry.
+    """
 
     name: ClassVar[str]
+    """In settings."""
+    summary: ClassVar[str]
+    """What it does, in one line for lists."""
+    options: ClassVar[type[Section]] = Section
+    """Options of its own, called ``name.option`` in settings; ``context.settings.of(options)`` gives their values."""
+    costs: ClassVar[CostModel | None] = None
+    """What it costs; ``None``: not known, so that it is only taken where a person asks for it."""
+    is_usual: ClassVar[bool] = False
+    """Whether it is the one for workers between whom links cost nothing, and for one machine alone."""
+
+    @classmethod
+    def codec(cls, settings: StrategySettings) -> str:
+        """Return the name of the codec: the one that is set, or its own."""
+        own = cls.costs.codecs[0] if cls.costs is not None else "fp32"
+        return own if settings.codec == "auto" else settings.codec
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        """Return when members synchronise with these settings."""
+        return Rhythm()
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        """Return settings with which synchronisations are at most ``interval`` steps apart, to try them out."""
+        return settings
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
-
-    @classmethod
-    @abstractmethod
-    def summary(cls, settings: StrategySettings) -> str:
-        """One sentence for a person: what it sends and when."""
 
     @abstractmethod
     def attach(self, model: nn.Module, exchange: Exchange) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from training.exchange.base import MAX_FLAGS, MeanResult, Pending
 from training.exchange.error_feedback import ErrorFeedback
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
 
 
 @dataclass

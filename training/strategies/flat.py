@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -20,14 +26,14 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-@torch.no_grad()
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors it came from."""
     offset = 0
-    for parameter in parameters:
-        part = values[offset : offset + parameter.numel()]
-        parameter.copy_(part.view_as(parameter))
-        offset += parameter.numel()
+    with torch.no_grad():
+        for parameter in parameters:
+            part = values[offset : offset + parameter.numel()]
+            parameter.copy_(part.view_as(parameter))
+            offset += parameter.numel()
 
 
 def weight_hash(values: torch.Tensor) -> str:

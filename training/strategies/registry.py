@@ -1,21 +1,61 @@
-"""Strategies by name. Importing this module does not import torch."""
+"""Strategies by name: every other file of this folder registers one. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING
+import pkgutil
+import threading
+from pathlib import Path
+from typing import TypeVar
 
+from profiles.declarations import declare, withdraw
 from profiles.errors import BadInput
+from training.exchange.codecs import one_of_each
+from training.strategies.base import Strategy
+from training.strategies.costs import BATCH_SOURCE, CostModel
 
-if TYPE_CHECKING:
-    from training.strategies.base import Strategy
+S = TypeVar("S", bound=Strategy)
 
-_CLASSES = {
-    "allreduce": "training.strategies.allreduce:AllReduce",
-    "diloco": "training.strategies.diloco:DiLoCo",
-}
-STRATEGY_NAMES = tuple(_CLASSES)
+_PARTS = ("agreement", "base", "buckets", "costs", "flat", "registry")
+"""Files of this folder that hold no strategy."""
+_known: dict[str, type[Strategy]] = {}
+_loading = threading.RLock()
+_loaded = False
+
+
+def register(strategy: type[S]) -> type[S]:
+    """Make a strategy known under its name, with its options: a decorator.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    declare("strategy", strategy.name, strategy.summary, strategy.options)
+    _known[strategy.name] = strategy
+    return strategy
+
+
+def forget(name: str) -> None:
+    """Take a strategy out again."""
+    del _known[name]
+    withdraw("strategy", name)
+
+
+def load() -> None:
+    """Import every strategy of this folder."""
+    global _loaded
+    with _loading:
+        if not _loaded:
+            _loaded = True
+            for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+                if module.name not in _PARTS:
+                    importlib.import_module(f"{__package__}.{module.name}")
+
+
+def strategies() -> dict[str, type[Strategy]]:
+    """Return all strategies by name."""
+    load()
+    return dict(sorted(_known.items()))
 
 
 def check_strategy(name: str) -> str:
@@ -24,15 +64,41 @@ def check_strategy(name: str) -> str:
     Raises:
         BadInput: unknown; names the nearest known one.
     """
-    if name not in _CLASSES:
-        near = difflib.get_close_matches(name, _CLASSES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known strategies: {', '.join(_CLASSES)}"
+    if name not in strategies():
+        near = difflib.get_close_matches(name, strategies(), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known strategies: {', '.join(strategies())}"
         raise BadInput(f"unknown strategy '{name}'", hint)
     return name
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Return the class of a strategy (imports torch)."""
-    module, _, attribute = _CLASSES[check_strategy(name)].partition(":")
-    found: type[Strategy] = getattr(importlib.import_module(module), attribute)
-    return found
+    """Return the class of a strategy.
+
+    Raises:
+        BadInput: see :func:`check_strategy`.
+    """
+    return strategies()[check_strategy(name)]
+
+
+def cost_model(name: str) -> CostModel | None:
+    """Return what a strategy costs; ``None`` where that is not known, or the strategy is not."""
+    found = strategies().get(name)
+    return found.costs if found is not None else None
+
+
+def interval_options() -> tuple[str, ...]:
+    """Return the options that hold the steps between exchanges, of all strategies that have one."""
+    models = (strategy.costs for strategy in strategies().values())
+    return tuple(model.interval_option for model in models if model is not None and model.interval_option)
+
+
+def loss_sources() -> dict[str, str]:
+    """Return where the figures of learning are from, by their keys: of all strategies and codecs."""
+    models = [strategy.costs for strategy in strategies().values() if strategy.costs is not None]
+    sources = [*(model.sources for model in models), *(codec.sources for codec in one_of_each())]
+    return {key: said for some in (BATCH_SOURCE, *sources) for key, said in some.items()}
+
+
+def usual_strategy() -> str:
+    """Return the strategy of workers between whom links cost nothing, and of one machine alone."""
+    return next(name for name, strategy in strategies().items() if strategy.is_usual)

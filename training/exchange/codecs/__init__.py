@@ -10,65 +10,37 @@ int8      1.03                   at most 1/127.5 of the largest of 32 neighbours
 mxfp4     0.53                   at most 1/4 of the largest of 32 neighbours
 topk:S    about 4 S              all but the share S of largest magnitude
 ========  =====================  ================================================
+
+A codec is one file of this folder, with what it costs and loses; others find it through the registry.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
+from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec
+from training.exchange.codecs.registry import codec_by_name, load, one_of_each
+from training.exchange.codecs.sparsification import SparseCodec
+from training.lazy import lazy
 
-from profiles.errors import BadInput
-from training.exchange.codec_base import CHUNK_ELEMENTS, CastCodec, Codec
-from training.exchange.microscaling import Int8Codec, MxFp4Codec
-from training.exchange.sparsification import SparseCodec, TopKCodec
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 __all__ = [
     "CHUNK_ELEMENTS",
-    "CODEC_NAMES",
     "CastCodec",
     "Codec",
-    "Int8Codec",
-    "MxFp4Codec",
     "SparseCodec",
-    "TopKCodec",
     "chunk_bounds",
     "codec_by_name",
+    "one_of_each",
     "roundtrip",
 ]
 
-_PLAIN: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (
-        CastCodec("fp32", torch.float32),
-        CastCodec("bf16", torch.bfloat16),
-        CastCodec("fp16", torch.float16),
-        Int8Codec(),
-        MxFp4Codec(),
-    )
-}
-CODEC_NAMES = (*_PLAIN, "topk:SHARE")
-
-
-def codec_by_name(name: str) -> Codec:
-    """Return the codec called ``name``, for example ``"bf16"`` or ``"topk:0.03"``.
-
-    Raises:
-        BadInput: there is none; the hint names the nearest.
-    """
-    plain = _PLAIN.get(name)
-    if plain is not None:
-        return plain
-    kind, _, share = name.partition(":")
-    if kind == "topk":
-        try:
-            return TopKCodec(float(share))
-        except ValueError:
-            raise BadInput(f"codec '{name}': bad share", "write for example topk:0.03 to send 3 %") from None
-    near = difflib.get_close_matches(name, [*_PLAIN, "topk"], n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(CODEC_NAMES)}"
-    raise BadInput(f"there is no codec '{name}'", hint)
+load()
 
 
 def chunk_bounds(elements: int) -> Iterator[tuple[int, int]]:

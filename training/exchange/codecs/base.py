@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 if sys.byteorder != "little":
     raise ImportError("the wire format is little-endian and this machine is not; it cannot take part in a run")
@@ -26,6 +33,14 @@ class Codec(ABC):
     """Name in settings and on the wire."""
     block: int
     """Elements that must stay together when a vector is split."""
+    fewest_rounds: int = 0
+    """Exchanges below which it loses too much where weights are merged."""
+    wants_feedback: bool = False
+    """Whether what it drops has to be carried into the next exchange."""
+    sources: ClassVar[Mapping[str, str]] = {}
+    """What is known of its effect on the loss, in a line each by a key."""
+    nanoseconds: tuple[float, float]
+    """Of one core to encode and to decode an element (benchmarks/exchange_work.py)."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -60,6 +75,14 @@ class Codec(ABC):
         """The codec of a mean on its way back to the members."""
         return self
 
+    def expected_bytes(self, elements: int) -> float:
+        """Return the encoded size of ``elements`` values that a plan counts with."""
+        return float(self.max_encoded_bytes(elements))
+
+    def expected_reply_bytes(self, elements: int, members: int) -> float:
+        """Return the encoded size of a mean of so many members' vectors that a plan counts with."""
+        return self.expected_bytes(elements)
+
 
 class CastCodec(Codec):
     """IEEE numbers of 16 or 32 bits, rounded to nearest even. NaN and infinity pass through; a value beyond the
@@ -67,9 +90,17 @@ class CastCodec(Codec):
 
     block = 1
 
-    def __init__(self, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, dtype: str, width: int, nanoseconds: tuple[float, float]) -> None:
         self.name = name
-        self.dtype = dtype
+        self.nanoseconds = nanoseconds
+        self._dtype = dtype
+        self._width = width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What travels."""
+        found: torch.dtype = getattr(torch, self._dtype)
+        return found
 
     def carries(self, values: torch.Tensor) -> bool:
         if values.numel() == 0:
@@ -88,7 +119,7 @@ class CastCodec(Codec):
         return typed_view(data, self.dtype).to(torch.float32)
 
     def max_encoded_bytes(self, elements: int) -> int:
-        return elements * self.dtype.itemsize
+        return elements * self._width
 
 
 def check_length(codec: Codec, data: torch.Tensor, expected: int) -> None:

@@ -1,0 +1,220 @@
+"""What options are declared with, and whose they are.
+
+An option belongs to a section of a profile (:mod:`profiles.schema`), or to something which is found by name: a
+strategy, a task. Whoever writes such a thing declares its options beside it, and its registry tells them here. Forms,
+the command line, INI files and the reference page then know them as ``owner.option`` (``diloco.sync_interval``). This
+floor imports nothing of the rooms above: it knows their registries as text, and loads them when somebody first asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class OptionError(ValueError):
+    """A value that is well-formed by itself but cannot be used.
+
+    Args:
+        option: the option to change.
+        problem: what is wrong and what would be right.
+    """
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(problem)
+        self.option = option
+        self.problem = problem
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    advanced: bool = False,
+    kind: Literal["", "path", "location"] = "",
+    tasks: tuple[str, ...] = (),
+    alias: str = "",
+    **bounds: Any,
+) -> Any:
+    """Declare one option.
+
+    ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
+    does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
+    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is the name
+    without an owner by which an owner's option is known as well.
+    """
+    extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
+    return Field(default=default, description=help, json_schema_extra=extra, **bounds)
+
+
+class Section(BaseModel):
+    """A group of options that belong together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+_REGISTRIES = {"strategy": "training.strategies.registry", "codec": "training.exchange.codecs.registry"}
+"""By the section of a profile to which the options belong; those of codecs have none."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Something with options of its own."""
+
+    summary: str
+    """What it is, in one line."""
+    options: type[Section]
+    form: str
+    """How it is written in settings: its name, and what else belongs to it."""
+    accepts: Callable[[str], bool]
+    """Whether a text in settings means it and can be used."""
+
+
+_declared: dict[str, dict[str, Owner]] = {section: {} for section in _REGISTRIES}
+_loaded: set[str] = set()
+_changes = 0
+
+
+def declare(
+    section: str,
+    name: str,
+    summary: str,
+    options: type[Section],
+    form: str = "",
+    accepts: Callable[[str], bool] | None = None,
+) -> None:
+    """Let a profile know something with options of its own.
+
+    Args:
+        section: field of a profile.
+        name: its name in settings.
+        summary: what it is, in one line.
+        options: may be :class:`Section` itself, which has none.
+        form: how it is written in settings; empty: as its name.
+        accepts: whether a text in settings means it and can be used; ``None``: its name does.
+
+    Raises:
+        ValueError: the name is taken, or would make ``owner.option`` ambiguous.
+    """
+    global _changes
+    if not name.isidentifier() or any(name in owners for owners in _declared.values()):
+        raise ValueError(f"options of '{name}': no new name")
+    _declared[section][name] = Owner(summary, options, form or name, accepts or name.__eq__)
+    _changes += 1
+
+
+def withdraw(section: str, name: str) -> None:
+    """Forget what was declared."""
+    global _changes
+    del _declared[section][name]
+    _changes += 1
+
+
+def owners(section: str) -> dict[str, Owner]:
+    """Return all that have options of their own in a section, by name; none in a section without a registry."""
+    _load(section)
+    return dict(sorted(_declared.get(section, {}).items()))
+
+
+def _load(section: str) -> None:
+    """Let a section's registry declare what it knows; more than one thread may."""
+    if section in _REGISTRIES and section not in _loaded:
+        importlib.import_module(_REGISTRIES[section]).load()
+        _loaded.add(section)
+
+
+def forms(section: str) -> list[str]:
+    """Return how all of them are written in settings."""
+    return [owner.form for owner in owners(section).values()]
+
+
+def is_written(section: str, text: str) -> bool:
+    """Return whether a text in settings means one of them and can be used."""
+    return any(owner.accepts(text) for owner in owners(section).values())
+
+
+def changes() -> int:
+    """Return a number that changes with every declaration, for whoever keeps what follows from them."""
+    for section in _REGISTRIES:
+        _load(section)
+    return _changes
+
+
+S = TypeVar("S", bound=Section)
+
+
+def aliases(options: type[Section]) -> dict[str, str]:
+    """Return the options of an owner that have an alias, with it."""
+    extras = {name: field.json_schema_extra for name, field in options.model_fields.items()}
+    return {name: str(extra["alias"]) for name, extra in extras.items() if isinstance(extra, dict) and extra["alias"]}
+
+
+class Owning(BaseModel):
+    """A document that holds the options of all owners of a section, in :attr:`owned`.
+
+    Written and read, an option with an alias stands under it beside the document's own fields: so documents stay as
+    they were before options had owners.
+    """
+
+    owned_section: ClassVar[str] = "strategy"
+    owned: dict[str, SerializeAsAny[Section]] = Field(default_factory=dict)
+    """By the owner's name; all of them."""
+
+    def of(self, options: type[S]) -> S:
+        """Return the options of the owner who declared ``options``; its defaults where it was declared later."""
+        return next((found for found in self.owned.values() if isinstance(found, options)), None) or options()
+
+    def with_own(self, name: str, **values: Any) -> Self:
+        """Return a copy with other options of the owner ``name``."""
+        changed = self.owned[name].model_copy(update=values)
+        return self.model_copy(update={"owned": {**self.owned, name: changed}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_owner(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        rest, given, found = dict(values), dict(values.get("owned") or {}), {}
+        for name, owner in owners(cls.owned_section).items():
+            own = given.pop(name, {})
+            flat = {field: rest.pop(alias) for field, alias in aliases(owner.options).items() if alias in rest}
+            found[name] = _read(name, owner.options, {**flat, **own}) if isinstance(own, dict) else own
+        for name in given:
+            raise OptionError(name, f"nothing of this name is known here, only {', '.join(found)}")
+        return {**rest, "owned": found}
+
+    @model_serializer(mode="wrap")
+    def _with_aliases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        rest = {}
+        for owner, options in document.pop("owned", {}).items():
+            named = aliases(type(self.owned[owner]))
+            document |= {alias: options[name] for name, alias in named.items()}
+            if others := {name: value for name, value in options.items() if name not in named}:
+                rest[owner] = others
+        return {**document, "owned": rest} if rest else document
+
+
+def _read(owner: str, options: type[Section], values: dict[str, Any]) -> Section:
+    try:
+        return options.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise OptionError(".".join([owner, *map(str, first["loc"])]), str(first["msg"])) from error

@@ -1,0 +1,116 @@
+"""Plans over a grid of clusters and jobs, as figures that can be compared with recorded ones.
+
+``PYTHONPATH=.:tests/distributed .venv/bin/python -m prediction_grid`` writes them anew, where they are meant to change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from planner_figures import TINY, cluster, job, joined, machine
+
+from distributed.planning.cluster import Cluster
+from distributed.planning.document import Candidate, Choice
+from distributed.planning.job import Job
+from distributed.planning.planner import plan, predict
+from distributed.planning.prediction import Predictor
+from distributed.planning.words import sentence
+from profiles.errors import BadInput
+
+RECORDED = Path(__file__).parent / "recorded_predictions.json"
+CODECS = ("fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.03")
+
+
+def clusters() -> dict[str, Cluster]:
+    """Equal and unequal machines, fast and slow links, a GPU, little memory, two workers on one machine."""
+    unequal = [machine("a", 16.0, cores=2.0), machine("b", 8.0, cores=4.0), machine("c", 3.0, cores=1.0)]
+    gpu = [machine("a", 40.0, device="cuda", memory_free=6_000_000_000), machine("b", 8.0, memory_free=3_000_000_000)]
+    return {
+        "two at 950": cluster([8, 8]),
+        "three at 100": cluster([8, 7, 5], 100.0),
+        "four, one slow": cluster([8, 8, 8, 8], 950.0, {"d": 20.0}),
+        "unequal with cores": joined(unequal, 300.0),
+        "a GPU and little memory": joined(gpu, 950.0),
+    }
+
+
+def jobs() -> dict[str, Job]:
+    """Small and large models, from scratch and trained, adapters, short and long runs, fixed choices."""
+    return {
+        "tiny": job(),
+        "tiny from scratch": job(start="scratch", samples=200_000),
+        "small": job(parameters=244_000_000, samples=60_000),
+        "adapters": job(parameters=1_000_000, total=TINY, lora=True, samples=20_000),
+        "short": job(samples=600),
+        "least traffic": job(preference="least-traffic", max_loss_increase=0.05),
+        "closest to exact": job(preference="closest-to-exact", samples=100_000),
+        "sparse": job(codec="topk:0.03", samples=200_000, strategy="diloco"),
+        "small buckets": job(bucket_mb=0.5, strategy="allreduce", engine="torch"),
+    }
+
+
+def document(candidate: Candidate) -> dict[str, Any]:
+    """Return all figures of a prediction."""
+    one = candidate
+    times = [one.compute, one.exchange, one.exposed, one.skew, one.step, one.samples_per_second]
+    worth = [one.token_efficiency, one.useful_speed_up, one.loss_increase, one.bytes_per_hour, one.hub_memory]
+    members = [[member.micro_batch, member.busy, member.memory] for member in one.members]
+    return {"times": times, "worth": worth, "members": members, "sources": one.sources}
+
+
+def planned(where: Cluster, what: Job) -> dict[str, Any]:
+    """Return the first of a ranking, the number of all, and what follows, in words."""
+    planning = plan(where, what)
+    settings = planning.settings.model_dump(mode="json") if planning.settings else {}
+    options = settings.get("options", {})
+    settings["options"] = {name.rpartition(".")[2]: value for name, value in options.items()}
+    return {
+        "ranking": [
+            ["".join(map(str, one.choice.model_dump().values())), one.step, one.useful_speed_up, one.loss_increase]
+            for one in planning.ranking[:4]
+        ],
+        "candidates": len(planning.ranking),
+        "settings": settings,
+        "reasons": [[reason.code, sentence(reason)] for reason in planning.reasons],
+    }
+
+
+def cells() -> dict[str, Any]:
+    """Return everything that is recorded, by name."""
+    found: dict[str, Any] = {}
+    for (where, machines), (what, job_) in itertools.product(clusters().items(), jobs().items()):
+        found[f"plan: {what} on {where}"] = planned(machines, job_)
+    for (where, machines), engine, codec in itertools.product(clusters().items(), ("hub", "torch"), CODECS):
+        members = tuple(sorted(one.name for one in machines.machines))
+        hub = "a" if engine == "hub" else ""
+        for strategy, interval, delay in (("allreduce", 1, 0), ("diloco", 20, 0), ("diloco", 50, 5)):
+            choice = Choice(
+                strategy=strategy, codec=codec, engine=engine, hub=hub, members=members, interval=interval, delay=delay
+            )
+            name = f"predict: {strategy} {codec} {engine} H={interval}+{delay} on {where}"
+            try:
+                found[name] = document(predict(machines, job(), choice))
+            except BadInput as error:
+                found[name] = str(error)
+    for where, machines in clusters().items():
+        predictor = Predictor(machines, job())
+        names = predictor.workable
+        found[f"caps on {where}"] = {way: predictor.caps(names, way, "a") for way in ("", "allreduce", "diloco")}
+    return found
+
+
+def compact(value: Any) -> Any:
+    """Return a document with its numbers in ten digits: the last bits of a sum may differ between processors."""
+    if isinstance(value, float):
+        return float(f"{value:.10g}")
+    if isinstance(value, dict):
+        return {str(key): compact(inner) for key, inner in value.items()}
+    return [compact(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+if __name__ == "__main__":
+    lines = (f"{json.dumps(name)}: {json.dumps(compact(cell))}" for name, cell in cells().items())
+    RECORDED.write_text("{" + ",\n".join(lines) + "}\n")

@@ -1,0 +1,14 @@
+"""Predictions are those that were recorded: they change only where somebody means it."""
+
+from __future__ import annotations
+
+import json
+
+from prediction_grid import RECORDED, cells, compact
+
+
+def test_predictions_are_the_recorded_ones() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    found = json.loads(json.dumps({name: compact(cell) for name, cell in cells().items()}))
+    assert found.keys() == recorded.keys()
+    assert [name for name in found if found[name] != recorded[name]] == []

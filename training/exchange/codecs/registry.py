@@ -1,0 +1,91 @@
+"""Codecs by name: every other file of this folder registers some. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.declarations import Section, declare, withdraw
+from profiles.errors import BadInput
+from training.exchange.codecs.base import Codec
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A codec, or a family of them that have an argument behind a colon: ``topk:0.03``."""
+
+    name: str
+    make: Callable[[str], Codec]
+    """Takes the argument; raises ``ValueError`` for one that cannot be."""
+    example: str = ""
+    """An argument, of a family."""
+
+
+_known: dict[str, Kind] = {}
+
+
+def register(name: str, make: Callable[[str], Codec], summary: str, example: str = "", argument: str = "") -> None:
+    """Make a codec known.
+
+    Args:
+        name: in settings and on the wire, before a colon.
+        make: makes it; of a family it takes the argument and raises ``ValueError`` for one that cannot be.
+        summary: what it costs and loses, in one line.
+        example: an argument, of a family.
+        argument: what to call it in help.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    declare("codec", name, summary, Section, f"{name}:{argument}" if example else name, _can_be_made)
+    _known[name] = Kind(name, make, example)
+
+
+def _can_be_made(text: str) -> bool:
+    try:
+        codec_by_name(text)
+    except BadInput:
+        return False
+    return True
+
+
+def forget(name: str) -> None:
+    """Take a codec out again."""
+    del _known[name]
+    withdraw("codec", name)
+
+
+def load() -> None:
+    """Import every codec of this folder."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
+
+
+def codec_by_name(name: str) -> Codec:
+    """Return the codec called ``name``, for example ``"bf16"`` or ``"topk:0.03"``.
+
+    Raises:
+        BadInput: there is none; the hint names the nearest.
+    """
+    kind, colon, argument = name.partition(":")
+    found = _known.get(kind)
+    if found is None or bool(colon) != bool(found.example):
+        near = difflib.get_close_matches(name, _known, n=1, cutoff=0.4)
+        raise BadInput(f"there is no codec '{name}'", f"did you mean {near[0]}?" if near else f"one of {_examples()}")
+    try:
+        return found.make(argument)
+    except ValueError as error:
+        raise BadInput(f"codec '{name}': {error}", f"write for example {kind}:{found.example}") from None
+
+
+def one_of_each() -> list[Codec]:
+    """Return every codec, of a family one."""
+    return [kind.make(kind.example) for kind in _known.values()]
+
+
+def _examples() -> str:
+    return ", ".join(f"{kind.name}:{kind.example}" if kind.example else kind.name for kind in _known.values())

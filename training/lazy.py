@@ -1,0 +1,30 @@
+"""Modules that are loaded when they are first used.
+
+Strategies, tasks and codecs declare their options and their cost in the file that also holds their algorithm. The
+command line and the planner read these declarations and must stay quick, so such a file does not load torch::
+
+    if TYPE_CHECKING:
+        import torch
+    else:
+        torch = lazy("torch")
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+
+class _Lazy(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # somebody looks at the module, nobody uses it
+            raise AttributeError(name)
+        value = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)
+        return value
+
+
+def lazy(name: str) -> Any:
+    """Return a stand-in for the module ``name``, which loads it when the first of its names is asked for."""
+    return _Lazy(name)

@@ -1,0 +1,150 @@
+"""What a strategy costs: pure functions of sizes, seconds and settings, which the planner puts together with links and
+machines (:mod:`distributed.planning.prediction`).
+
+A strategy states its costs beside its algorithm. Loss tables hold what was measured or published, are interpolated over
+the logarithm of their variable, and are never better than their best entry. They come from small models and few seeds:
+they order strategies, they promise nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from profiles.declarations import Owning
+
+Start = Literal["pretrained", "scratch"]
+
+BATCH_SOURCE = {"batch": "larger batch by the learning-rate rule: own check, 0.87 M parameters, one seed, batch x 4"}
+_BATCH_GAIN = {"off": 0.37, "sqrt": 0.80, "linear": 1.0}
+"""Share of four times the batch that counts, in steps of one machine to the same loss: 635, 1023 and over 1200 to 300.
+Own check, a fine-tune at 1, 2 and 4 times the learning rate."""
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When members exchange."""
+
+    interval: int = 1
+    """Steps between exchanges, H."""
+    delay: int = 0
+    """Steps that an exchange overlaps with."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The run in which a strategy is to work."""
+
+    steps: int
+    """Optimizer steps."""
+    start: Start = "pretrained"
+    """What the model is when training begins."""
+    lora: bool = False
+    codec: str = "fp32"
+
+    def rounds(self, rhythm: Rhythm) -> int:
+        """Return how many exchanges there will be, one at least."""
+        return max(1, self.steps // rhythm.interval)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One member's step without any exchange."""
+
+    seconds: float
+    passes: int
+    """Forward and backward passes that it is made of (gradient accumulation)."""
+    trainable: int
+    """Parameters."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a strategy learns from the group's samples."""
+
+    share: float = 1.0
+    """Share of them that counts: 1 as with per-step averaging."""
+    loss: float = 0.0
+    """How much higher than with per-step averaging the loss may be expected to end, as a share."""
+    sources: tuple[str, ...] = ()
+    """Keys of :attr:`CostModel.sources` and of the codecs'."""
+
+
+class CostModel:
+    """What a strategy costs. As it stands: all trainable parameters in every step, exact, and nothing hides it."""
+
+    codecs: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
+    """What it may send; its own first."""
+    exact: ClassVar[bool] = True
+    """Whether it equals one machine with the joint batch, but for what the codec loses."""
+    vectors: ClassVar[int] = 1
+    """Vectors of all trainable parameters in fp32 that it keeps beside the optimizer."""
+    on_device: ClassVar[bool] = True
+    """Whether they are in the memory of the device that trains, or in the processor's."""
+    interval_option: ClassVar[str] = ""
+    """The option that holds the steps between exchanges, where a person may choose them."""
+    merge_ns: ClassVar[float] = 0.0
+    """Nanoseconds of one core for a trainable parameter at an exchange, that nothing hides."""
+    sources: ClassVar[Mapping[str, str]] = {}
+    """Where the figures of :meth:`learning` are from, in a line each."""
+
+    def elements(self, trainable: int) -> int:
+        """Return how many parameters one exchange carries."""
+        return trainable
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        """Yield the rhythms to choose from; none where the strategy makes no sense in this run."""
+        yield Rhythm()
+
+    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+        """Return how many seconds of an exchange of so many a member's compute hides.
+
+        Args:
+            settings: with the strategy's own options.
+        """
+        return 0.0
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        """Return what is learnt.
+
+        Args:
+            worth: how many of its fastest machine the group is worth.
+        """
+        return Learning()
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        """Return the options that a plan with this rhythm sets, by name."""
+        return {}
+
+
+def interpolate(table: Mapping[int, float], x: float) -> float:
+    """Return a table's value at ``x``, linear in log x; its last entry beyond its end, extended below its begin."""
+    points = sorted(table.items())
+    if x >= points[-1][0]:
+        return points[-1][1]
+    above = next(index for index, (at, _) in enumerate(points) if at > x)
+    (x0, y0), (x1, y1) = points[max(0, above - 1)], points[max(1, above)]
+    return y0 + (y1 - y0) * math.log(max(x, 0.5) / x0) / math.log(x1 / x0)
+
+
+def merge_efficiency(members: float, kept: float) -> float:
+    """Return the share of the group's samples that count: ``(1 + (m - 1) g) / m``.
+
+    Args:
+        members: how many of its fastest machine the group is worth, ``m``.
+        kept: share of the others' work that counts, ``g``: 1 as with per-step averaging, 0 as with one machine alone.
+    """
+    return (1.0 + (members - 1.0) * kept) / members
+
+
+def batch_efficiency(ratio: float, rule: str) -> float:
+    """Return the share of a larger batch's samples that count: ``(1 + (k - 1) g) / k``; 1 for no larger batch.
+
+    Args:
+        ratio: global batch over the batch of one member alone, ``k``.
+        rule: how the learning rate follows it (``lr_scaling``): off, sqrt or linear.
+    """
+    k = max(1.0, ratio)
+    return (1.0 + (k - 1.0) * _BATCH_GAIN[rule]) / k
