@@ -16,6 +16,7 @@ from app.run_state import RunState
 from profiles.errors import ExitCode
 from training.kept import NOT_THIS_RUN
 from training.plan import RunPlan
+from training.runs import RunSummary
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,28 @@ def _speech_commands(ended: Ended) -> list[str]:
     profile = ended.plan.profile
     data = profile.data.dataset_path
     near = os.path.relpath(data) if os.path.isabs(data) else data
-    commands = [
-        f"{command_about(ended.run_dir, 'transcribe')} FILE.wav",
-        f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(data if near.startswith('..') else near)}",
-    ]
+    first, *rest = model_commands(ended.run_dir)
+    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(data if near.startswith('..') else near)}"
+    commands = [first, measure, *rest]
     if profile.dataset_name and not profile.model.from_scratch:
         here = ["--local", str(ended.plan.world_size)] if all(one.local for one in ended.plan.members) else []
         commands.append(f"{command_line('distributed-train', profile.name, *here)} --dataset YOUR_RECORDINGS")
     return commands
+
+
+def model_commands(run_dir: Path) -> list[str]:
+    """Return what to type to use a model that hears: on a file, beside what it was, and in other programs."""
+    return [
+        f"{command_about(run_dir, 'transcribe')} FILE.wav",
+        command_about(run_dir, "compare"),
+        f"{command_about(run_dir, 'export')} --to ctranslate2",
+    ]
+
+
+def what_next(run: RunSummary) -> tuple[str, ...]:
+    """Return what to type once a run is done, where its model hears; nothing else yet where it is not."""
+    hears = run.metadata is not None and run.metadata.config.get("model", {}).get("task") == "whisper"
+    return tuple(model_commands(run.path)) if hears and run.status == "completed" else ()
 
 
 def evaluation_lines(state: RunState) -> list[str]:

@@ -14,16 +14,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import soundfile
 
-from profiles.errors import MusterError
+from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
+from training.recordings.result import LEFT_OUT
+from training.tasks.patches import BLACKLIST
+from training.tasks.pseudo_table import NAME as PSEUDO
 from training.tasks.speech_clips import SPLITS, Clip, FileSource
-from training.tasks.speech_dataset import is_on_hub, read_speech
+from training.tasks.speech_dataset import SpeechTables, is_on_hub, present, read_tables
 from training.tasks.tables import read_table
 from training.tasks.texts import read_texts
 
@@ -47,9 +52,28 @@ def findings(profile: Profile) -> dict[str, Any]:
         texts = read_texts(data.dataset_path, data.text_column)
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}
         return {"splits": characters, "unit": "characters"}
-    splits = read_speech(data.dataset_path, data.text_column)
+    tables = read_tables(data.dataset_path, data.text_column)
+    splits = present(tables)
     counts = {split: len(clips) for split, clips in splits.items()}
-    return {"splits": counts, "unit": "recordings", "columns": _columns(path), **_listen(_in_turn(splits.values()))}
+    found = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
+    return {**found, **_listen(_in_turn(splits.values()))}
+
+
+def _history(tables: SpeechTables) -> dict[str, int]:
+    """Return what commands and people did to the data set, by what it is: those that are 0 are not in it."""
+    kinds = Counter(change.kind for change in tables.changes)
+    listed = sum(change.kind == "delete" and BLACKLIST in Path(change.where).name for change in tables.changes)
+    counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
+    counts["protected"] = kinds["protect"]
+    if tables.folder is not None:
+        with suppress(BadInput):  # what others wrote under these names says nothing here
+            counts["not_prepared"] = _lines(tables.folder / LEFT_OUT)
+            counts["pseudo"] = _lines(tables.folder / PSEUDO)
+    return {name: count for name, count in counts.items() if count}
+
+
+def _lines(table: Path) -> int:
+    return len(read_table(table).rows) if table.is_file() else 0
 
 
 def _columns(path: Path) -> list[str]:

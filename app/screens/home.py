@@ -88,7 +88,8 @@ class HomeScreen(StepScreen):
             return [line for row in state.home.doctor if row.key == name for line in cause_lines(row)]
         if kind == "run":
             runs = [run for run in state.home.runs if run.key == name]
-            return [muted(run.path) for run in runs] + [line for run in runs for line in cause_lines(run)]
+            about = [muted(line) for run in runs for line in (run.path, *run.next)]
+            return about + [line for run in runs for line in cause_lines(run)]
         return ()
 
     def _about(self, profile: ProfileRow) -> list[Content]:

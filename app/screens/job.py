@@ -221,6 +221,7 @@ def _about_data(data: DataRow) -> list[Content]:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
     if data.columns:
         lines.append(muted("columns: " + ", ".join(data.columns)))
+    lines += [muted(note) for note in data.notes]
     lines += [literal(f"broken: {name}", "$text-warning") for name in data.broken[:_SHOWN_BROKEN]]
     more = data.broken_count - len(data.broken[:_SHOWN_BROKEN])
     return [*lines, muted(f"and {more} more")] if more > 0 else lines

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.content import Content
 
 from app.console import command_line
+from app.report import what_next
 from app.screens.steering import cause_lines, shown_state, shown_status
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
@@ -63,6 +64,9 @@ class LaunchScreen(StepScreen):
         if row is not None:
             head = [literal(row.name, "bold"), *cause_lines(row)]
             return [*head, *[literal(line, "$text-muted") for line in row.log]]
+        run = Path(state.launch.run)
+        if started(state) and run.is_dir() and not is_live(run):
+            return [muted(line) for line in what_next(summarise(run))]
         return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
 
     def head(self, state: WizardState) -> Content:

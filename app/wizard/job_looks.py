@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers
 from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
@@ -143,7 +144,8 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
     name = profile.dataset_name or Path(profile.data.dataset_path).name
     if not profile.data.dataset_path and profile.model.task != "custom":
         return DataRow("data", "", Status.FAILED, "none", "no data set is chosen",
-                       "choose one: a folder with train.csv inside, or the name of one on the hub")  # fmt: skip
+                       "choose one: a folder with train.csv inside, or the name of one on the hub; "
+                       "prepare and segment make such a folder of other recordings")  # fmt: skip
     said = outside.look_at_data(profile)
     if "error" in said:
         return DataRow("data", name, Status.FAILED, "cannot be used", str(said["error"]), str(said.get("hint", "")))
@@ -166,7 +168,23 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
         splits=splits,
         broken=tuple(map(str, said.get("broken", ()))),
         broken_count=broken,
+        notes=tuple(_notes(dict(said.get("history", {})), profile)),
     )
+
+
+def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
+    """Say what was done to the data set, and what shows it or goes on with it."""
+    data = profile.data.dataset_path
+    if count := history.get("not_prepared"):
+        yield f"prepared; {count} not taken: see left_out.csv"
+    words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}
+    patches = [f"{history[name]} {word}" for name, word in words.items() if history.get(name)]
+    if patches:
+        yield f"patches: {', '.join(patches)}; {command_line('patches', data, '--origin')}"
+    if count := history.get("pseudo"):
+        share = profile.data.pseudo_share
+        taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"
+        yield f"pseudo.csv: {count} texts by a model; {taken}"
 
 
 def _about_broken(broken: int, too_many: bool) -> str:

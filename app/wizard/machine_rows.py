@@ -67,6 +67,8 @@ class RunRow(Row):
     path: str = ""
     started: str = ""
     live: bool = False
+    next: tuple[str, ...] = ()
+    """What to type to use its model."""
 
 
 _ENDINGS = {

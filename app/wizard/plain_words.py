@@ -91,6 +91,7 @@ def job_lines(job: Job, profile: str) -> Iterator[str]:
     data = job.data
     yield f"  dataset: {job.dataset or 'none'}: {data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
     yield from _trouble(data)
+    yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
     for fit in job.fits:
         size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""

@@ -185,6 +185,8 @@ class RealServices:
 
 def _run_row(run: Any) -> RunRow:
     """``run``: a :class:`training.runs.RunSummary`."""
+    from app.report import what_next
+
     row = RunRow(
         key=run.run_id,
         name=run.profile,
@@ -194,5 +196,6 @@ def _run_row(run: Any) -> RunRow:
         path=str(run.path),
         started=run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else "",
         live=run.live,
+        next=what_next(run),
     )
     return row if not run.damage else replace(row, fix="look into its folder, or remove it")

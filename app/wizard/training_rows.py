@@ -38,6 +38,8 @@ class DataRow(Row):
     broken: tuple[str, ...] = ()
     """Files that cannot be read, the first few."""
     broken_count: int = 0
+    notes: tuple[str, ...] = ()
+    """What commands did to it, each with the command that says more."""
 
 
 @dataclass(frozen=True)

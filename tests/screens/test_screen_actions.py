@@ -101,6 +101,18 @@ def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -
     run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
 
 
+def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path) -> None:
+    plan = plan_local_run(profile_from_options("p", {"model_path": "m", "dataset_path": "d"}), 1)
+    with RunFolder.create(tmp_path, plan, []) as folder:
+        folder.finish("completed", {})
+        screen = at(Step.LAUNCH, launch=Launch(status=Status.OK, run=str(folder.path)))
+
+    async def ended(pilot: Pilot[Any]) -> None:
+        assert all(word in text(pilot.app) for word in ("transcribe", "compare", "--to ctranslate2"))
+
+    run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
+
+
 def test_a_live_run_opens_and_escape_comes_back() -> None:
     opened: list[Path] = []
 

@@ -72,6 +72,26 @@ def test_broken_recordings_are_counted(tmp_path: Path) -> None:
     assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
 
 
+def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path) -> None:
+    good = next((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus"))
+    (tmp_path / "good.opus").write_bytes(good.read_bytes())
+    rows = [f"{name},good.opus,yes" for name in "abcd"]
+    (tmp_path / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]))
+    (tmp_path / "left_out.csv").write_text("id,reason\nz,silent\n")
+    (tmp_path / "pseudo.csv").write_text("id,audio_path,text\ny,good.opus,no\n")
+    patches = {"override_text/a": "id,text\na,no\n", "delete/mine": "id\nb\n", "delete/blacklist-x": "id\nc\n"}
+    for name, lines in patches.items():
+        path = tmp_path / "patches" / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(lines)
+    row = data_of(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))))
+    prepared, corrected, pseudo = row.notes
+    assert prepared == "prepared; 1 not taken: see left_out.csv"
+    assert corrected.startswith("patches: 1 corrected, 1 left out, 1 blacklisted; ") and "patches" in corrected
+    assert pseudo == "pseudo.csv: 1 texts by a model; none taken; set pseudo_share"
+    assert (row.samples, row.status) == (2, Status.OK)
+
+
 @pytest.mark.parametrize(("free", "total", "words"), [(7, 15, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
 def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: int, total: int, words: str) -> None:
     header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()

@@ -48,7 +48,7 @@ def read_speech(path: str, text_column: str = "") -> SpeechSplits:
     Raises:
         BadInput: not there, in no known layout, or with a fault in a table (named by file, line and column).
     """
-    return _present(_read(path, text_column))
+    return present(_read(path, text_column))
 
 
 def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
@@ -60,7 +60,7 @@ def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) ->
         pseudo_share: the most of the training clips that may come from ``pseudo.csv``, whose texts a model wrote.
     """
     tables = _read(path, text_column)
-    splits = _present(tables, hold_out(tables.splits))
+    splits = present(tables, hold_out(tables.splits))
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
@@ -105,7 +105,12 @@ def _warn_once(remark: str) -> None:
     logger.warning("%s", remark)
 
 
-def _present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
+def present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
+    """Return the clips (those of ``splits``) without those that a patch leaves out.
+
+    Raises:
+        BadInput: nothing is left of a split.
+    """
     splits = tables.splits if splits is None else splits
     found = {split: [clip for clip in clips if not clip.left_out] for split, clips in splits.items()}
     for split, clips in found.items():
@@ -200,7 +205,7 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
     """
     tables = _read(path, text_column)
     held_out = split == "validation" and "train" in tables.splits
-    splits = _present(tables, hold_out(tables.splits) if held_out else None)
+    splits = present(tables, hold_out(tables.splits) if held_out else None)
     if split not in splits:
         raise BadInput(f"data set {path} has no split {split!r}", f"it has: {', '.join(splits)}")
     return splits[split]
