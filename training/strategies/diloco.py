@@ -231,7 +231,7 @@ class DiLoCo(Strategy):
 
     @property
     def steps_to_average(self) -> int | None:
-        return self._delay if self._inner + 1 >= self.context.settings.sync_interval else None
+        return self._delay if self._inner + 1 >= self._interval else None
 
     def end_step(self) -> SyncReport | None:
         self._inner += 1
