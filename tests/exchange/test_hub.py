@@ -14,7 +14,7 @@ from hub_lab import RUN, Lab, cut, lab
 from stream_reference import contribution, stream_means
 
 from profiles.errors import BadInput
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from training.events import MemberEvent, WarningEvent
 from training.exchange import base, wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
@@ -225,13 +225,15 @@ def test_survivors_close_as_soon_as_a_member_is_gone(tmp_path: Path, clean: bool
 
 
 def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lab(tmp_path, 2, lease=3.0) as running:
+    with lab(tmp_path, 2, lease=PATIENCE) as running:
         members = running.connect_all()
-        heard = running.hub._group.heard
-        monkeypatch.setattr(running.hub._group, "heard", lambda seat: None if seat.rank == 1 else heard(seat))
+        group = running.hub._group
+        heard = group.heard
+        monkeypatch.setattr(group, "heard", lambda seat: None if seat.rank == 1 else heard(seat))
+        group._seats[1].silent = PATIENCE  # as if so many seconds had passed
         result = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
         assert result.members == (0,)
-        with pytest.raises(ExchangeError, match=r"silent for 3 s"):
+        with pytest.raises(ExchangeError, match=r"silent for 60 s"):
             members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
 
 
