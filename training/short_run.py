@@ -172,8 +172,11 @@ def _lenient(profile: Profile) -> Profile:
     return profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
 
 
-def carry_out(plan: RunPlan, tell: Tell) -> None:
+def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: None) -> None:
     """Measure the plan's task on this machine.
+
+    Args:
+        wait: called when all is imported, before anything is computed.
 
     Raises:
         MusterError: the task cannot be trained here.
@@ -185,6 +188,7 @@ def carry_out(plan: RunPlan, tell: Tell) -> None:
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     task = task_from_profile(_lenient(plan.profile))
+    wait()
     task.device = device
     samples = task.prepare_some(
         lambda phase, done, total: tell({"kind": "progress", "phase": phase, "done": done, "total": total}),
@@ -200,7 +204,7 @@ def carry_out(plan: RunPlan, tell: Tell) -> None:
             break
 
 
-def main() -> NoReturn:
+def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
     """Measure; every failure becomes one line."""
     parser = argparse.ArgumentParser(prog="python -m training.short_run")
     for name in ("--plan", "--rank", "--run-dir", "--secrets"):
@@ -214,7 +218,7 @@ def main() -> NoReturn:
         lines.flush()
 
     try:
-        carry_out(read_plan(Path(arguments.plan)), tell)
+        carry_out(read_plan(Path(arguments.plan)), tell, wait)
     except MusterError as error:
         tell({"kind": "failure", "message": error.message, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - the process boundary: whoever asked must hear of it

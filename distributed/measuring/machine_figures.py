@@ -25,7 +25,7 @@ from distributed.workers.remote_worker import Assignment, RemoteWorker
 from training.plan import MemberPlan
 from training.processes import thread_limits
 
-MODULE = "training.short_run"
+MODULE = "training.short_run_start"
 LONGEST = 1800.0
 """Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
 _MOST_LINES = 10_000
@@ -74,11 +74,43 @@ def bring(link: Link, inputs: Inputs, tell: Tell = lambda line: None) -> None:
     synchronise(link, inputs, say)
 
 
-def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker], tell: Tell) -> SpeedFigures:
+class Gate:
+    """Holds short runs back before they compute, while links are measured: what they import is loaded meanwhile."""
+
+    def __init__(self) -> None:
+        self.brought = threading.Event()
+        """All machines have their code and data: nothing more is sent."""
+        self._lock = threading.Lock()
+        self._workers: list[RemoteWorker] = []
+        self._act: Callable[[RemoteWorker], None] | None = None
+
+    def admit(self, worker: RemoteWorker) -> None:
+        """Let a short run wait with the others."""
+        with self._lock:
+            self._workers.append(worker)
+            if self._act is not None:
+                self._act(worker)
+
+    def open(self) -> None:
+        """Let all of them compute, those too that come later."""
+        self._all(lambda worker: worker.send({"go": True}))
+
+    def give_up(self) -> None:
+        """End all of them, those too that come later."""
+        self._all(lambda worker: worker.signal(signal.SIGKILL))
+
+    def _all(self, act: Callable[[RemoteWorker], None]) -> None:
+        with self._lock:
+            self._act = act
+            for worker in self._workers:
+                act(worker)
+
+
+def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFigures:
     """Run the task for a moment on a machine that has code and data.
 
     Args:
-        running: the worker is put into it, for who wants to end it early.
+        gate: holds it back, or ends it early.
         tell: hears what it is at, now and then.
 
     Raises:
@@ -86,7 +118,7 @@ def measure_seat(seat: Seat, inputs: Inputs, running: list[RemoteWorker], tell: 
     """
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
         worker = _worker(seat, inputs, Path(folder), log)
-        running.append(worker)
+        gate.admit(worker)
         late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         late.start()
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from distributed.machine.here import HERE_NAME, HereConnection, this_machine
 from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.interface_figures import AllInterfaces, measure_interfaces
 from distributed.measuring.link_figures import PairFigures, measure_links, probing
-from distributed.measuring.machine_figures import Seat, SpeedFigures, bring, measure_seat, named, seats_of
+from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, named, seats_of
 from distributed.planning.cluster import Cluster
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
@@ -27,7 +26,6 @@ from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts, check, ready
 from distributed.ssh.connection import Trust
-from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.cores import free_cores
@@ -182,8 +180,18 @@ def measure_ready(
             ends.append((own, place))
             here = own.name
         found = Measured(names, here=here, model_path=profile.model.model_path)
-        found.pairs, found.interfaces = _links(ends, wish, cache, tell)
-        found.speeds, found.problems = _speeds(seats, plan, wish, cache, tell)
+        gate = Gate()
+        with ThreadPoolExecutor(1) as pool:
+            speeds = pool.submit(_speeds, seats, plan, wish, cache, tell, gate)
+            speeds.add_done_callback(lambda _: gate.brought.set())
+            try:
+                gate.brought.wait()
+                found.pairs, found.interfaces = _links(ends, wish, cache, tell)
+                gate.open()
+                found.speeds, found.problems = speeds.result()
+            except BaseException:
+                gate.give_up()
+                raise
     return found
 
 
@@ -257,7 +265,7 @@ def _known_pair(
 
 
 def _speeds(
-    seats: Sequence[Seat], plan: RunPlan, wish: Wish, cache: MeasurementCache, tell: Tell
+    seats: Sequence[Seat], plan: RunPlan, wish: Wish, cache: MeasurementCache, tell: Tell, gate: Gate
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
     """Run the task on all seats at the same time, as in a run; those with fresh figures rest."""
     inputs = collect(plan)
@@ -265,7 +273,7 @@ def _speeds(
     keys = [_seat_key(seat, inputs) for seat in seats]
     known = [cache.get(SpeedFigures, key, age) for key in keys]
     missing = [number for number, one in enumerate(known) if one is None] if wish.machines else []
-    problems = _run_task(seats, inputs, missing, known, tell)
+    problems = _run_task(seats, inputs, missing, known, tell, gate)
     for number in missing:
         if (fresh := known[number]) is not None:
             cache.put(keys[number], fresh)
@@ -273,11 +281,15 @@ def _speeds(
 
 
 def _run_task(
-    seats: Sequence[Seat], inputs: Inputs, missing: Sequence[int], known: list[SpeedFigures | None], tell: Tell
+    seats: Sequence[Seat],
+    inputs: Inputs,
+    missing: Sequence[int],
+    known: list[SpeedFigures | None],
+    tell: Tell,
+    gate: Gate,
 ) -> list[MusterError]:
     """Fill in what is missing; return why some could not be measured."""
     problems: list[MusterError] = []
-    running: list[RemoteWorker] = []
 
     def attempt(step: Callable[[], None]) -> bool:
         try:
@@ -288,7 +300,7 @@ def _run_task(
         return True
 
     def run(number: int) -> None:
-        known[number] = measure_seat(seats[number], inputs, running, tell)
+        known[number] = measure_seat(seats[number], inputs, gate, tell)
         tell(f"{seats[number].member.name}: measured")
 
     if missing:
@@ -296,16 +308,10 @@ def _run_task(
         tell(f"running the task for a moment, the first time after preparing its data: {names}")
     links = list(dict.fromkeys(seats[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        try:
-            brought = dict(
-                zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs, tell)), links), strict=True)
-            )
-            able = [number for number in missing if brought[seats[number].link]]
-            list(pool.map(lambda number: attempt(lambda: run(number)), able))
-        except BaseException:
-            for worker in running:
-                worker.signal(signal.SIGKILL)
-            raise
+        fit = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs, tell)), links), strict=True))
+        gate.brought.set()
+        able = [number for number in missing if fit[seats[number].link]]
+        list(pool.map(lambda number: attempt(lambda: run(number)), able))
     return problems
 
 

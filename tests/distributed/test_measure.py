@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,15 +16,16 @@ from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.interface_figures import AllInterfaces, InterfaceFigures, known_slower, telling_peers
 from distributed.measuring.link_figures import Figures, PairFigures, rounds
-from distributed.measuring.machine_figures import Seat, SpeedFigures, figures_of
+from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured, Wish
 from distributed.planning.cluster import Machine, Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs
 from distributed.ssh.errors import SshError
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from profiles.resolve import load_profile
+from tests.waiting import until
 from training.plan import MemberPlan
 
 WORKLOAD = Workload(trainable=10, total=20, samples=30)
@@ -227,6 +229,60 @@ def scripted(monkeypatch: pytest.MonkeyPatch, found: PairFigures) -> list[list[f
     monkeypatch.setattr(measure, "measure_links", look)
     monkeypatch.setattr(measure, "measure_interfaces", lambda probes, pairs, tell: AllInterfaces())
     return tried
+
+
+class Held:
+    """A short run that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
+
+    def signal(self, number: int) -> None:
+        self.told.append(number)
+
+
+@pytest.mark.parametrize(("fails", "word"), [(False, {"go": True}), (True, signal.SIGKILL)])
+def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
+    fails: bool, word: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, late, told = Held(), Held(), list[object]()
+
+    def speeds(*arguments: Any) -> tuple[list[SpeedFigures], list[MusterError]]:
+        gate: Gate = arguments[-1]
+        told.append("brought")
+        gate.admit(cast(Any, early))
+        gate.brought.set()
+        until(lambda: early.told)
+        gate.admit(cast(Any, late))
+        return [SPEED], []
+
+    def links(*_: Any) -> tuple[list[PairFigures], AllInterfaces]:
+        told.extend(["links", *early.told])
+        if fails:
+            raise SshError("a", "cannot run the probe")
+        return [pair()], AllInterfaces()
+
+    for name, value in {"_speeds": speeds, "_links": links, "own_place": lambda links: "here"}.items():
+        monkeypatch.setattr(measure, name, value)
+    monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
+    profile = load_profile("demo-scratch").profile
+    with pytest.raises(SshError) if fails else contextlib.nullcontext():
+        assert measure.measure_ready([], profile, Wish()).speeds == [SPEED]
+    assert told == ["brought", "links"]
+    assert early.told == late.told == [word]
+
+
+def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_links", lambda *_: ([pair()], AllInterfaces()))
+    monkeypatch.setattr(measure, "_speeds", lambda *_: ([], []))
+    monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
+    assert measure.measure_ready([], load_profile("demo-scratch").profile, Wish()).pairs == [pair()]
+    monkeypatch.setattr(measure, "_speeds", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        measure.measure_ready([], load_profile("demo-scratch").profile, Wish())
 
 
 def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

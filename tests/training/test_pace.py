@@ -3,7 +3,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 from toy_task import ToyTask
 
 from profiles.resolve import profile_from_options
-from training import short_run
+from training import short_run, short_run_start
 from training.local_plan import plan_local_run
 from training.pace import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, Pace, PaceTaker
 
@@ -117,9 +118,25 @@ def test_a_measurement_asks_for_few_samples_and_tells_of_all(monkeypatch: pytest
     monkeypatch.setattr(short_run, "task_from_profile", lambda profile: Large())
     for batch in (8, 100):
         options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
-        short_run.carry_out(plan_local_run(profile_from_options("p", options), 1), told.append)
-    assert asked == [128, 200]
+        plan = plan_local_run(profile_from_options("p", options), 1)
+        short_run.carry_out(plan, told.append, lambda: asked.append(0))
+    assert asked == [0, 128, 0, 200]
     assert all(one["samples"] > 1_000_000 for one in told if one["kind"] == "workload")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_machine_of_one_core_imports_nothing_before_the_word(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(short_run_start, "free_cores", lambda: cores)
+    monkeypatch.setattr(short_run_start.sys, "stdin", SimpleNamespace(readline=lambda: told.append("word") or "go"))
+
+    def loaded(wait: Callable[[], object]) -> None:
+        told.append("loaded")
+        wait()
+
+    monkeypatch.setattr(short_run, "main", loaded)
+    short_run_start.main()
+    assert told == (["word", "loaded"] if cores == 1 else ["loaded", "word"])
 
 
 def test_no_step_no_pace() -> None:
