@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.console import visible
 from app.figures import metric_text
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.tasks.breakdown import Part, by_language, by_length, by_noise, by_speaker, confusions, part_of
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
@@ -67,7 +68,8 @@ def _rows(parts: Sequence[Part], before: Mapping[str, Part], most: int) -> list[
 def course(part: Part, before: Part | None) -> str:
     """``73.8 % -> 4.9 % of 61 words``: before, where it is known, and after."""
     first = f"{metric_text('wer', before.wer)} -> " if before is not None else ""
-    return f"{first}{metric_text('wer', part.wer)} of {part.words} words in {part.recordings} recordings"
+    heard = f"{counted(part.words, 'word')} in {counted(part.recordings, 'recording')}"
+    return f"{first}{metric_text('wer', part.wer)} of {heard}"
 
 
 def _name(part: Part) -> str:
@@ -99,10 +101,10 @@ def difference_lines(found: Difference) -> list[str]:
         better = "fewer" if found.difference < 0 else "more"
         verdict = f"{abs(found.difference) * 100:.1f} points {better}"
     else:
-        verdict = f"no difference that these {found.recordings} recordings can show"
+        verdict = f"no difference that {counted(found.recordings, 'recording')} can show"
     lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]
     if found.left_out:
-        lines.append(f"      {found.left_out} recordings that only one of them has heard are left out")
+        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of them has heard")
     return lines
 
 

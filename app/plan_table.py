@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from app.console import bytes_text, duration_text, visible
 from distributed.planning.document import Candidate, Planning
 from distributed.planning.words import sentence
+from profiles.counts import counted
 from training.strategies.registry import loss_sources
 
 WIDTH = 80
@@ -94,7 +95,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     yield from textwrap.wrap(why if best.choice.alone else f"{way_text(best)}: {why}", WIDTH, subsequent_indent="  ")
     if best.predicted:
         yield (
-            f"a step of {best.global_batch} samples takes {best.step:.3g} s, {best.steps} steps "
+            f"a step of {counted(best.global_batch, 'sample')} takes {best.step:.3g} s, {counted(best.steps, 'step')} "
             f"{duration_text(best.steps * best.step)} without start and evaluation"
         )
     if best.predicted and not best.choice.alone:
@@ -104,6 +105,6 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
         traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""
         yield (
-            f"  {_cut(member.name, 30)}: {member.micro_batch} samples"
+            f"  {_cut(member.name, 30)}: {counted(member.micro_batch, 'sample')}"
             f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}{traffic}"
         )

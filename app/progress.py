@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.console import diagnostics, duration_text, interactive, say, visible
 from app.figures import four_digits, headline
 from app.run_state import RunState, apply
+from profiles.counts import counted
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -169,7 +170,7 @@ class PlainProgress:
 
     def _tell_dropped(self) -> None:
         if self._dropped:
-            self._line(f"... and {self._dropped} more messages; they are in events.jsonl")
+            self._line(f"... and {counted(self._dropped, 'more message')}, kept in events.jsonl")
             self._dropped = 0
 
     def _line(self, text: str) -> None:

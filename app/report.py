@@ -13,6 +13,7 @@ from app.breakdown_words import run_lines
 from app.console import command_about, command_line, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
+from profiles.counts import counted
 from profiles.errors import ExitCode
 from training.kept import NOT_THIS_RUN
 from training.plan import RunPlan
@@ -71,7 +72,7 @@ def completed_lines(ended: Ended) -> list[str]:
     attempts = ended.metrics.get("attempts", 1)
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
-    lines = ["", f"Done: {steps} steps in {took}{speed}", *evaluation_lines(ended.state)]
+    lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
     lines += run_lines(ended.run_dir)
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]

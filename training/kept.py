@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from profiles.counts import counted
+
 NOT_THIS_RUN = "start a new run instead"
 """Said in the hint of an error after which the run itself cannot go on, whatever its events tell of snapshots."""
 
@@ -26,4 +28,4 @@ def kept_text(kept: int | None, newest: int) -> str:
         return "no step was done, so there is nothing to keep"
     lost = max(0, newest - (kept or 0))
     what = "no snapshot is kept" if kept is None else f"the snapshot of step {kept} is kept"
-    return f"{what}, {lost} step{'' if lost == 1 else 's'} lost"
+    return f"{what}, {counted(lost, 'step')} lost"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.cores import whole_cores
@@ -25,7 +26,7 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
         BadInput: zero workers, shares that do not fit, an unknown strategy.
     """
     if workers < 1:
-        raise BadInput(f"{workers} workers cannot train", "give --local 1 or more")
+        raise BadInput(f"{counted(workers, 'worker')} cannot train", "give --local 1 or more")
     shares = _shares(profile.run.shares, workers)
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     threads = profile.training.threads or max(1, whole_cores() // workers)
@@ -57,7 +58,7 @@ def _device_indices(device: str, workers: int) -> list[int]:
     """Give each worker a GPU of its own; where there are too few, they take turns."""
     gpus = count_gpus() if workers > 1 and device in ("auto", "cuda") else 0
     if 0 < gpus < workers:
-        logger.warning("%d workers share %d GPU%s", workers, gpus, "s" if gpus > 1 else "")
+        logger.warning("%s share %s", counted(workers, "worker"), counted(gpus, "GPU"))
     return [rank % gpus if gpus else 0 for rank in range(workers)]
 
 
@@ -68,6 +69,7 @@ def _shares(text: str, workers: int) -> list[float]:
         raise BadInput(f'shares = "{text}" is not a list of numbers', "write for example shares = 2,1") from error
     if len(shares) != workers or any(not math.isfinite(s) or s <= 0 for s in shares):
         raise BadInput(
-            f'shares = "{text}" does not fit {workers} workers', "give one positive number a worker, or leave it empty"
+            f'shares = "{text}" does not fit {counted(workers, "worker")}',
+            "give one positive number a worker, or leave it empty",
         )
     return shares

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.events import (
     AnswerEvent,
@@ -206,7 +207,8 @@ class LocalRun:
 
     def _tell_what_is_repeated(self, step: int) -> None:
         given_up = self._seen.tally.given_up
-        message = f"the newest snapshot that all can go on from is of step {step}: {given_up} steps are made again"
+        again = f"{counted(given_up, 'step is', 'steps are')} made again"
+        message = f"the newest snapshot that all can go on from is of step {step}: {again}"
         self._record(WarningEvent(message=message))
 
     def _note_member(self, source: int, event: MemberEvent) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from profiles.counts import counted
 from profiles.errors import MusterError, RunFailed
 from training.memory import is_out_of_memory
 from training.randomness import batch_key, evaluation_key, kept, sample_key, seed_with
@@ -119,7 +120,7 @@ class Samples:
         if len(broken) > self._allowed * size:
             first = ", ".join(map(str, list(broken)[:_NAMED])) + (", ..." if len(broken) > _NAMED else "")
             raise RunFailed(
-                f"{self._who}: {len(broken)} of the {size} samples of {split} cannot be read, more than "
+                f"{self._who}: {len(broken)} of {counted(size, 'sample')} of {split} cannot be read, more than "
                 f"{self._allowed:.1%}: sample {first}; the first: {next(iter(broken.values()))}",
                 "repair or remove them, or raise max_broken_share",
             )

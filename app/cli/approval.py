@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.console import agreed, command_line, say, visible
 from distributed.hosts.file import Hosts, load_hosts
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.resolve import Resolved
 from profiles.schema import Profile
@@ -112,5 +113,6 @@ def _asked(code: CustomCode, source: str) -> bool:
     others = len(set(code.beside) - {code.file})
     since = ", which has changed since it was agreed to" if code.changed else ""
     say(f"{visible(source)} wants Python code to be run on this computer{since}:")
-    say(f"  {visible(code.file)}{f', and what it imports of {others} files beside it' if others else ''}")
+    beside = f", and what it imports of {counted(others, 'file')} beside it" if others else ""
+    say(f"  {visible(code.file)}{beside}")
     return agreed("Run it?")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.arguments import Device, Json, Output
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> No
     more = f", {len(chosen) - SHOWN} of them not shown" if len(chosen) > SHOWN else ""
     listens = len(found[0].wers) if found else 0
     again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
-    say(f"{len(chosen)} of {len(found)} samples are heard otherwise than their transcript says{again}{more}")
+    of = counted(len(found), "sample")
+    say(f"{len(chosen)} of {of} heard otherwise than the transcript says{again}{more}")
 
 
 def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
@@ -155,7 +157,7 @@ def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         say("nothing was written: nobody is there to confirm; repeat with --yes")
         return False
-    return agreed(f"leave these {count} samples out of training?")
+    return agreed(f"leave {counted(count, 'sample')} out of training?")
 
 
 def _line(one: Doubt, bounds: Bounds) -> str:

@@ -16,6 +16,7 @@ from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.key_setup import own_key_path, read_own_key
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, MusterError
 
 _AT_ONCE = 32
@@ -80,7 +81,7 @@ def _remove(case: _Case, blob: str) -> None:
 
 def _confirmed(cases: Sequence[_Case], as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
-        count = f"{len(cases)} machine{'s' if len(cases) > 1 else ''}"
+        count = counted(len(cases), "machine")
         raise BadInput(f"{count} would be cleaned and nobody is there to confirm", "look, then repeat with --yes")
     return agreed("remove all this for good?")
 

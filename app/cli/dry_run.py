@@ -19,6 +19,7 @@ from app.cli.train import TrainRequest, plan_of, title_of
 from app.console import bytes_text, duration_text, say_error, show_json, show_line
 from app.progress import progress_for
 from app.run_state import RunState
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.schema import Profile
 from training.events import Event, StepEvent, SyncEvent
@@ -186,13 +187,14 @@ def lines(measured: Measured) -> list[str]:
     device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",
-        f"Dry run: {measured.steps} real steps of {measured.workers} x {measured.strategy} over {measured.engine}",
+        f"Dry run: {counted(measured.steps, 'real step')} of {measured.workers} x {measured.strategy} "
+        f"over {measured.engine}",
         f"step          {measured.seconds_per_step:.3f} s, {measured.samples_per_second:.1f} samples/s",
         f"of which      compute {measured.compute_share:.0%}, exposed wait {measured.wait_share:.0%}, "
         f"transfer {measured.transfer_share:.0%} (hidden or not)",
         f"exchange      {exchange}",
         f"memory        {bytes_text(measured.memory_peak)} in the largest worker{device}",
-        f"whole run     {measured.total_steps} steps, about {duration_text(measured.seconds_total)} "
+        f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
         "plus start and evaluations",
         "Nothing was kept.",
     ]

@@ -13,6 +13,7 @@ from app.console import duration_text, say, show_json, show_line, visible
 from app.figures import metric_label, metric_text
 from app.progress import PlainProgress
 from app.run_state import RunState
+from profiles.counts import counted
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
 from training.run_files import try_to_write
@@ -97,7 +98,7 @@ def _show(request: ModelRequest, model: Path, wanted: Recordings, measured: Meas
         if name not in ("samples", "hours"):
             show_line(f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}")
     length = duration_text(metrics["hours"] * 3600)
-    show_line(f"on {metrics['samples']:.0f} recordings of {visible(wanted.part)}, {length} of sound")
+    show_line(f"on {counted(round(metrics['samples']), 'recording')} of {visible(wanted.part)}, {length} of sound")
     for line in breakdown_lines(measured.predictions):
         show_line(line)
     if wanted.out is not None:

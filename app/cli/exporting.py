@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.models import only_data_on_stdout
 from app.console import bytes_text, say, show_json, show_line, visible
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.export.formats import Format, find_format
 from training.export.source import ModelSource, find_source
@@ -103,10 +104,10 @@ def _show(outcome: ExportOutcome, made: Format) -> None:
     for one in result.heard if result else ():
         show_line(f"{visible(one.name)}\n  original: {visible(one.original)}\n  exported: {visible(one.exported)}")
     if result:
-        same = f"{result.same} of {len(result.heard)} texts are the same"
+        same = f"the same: {result.same} of {counted(len(result.heard), 'text')}"
         show_line(f"{same}; {result.differing:.1%} of the words differ")
     else:
         show_line(f"not checked: {visible(outcome.manifest['check']['reason'])}")
     files = outcome.manifest["files"]
     size = bytes_text(sum(file["bytes"] for file in files))
-    show_line(f"wrote {visible(outcome.folder)}: {len(files)} files, {size}, for {made.reader}")
+    show_line(f"wrote {visible(outcome.folder)}: {counted(len(files), 'file')}, {size}, for {made.reader}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.arguments import Json
+from profiles.counts import counted
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def patches(
     done = ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "nothing is changed"
     for split, clips in tables.splits.items():
         left = sum(not clip.left_out for clip in clips)
-        say(f"{split}: {left} of {len(clips)} samples")
+        say(f"{split}: {left} of {counted(len(clips), 'sample')}")
     say(f"{done}; patches are read from {visible(_folder(tables))}")
     return ExitCode.DONE
 

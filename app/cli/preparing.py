@@ -8,6 +8,7 @@ from pathlib import Path
 from app.console import command_line, say, show_json, show_line, visible
 from app.progress import PlainProgress
 from app.run_state import RunState
+from profiles.counts import counted
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
 from training.recordings.languages import Ear
@@ -47,8 +48,10 @@ def _ear(model: str, output: Path, device: str) -> Ear:
 
 def _show(result: Result) -> None:
     for split, size in result.splits.items():
-        speakers = f", {size.speakers} speakers" if size.speakers else ""
-        show_line(f"{split:10} {size.clips:6} clips, {size.hours * 60:.1f} min{speakers}")
+        speakers = f", {counted(size.speakers, 'speaker')}" if size.speakers else ""
+        show_line(
+            f"{split:10} {size.clips:6} {'clip' if size.clips == 1 else 'clips'}, {size.hours * 60:.1f} min{speakers}"
+        )
     total = sum(result.left_out.values())
     if total:
         show_line(f"left out   {total:6}, each with its reason in {result.folder / LEFT_OUT}")

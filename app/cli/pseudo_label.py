@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.arguments import Device, Json, Language, ModelReference, Output
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def pseudo_label(
         raise BadInput(f"{target}: no such folder", "give the folder of a data set, or none")
     files, transcribed = _without_transcripts(recordings(folder.expanduser(), target), target)
     if transcribed:
-        say(f"{transcribed} recordings have a transcript in a table of {target}; they are left alone")
+        say(f"left alone, with a transcript in a table of {target}: {counted(transcribed, 'recording')}")
     first = find_model(output, model)
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
@@ -84,8 +85,8 @@ def _tell(rows: Sequence[PseudoRow], table: Path, transcribed: int, as_json: boo
         return
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
-    say(f"kept {kept} of {len(rows)} texts in {table}; to train on them: --set pseudo_share=0.5; without the file "
-        "they are gone")  # fmt: skip
+    say(f"kept {kept} of {counted(len(rows), 'text')} in {table}; to train on them: --set pseudo_share=0.5; "
+        "without the file they are gone")  # fmt: skip
 
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:
@@ -99,7 +100,7 @@ def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[l
         known = {clip.audio.path.resolve() for clip in clips if isinstance(clip.audio, FileSource)}
     new = [(name, path) for name, path in files if path.resolve() not in known]
     if not new:
-        raise BadInput(f"{target}: all {len(files)} recordings have a transcript", "nothing is to be done")
+        raise BadInput(f"{target}: every recording has a transcript ({len(files)})", "nothing is to be done")
     return new, len(files) - len(new)
 
 

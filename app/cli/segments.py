@@ -12,6 +12,7 @@ from app.cli.models import ModelRequest, only_data_on_stdout
 from app.console import command_line, duration_text, say, say_error, show_json, show_line, visible
 from app.progress import PlainProgress
 from app.run_state import RunState
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.events import ProgressEvent
 from training.runs import find_model
@@ -87,15 +88,14 @@ def _told(outcomes: Sequence[Outcome], out: Path, as_json: bool) -> ExitCode:
             for line in _lines(one):
                 show_line(line)
     if clips:
-        show_line(f"{out}: {clips} clips in train.csv; what was left out, and why: left_out.csv")
+        show_line(f"{out}: {counted(clips, 'clip')} in train.csv; what was left out, and why: left_out.csv")
         show_line(f"next: {command_line('distributed-train', 'whisper-tiny-lora', '--dataset', str(out))}")
     return code
 
 
 def _lines(one: Outcome) -> list[str]:
-    lines = [
-        f"{visible(one.name)}: {one.clips} clips, {duration_text(one.clip_seconds)} of {duration_text(one.seconds)}"
-    ]
+    length = f"{duration_text(one.clip_seconds)} of {duration_text(one.seconds)}"
+    lines = [f"{visible(one.name)}: {counted(one.clips, 'clip')}, {length}"]
     if one.transcript_words:
         share = one.given_words / one.transcript_words
         lines.append(f"  {share:.1%} of the transcript's {one.transcript_words} words are in them")

@@ -12,6 +12,7 @@ from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
 from app.trackers.start import checked_trackers, start_trackers
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
@@ -101,7 +102,7 @@ def profile_of(request: TrainRequest) -> Profile:
 
 def title_of(plan: RunPlan) -> str:
     """Return what runs, in one line."""
-    workers = "1 worker" if plan.world_size == 1 else f"{plan.world_size} workers"
+    workers = counted(plan.world_size, "worker")
     return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
 
 

@@ -17,6 +17,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.symbols import Mark
 from app.shell.text import literal
+from profiles.counts import counted
 
 COLUMNS = (
     Column("time", "time", most=8, least=8),
@@ -72,9 +73,8 @@ def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
     found: dict[tuple[int, int], tuple[float, Row]] = {}
     for member in picture.state.members.values():
         for sync in member.recent_syncs:
-            words = (
-                f"round {sync.round} at step {sync.step}: {sync.members} machines, {value_text(sync.seconds, 's')}, "
-            )
+            who = counted(sync.members, "machine")
+            words = f"round {sync.round} at step {sync.step}: {who}, {value_text(sync.seconds, 's')}, "
             cells = (
                 literal(clock_text(sync.time), "$text-muted"),
                 Mark.WORKING.show("sync", ascii_only=plain),

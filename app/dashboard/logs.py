@@ -26,6 +26,7 @@ from app.shell.keys import Key
 from app.shell.symbols import Mark
 from app.shell.text import literal
 from app.verdict import problems
+from profiles.counts import counted
 
 _NAME = 12
 _FOLLOWING = 2
@@ -233,7 +234,7 @@ class Logs(Pane):
         level = ("all levels", "warnings and errors", "errors")[self._level]
         parts = [self._machine or "all machines", level, *([f"with '{wanted}'"] if wanted else [])]
         none = "" if picture.lines else "; nothing was logged yet"
-        return literal(f"{', '.join(parts)}: {count} lines{none}", "$text-muted")
+        return literal(f"{', '.join(parts)}: {counted(count, 'line')}{none}", "$text-muted")
 
 
 def root_cause(picture: Picture, ascii_only: bool) -> Content | None:

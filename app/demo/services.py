@@ -34,6 +34,7 @@ from app.wizard.state import (
     Status,
     Strategy,
 )
+from profiles.counts import counted
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class DemoServices:
             PROFILE_NAME,
             PROFILE_NAME,
             Status.OK,
-            description=f"{len(self._machines)} scripted machines: nothing trains",
+            description=f"{counted(len(self._machines), 'scripted machine')}: nothing trains",
         )
         return Home(run_rows(list_runs(self._output)), (profile,), status=Status.OK)
 

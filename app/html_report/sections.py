@@ -15,6 +15,7 @@ from app.member_state import MemberState
 from app.run_state import Notice
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.words import sentence
+from profiles.counts import counted
 
 _GOOD = ("completed", "running")
 SHOWN_CANDIDATES = 8
@@ -206,7 +207,7 @@ def prediction(evidence: Evidence) -> str:
         _beside(f"compute on {visible(one.name)}", one.predicted * 1000, one.measured * 1000, "ms")
         for one in found.members
     ]
-    note = f"<p>Over {found.steps} steps, the first few left out.</p>"
+    note = f"<p>Over {counted(found.steps, 'step')}, the first few left out.</p>"
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 

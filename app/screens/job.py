@@ -20,6 +20,7 @@ from app.wizard import actions
 from app.wizard.gates import measures
 from app.wizard.state import DataRow, FitRow, OptionRow, Status, WizardState
 from app.wizard.steps import Step
+from profiles.counts import counted
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _COLUMNS = (
@@ -212,7 +213,7 @@ def data_words(data: DataRow) -> str:
     """Return in a few words what a data set holds."""
     hours = f", {data.hours:.3g} h" if data.hours else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
-    return f"{data.samples} samples{hours}{broken}" if data.samples else data.label
+    return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else data.label
 
 
 def _about_data(data: DataRow) -> list[Content]:

@@ -19,6 +19,7 @@ from app.shell.text import literal, muted
 from app.wizard import actions
 from app.wizard.state import CandidateRow, Status, WizardState
 from app.wizard.steps import Step
+from profiles.counts import counted
 
 _COLUMNS = (
     Column("name", "way", most=34, least=18),
@@ -163,7 +164,8 @@ def _about(row: CandidateRow) -> list[Content]:
     if row.step_seconds:
         progress = f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"
         lines.append(muted(f"{progress}: the same loss in {duration_text(row.same_loss_seconds)}"))
-        run = f"whole run: {row.steps} steps of {row.samples} samples, {duration_text(row.total_seconds)}"
+        steps = f"{counted(row.steps, 'step')} of {counted(row.samples, 'sample')}"
+        run = f"whole run: {steps}, {duration_text(row.total_seconds)}"
         lines.append(muted(f"{run}; loss +{row.loss_increase:.2%} at most expected"))
     elif not row.predicted:
         lines.append(muted("not predicted: what this strategy costs is not known"))

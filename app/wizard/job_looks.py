@@ -17,6 +17,7 @@ from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionR
 from distributed.checks.job_findings import memory_level
 from distributed.planning.memory_model import estimated_bytes
 from distributed.planning.model_size import size_for
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library
@@ -160,7 +161,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
         name=name,
         status=status,
         words=words,
-        cause=f"{broken} of {total} recordings cannot be read" if broken else "",
+        cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
         fix=_about_broken(broken, too_many),
         samples=samples,
         hours=float(said["hours"]) if "hours" in said else None,

@@ -16,6 +16,7 @@ from distributed.measuring.measure import Wish
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
+from profiles.counts import counted
 from profiles.errors import MachinesNotReady, MusterError
 from profiles.schema import Profile
 
@@ -130,7 +131,7 @@ def _check(row: MachineRow, one: Examined) -> CheckRow:
     failing = [finding for finding in findings if finding.status is Status.FAILED]
     warnings = [finding for finding in findings if finding.status is Status.WARNING]
     worst = next(iter(failing or warnings), None)
-    words = f"{len(failing)} to mend" if failing else f"{len(warnings)} warnings" if warnings else "ready"
+    words = f"{len(failing)} to mend" if failing else counted(len(warnings), "warning") if warnings else "ready"
     return CheckRow(
         key=row.key,
         name=row.name,

@@ -20,6 +20,7 @@ from app.wizard.state import (
     Status,
     WizardState,
 )
+from profiles.counts import counted
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
@@ -30,7 +31,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
     yield "  1  a new set-up"
     for number, row in enumerate(state.home.profiles, 2):
         present = sum(machine.present is True for machine in row.machines)
-        here = f"; {present} of its {len(row.machines)} machines are here" if row.machines else ""
+        here = f"; here: {present} of {counted(len(row.machines), 'machine')}" if row.machines else ""
         words = row.cause or f"{row.label}{here}"
         yield f"{number:>3}  {'saved profile' if row.saved else 'profile'} {row.name}: {row.description or words}{here}"
         if any(machine.far for machine in row.machines):
@@ -53,7 +54,7 @@ def _about(row: MachineRow) -> Iterator[str]:
     yield f"found by {', '.join(row.found_by)}" if row.found_by else ""
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
-        more = f" and {len(online) - 1} more ways" if len(online) > 1 else ""
+        more = f" and {counted(len(online) - 1, 'more way')}" if len(online) > 1 else ""
         yield f"{online[0].where} over {online[0].kind}{more}"
 
 
@@ -131,7 +132,10 @@ def candidate_words(row: CandidateRow) -> str:
         return row.cause
     if not row.step_seconds:
         return "not measured"
-    parts = [duration_text(row.same_loss_seconds), f"{row.step_seconds:.3g} s a step of {row.samples} samples"]
+    parts = [
+        duration_text(row.same_loss_seconds),
+        f"{row.step_seconds:.3g} s a step of {counted(row.samples, 'sample')}",
+    ]
     if not row.alone:
         parts += [f"{row.useful_speed_up:.2f} times as fast", f"{100 * row.communication:.0f} % waiting",
                   f"{bytes_text(row.bytes_per_hour)} an hour"]  # fmt: skip

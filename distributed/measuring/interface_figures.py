@@ -16,6 +16,7 @@ from distributed.measuring.link_figures import PATIENCE, PairFigures, Probe, lis
 from distributed.measuring.link_probe import MOST_PEERS
 from distributed.planning.cluster import Document, Mbit, Name
 from distributed.planning.cost_model import LINE_SHARE
+from profiles.counts import counted
 from profiles.errors import MusterError
 
 _EXHAUSTED = 0.9
@@ -64,7 +65,7 @@ def measure_interfaces(
         peers = telling_peers(name, pairs, probe.cards) if probe.may_carry_hub else []
         if not peers or known_slower(name, pairs, found):
             continue
-        tell(f"{name}: measuring its network interface with {len(peers)} machines at once")
+        tell(f"{name}: measuring its network interface with {counted(len(peers), 'machine')} at once")
         with contextlib.suppress(MusterError, ValidationError):  # then its links have to do
             found.append(_measure(probe, [(probes[pair.other_end(name)], pair) for pair in peers]))
     return AllInterfaces(figures=tuple(found))

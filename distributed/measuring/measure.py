@@ -26,6 +26,7 @@ from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts, check, ready
 from distributed.ssh.connection import Trust
+from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.cores import free_cores
@@ -229,7 +230,7 @@ def _links(
         return known, interfaces or AllInterfaces()
     with probing([link for link, _ in ends]) as probes:
         if len(known) < len(pairs):
-            tell(f"measuring {len(pairs) - len(known)} links between {len(names)} machines")
+            tell(f"measuring {counted(len(pairs) - len(known), 'link')} between {len(names)} machines")
         skipped = [frozenset((pair.source, pair.target)) for pair in known]
         fresh = measure_links(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
         found = [*known, *fresh]

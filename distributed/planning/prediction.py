@@ -101,7 +101,7 @@ class Predictor:
         members = tuple(sorted(choice.members))
         split = self.split(members, "" if choice.alone else choice.strategy, choice.hub)
         if split is None:
-            raise BadInput(f"a step has fewer samples than {len(members)} members", "raise the batch size")
+            raise BadInput(f"a step has fewer samples than there are members ({len(members)})", "raise the batch size")
         return self._candidate(choice.model_copy(update={"members": members}), split)
 
     # ----------------------------------------------------------------------------------------------------------- parts

@@ -24,6 +24,7 @@ from distributed.preparation.offline_wheels import collect_wheels, hashed_for
 from distributed.preparation.transfer import send_trees
 from distributed.preparation.uv_binary import PINNED, uv_for
 from distributed.ssh.errors import SshError
+from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
 
 Say = Callable[[str], None]
@@ -145,7 +146,7 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
         link.python = base.python
         link.put_agent()
         tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, said, say))
-        say(f"sending {len(tree.files)} packages, as far as they are missing there")
+        say(f"sending {counted(len(tree.files), 'package')}, as far as missing there")
         send_trees(link, [tree])
         wheels = f"{link.root}/trees/{tree.name}"
     return _build(link, base, recipe, hashed_for(recipe.hashes, said, recipe.requirements), wheels, say)

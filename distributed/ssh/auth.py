@@ -24,6 +24,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.wire import stalled
+from profiles.counts import counted
 
 _SHOWN = 6
 _AGENT_PATIENCE = 30.0
@@ -251,7 +252,9 @@ class Login:
         if _timed_out(error):
             return stalled(host, "did not answer during the log-in", self._patience)
         if "too many authentication failures" in words.lower():
-            problem = f"{host.where} gave up after {len(self._tried)} keys ({', '.join(self._tried[:_SHOWN])})"
+            problem = (
+                f"{host.where} gave up after {counted(len(self._tried), 'key')} ({', '.join(self._tried[:_SHOWN])})"
+            )
             hint = "name the right one as 'key' in the hosts file"
             return NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         said = f" ({words})" if words else ""

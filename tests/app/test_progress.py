@@ -89,7 +89,7 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert len(plain.feed(*[WarningEvent(message=str(n)) for n in range(500)])) == PLAIN_BURST
     plain.now = 11.0
     told = plain.feed(WarningEvent(message="later"))
-    assert told[0].endswith(f"... and {500 - PLAIN_BURST} more messages; they are in events.jsonl")
+    assert told[0].endswith(f"... and {500 - PLAIN_BURST} more messages, kept in events.jsonl")
     assert told[1].endswith("warning: later")
 
 

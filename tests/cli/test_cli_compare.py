@@ -42,7 +42,7 @@ def test_two_files(tmp_path: Path, capsys: Capture) -> None:
 def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None:
     first, second = (["open store", "open door"][:: 1 - 2 * turn] for turn in (0, 1))
     main(["compare", str(written(tmp_path / "a.csv", first)), str(written(tmp_path / "b.csv", second))])
-    assert "no difference that these 2 recordings can show" in capsys.readouterr().out
+    assert "no difference that 2 recordings can show" in capsys.readouterr().out
 
 
 def test_start_and_end_of_a_run(capsys: Capture) -> None:

@@ -114,7 +114,7 @@ def test_logs_are_sieved_by_machine_level_and_words(folder: RunFolder) -> None:
         await pilot.press("5")
         await until_text(pilot, "all machines, all levels: 4 lines")
         await pilot.press("l", "l")
-        await until_text(pilot, "errors: 1 lines")
+        await until_text(pilot, "errors: 1 line")
         await pilot.press("l", "m")
         await until_text(pilot, "air, all levels: 3 lines")
         await pilot.press("m", "m", "slash", *"FINE")

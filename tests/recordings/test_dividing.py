@@ -59,7 +59,7 @@ def test_splits_of_the_source_are_kept_and_shared_speakers_told() -> None:
     clips = [clip(0, "a", "train"), clip(1, "a", "test"), clip(2, "b", "validation")]
     division = divide(clips, Shares())
     assert division.recordings == clips
-    assert division.notes[-1].startswith("1 speakers are in training and in another split")
+    assert division.notes[-1].startswith("1 speaker is in training and in another split")
 
 
 def test_validation_comes_out_of_training_where_there_is_none() -> None:

@@ -67,7 +67,7 @@ def test_what_no_table_says_the_model_hears_once(
         features = torch.from_numpy(data.store[2])[None]
         (heard,) = task.wrapper.detect_languages(model, task.wrapper.hear(model, features))
     assert data.languages == ["de", "fr", heard, "en", "de", "en"]
-    assert f"of 1 clips without a language the model hears {heard} in 1" in caplog.text
+    assert f"of 1 clip without a language the model hears {heard} in 1" in caplog.text
     firsts = task.collate([data[index] for index in range(6)], None)["decoder_input_ids"][:, 1].tolist()
     assert firsts == [task.wrapper.prompt(code)[1] for code in data.languages]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.counts import counted
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import ModelSettings
 from training.export import manifest
@@ -67,7 +68,7 @@ def export(request: ExportRequest, say: Say) -> ExportOutcome:
         clips, unchecked = _clips(request, plain)
         original: list[str] = []
         if clips:
-            say(f"listening to {len(clips)} recordings with the original")
+            say(f"listening to {counted(len(clips), 'recording')} with the original")
             original, clips = listen(plain.wrapper, plain.model, clips)
         say(f"writing {request.format.name}")
         exporter = exporter_of(request.format.name)

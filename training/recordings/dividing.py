@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from profiles.counts import counted
 from training.recordings.recording import Recording
 
 _FEWEST_GROUPS = 3  # one for each split
@@ -107,8 +108,9 @@ def _how(recordings: Iterable[Recording], enough: bool) -> str:
     if not speakers:
         return "divided by clip: the source names no speakers, so the same voice may be in all splits"
     if not enough:
-        return f"divided by clip: {len(speakers)} speakers are too few, so the same voices are in all splits"
-    rest = f"; {unknown} clips without one are divided by file" if unknown else ": nobody is in two splits"
+        few = counted(len(speakers), "speaker is", "speakers are")
+        return f"divided by clip: {few} too few, so the same voices are in all splits"
+    rest = f"; {counted(unknown, 'clip')} without one divided by file" if unknown else ": nobody is in two splits"
     return f"divided by speaker ({len(speakers)}){rest}"
 
 
@@ -118,4 +120,8 @@ def _shared_speakers(recordings: Iterable[Recording]) -> list[str]:
         if recording.speaker:
             splits[recording.speaker].add(recording.split)
     shared = sum("train" in found and len(found) > 1 for found in splits.values())
-    return [f"{shared} speakers are in training and in another split, as the source has them"] if shared else []
+    return (
+        [f"{counted(shared, 'speaker is', 'speakers are')} in training and in another split, as the source has them"]
+        if shared
+        else []
+    )

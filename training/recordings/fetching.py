@@ -21,6 +21,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import certifi
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.recordings.recording import Reason, Unusable
 
@@ -99,7 +100,7 @@ class Fetcher:
             except _Passing as error:
                 failure = str(error)
                 pause = min(_LONGEST_PAUSE, max(error.pause, self._limits.pause * 2**attempt))
-        raise Unusable(Reason.DOWNLOAD, f"{failure} ({self._limits.attempts} attempts)", may_pass=True)
+        raise Unusable(Reason.DOWNLOAD, f"{failure} ({counted(self._limits.attempts, 'attempt')})", may_pass=True)
 
     def cancel(self) -> None:
         """End all downloads and pauses at once; they raise :class:`Stopped`."""

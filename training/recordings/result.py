@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.recordings.recording import Fault, Reason, Recording
 from training.recordings.workplace import Workplace
@@ -65,7 +66,9 @@ def write_result(
     result = _summed_up(place, kind, kept, left_out, notes)
     if not kept:
         reason, count = max(result.left_out.items(), key=lambda pair: pair[1])
-        message = f"none of {len(left_out)} recordings is left; {count}: {reason} ({result.examples[reason]})"
+        message = (
+            f"none of {counted(len(left_out), 'recording')} is left; {count}: {reason} ({result.examples[reason]})"
+        )
         raise BadInput(message, f"all reasons are in {place.folder / LEFT_OUT}")
     for split in SPLITS:
         of_split = [entry for entry in kept if entry[0].split == split]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import EVERY_LANGUAGE
 from training.memory import give_back
@@ -64,7 +65,7 @@ def heard_languages(
     key = digest([key_of_files(root, wrapper.files()), store.key, json.dumps(list(positions))])
     found: list[str] = json.loads((get_or_build(root / "languages", key, listen) / "languages.json").read_text("utf-8"))
     heard = ", ".join(f"{code} in {count}" for code, count in Counter(found).most_common())
-    logger.warning("language = auto: of %d clips without a language the model hears %s", len(found), heard)
+    logger.warning("language = auto: of %s without a language the model hears %s", counted(len(found), "clip"), heard)
     return found
 
 

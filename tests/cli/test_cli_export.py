@@ -1,0 +1,71 @@
+"""``export`` from the command line to the folder that other programs open."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import main
+
+sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def model() -> Path:
+    from tiny_speech import tiny_whisper  # imports transformers
+
+    return tiny_whisper(Path("tiny").absolute())
+
+
+@pytest.fixture
+def recordings() -> list[str]:
+    from tiny_speech import write_clips
+
+    return [f"speech/{path}" for _, path, _ in write_clips(Path("speech"), 3)]
+
+
+def exported(to: str, model: Path, recordings: list[str], capsys: Capture) -> tuple[Path, dict[str, object]]:
+    """The folder that the command wrote, and its document."""
+    checked = [word for file in recordings for word in ("--check-with", file)]
+    assert main(["export", str(model), "--to", to, "--out", f"out-{to}", *checked, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exit_code"] == 0
+    assert [one["original"] == one["exported"] for one in document["heard"]] == [True] * 3
+    assert document["manifest"]["check"]["texts_the_same"] == 3
+    return Path(document["folder"]), document["manifest"]
+
+
+@pytest.mark.slow
+def test_a_plain_folder_is_written_and_opens(model: Path, recordings: list[str], capsys: Capture) -> None:
+    from transformers import WhisperForConditionalGeneration
+
+    folder, manifest = exported("hf", model, recordings, capsys)
+    assert WhisperForConditionalGeneration.from_pretrained(folder).config.d_model == 16
+    assert {"model.safetensors", "README.md"} <= {file["name"] for file in manifest["files"]}
+    assert main(["export", str(model), "--to", "hf", "--out", str(folder)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_folder_for_faster_whisper_hears_the_same(model: Path, recordings: list[str], capsys: Capture) -> None:
+    pytest.importorskip("ctranslate2")
+    folder, _ = exported("ctranslate2", model, recordings, capsys)
+    assert (folder / "model.bin").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_onnx_hears_the_same(model: Path, recordings: list[str], capsys: Capture) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    folder, _ = exported("onnx", model, recordings, capsys)
+    assert (folder / "decoder_with_past_model.onnx").is_file()
+
+
+def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(capsys: Capture) -> None:
+    assert main(["export", "nothing", "--to", "hf"]) == 2
+    assert capsys.readouterr().err.startswith("error: no run 'nothing'")
