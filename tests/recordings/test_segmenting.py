@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -212,3 +213,21 @@ def test_no_sound_is_an_audio_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wav").write_bytes(content)
     with pytest.raises(AudioError):
         list(stream(tmp_path / "a.wav"))
+
+
+@pytest.mark.parametrize("note", [b"", b'{"key"', b"[]", b"{}", b'{"key": "", "outcome": {}}', b"[" * 100_000])
+def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: bytes) -> None:
+    sound = tmp_path / "talk.wav"
+    sound.write_bytes(b"x")
+    made: list[Path] = []
+
+    def make() -> dict[str, object]:
+        made.append(sound)
+        return {"outcome": asdict(Outcome("talk", clips=3)), "train": [], "left_out": [], "words": []}
+
+    source = dataset.Source("talk", sound, None)
+    assert dataset._once(source, tmp_path, [], make).clips == 3
+    (tmp_path / "done" / "talk.json").write_bytes(note)
+    for _ in range(2):
+        assert dataset._once(source, tmp_path, [], make).clips == 3
+    assert len(made) == 2

@@ -134,12 +134,16 @@ def segment_all(
     return outcomes
 
 
+_NOTED = ("key", "outcome", "train", "left_out", "words")
+"""What a note of a recording holds."""
+
+
 def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> Outcome:
     """Return what became of a recording: from an earlier start, or made now."""
     stamps = [FileSource(path).stamp() for path in (source.path, source.transcript) if path is not None]
     key = hashlib.sha256(json.dumps([*settings, *stamps]).encode()).hexdigest()
     note = aside / "done" / f"{source.name}.json"
-    known = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    known = _noted(note)
     if known.get("key") != key:
         note.unlink(missing_ok=True)  # of another model, transcript or recording
         known = {**make(), "key": key}
@@ -149,6 +153,17 @@ def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[
             part.write_text(json.dumps(known), encoding="utf-8")
             os.replace(part, note)
     return Outcome(**known["outcome"])
+
+
+def _noted(note: Path) -> dict[str, Any]:
+    """Return what an earlier start noted of a recording; nothing where that is damaged, so that it is made anew."""
+    if not note.is_file():
+        return {}
+    try:
+        known = json.loads(note.read_bytes())
+        return known if {*_NOTED} <= known.keys() else {}
+    except (ValueError, RecursionError, AttributeError):
+        return {}
 
 
 def _segment(
@@ -209,7 +224,7 @@ def _write_clips(source: Source, found: Segments, aside: Path, progress: Progres
 
 def _write_tables(aside: Path, sources: Sequence[Source]) -> None:
     notes = [aside / "done" / f"{source.name}.json" for source in sources]
-    done = [json.loads(note.read_text(encoding="utf-8")) for note in notes if note.is_file()]
+    done = [found for note in notes if (found := _noted(note))]
     for name, columns in (("train", COLUMNS), ("left_out", LEFT_OUT), ("words", WORDS)):
         rows: Iterable[list[str]] = (row for one in done for row in one[name])
         with open(aside / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
