@@ -51,6 +51,7 @@ def option(
     kind: Literal["", "path", "location"] = "",
     tasks: tuple[str, ...] = (),
     alias: str = "",
+    names: str = "",
     **bounds: Any,
 ) -> Any:
     """Declare one option.
@@ -58,9 +59,11 @@ def option(
     ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
     does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
     ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is the name
-    without an owner by which an owner's option is known as well.
+    without an owner by which an owner's option is known as well. ``names``: a section of which
+    it holds an owner's name.
     """
     extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
+    extra["names"] = names
     return Field(default=default, description=help, json_schema_extra=extra, **bounds)
 
 
@@ -70,7 +73,11 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-_REGISTRIES = {"strategy": "training.strategies.registry", "codec": "training.exchange.codecs.registry"}
+_REGISTRIES = {
+    "strategy": "training.strategies.registry",
+    "codec": "training.exchange.codecs.registry",
+    "model": "training.tasks.registry",
+}
 """By the section of a profile to which the options belong; those of codecs have none."""
 
 
@@ -180,6 +187,16 @@ class Owning(BaseModel):
     def of(self, options: type[S]) -> S:
         """Return the options of the owner who declared ``options``; its defaults where it was declared later."""
         return next((found for found in self.owned.values() if isinstance(found, options)), None) or options()
+
+    def changed(self) -> dict[str, dict[str, Any]]:
+        """Return the options without an alias that are not at their defaults, by owner: what a document that was
+        written before they were declared says by leaving them out."""
+        found = {}
+        for name, options in self.owned.items():
+            given, usual = options.model_dump(mode="json"), type(options)().model_dump(mode="json")
+            own = given.keys() - aliases(type(options)).keys()
+            found[name] = {field: given[field] for field in own if given[field] != usual[field]}
+        return {name: values for name, values in found.items() if values}
 
     def with_own(self, name: str, **values: Any) -> Self:
         """Return a copy with other options of the owner ``name``."""

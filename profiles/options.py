@@ -206,15 +206,21 @@ def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
         section=section,
         owner=owner,
         alias=extra["alias"],
-        type=_type_of(annotation, extra["kind"]),
+        type="choice" if extra["names"] else _type_of(annotation, extra["kind"]),
         default=as_text(field.default),
         help=re.sub(r"\{(\w+)\}", lambda match: ", ".join(forms(match[1])), field.description or ""),
         unit=extra["unit"],
-        choices=tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else (),
+        choices=_choices(annotation, extra["names"]),
         bounds=dict(bound for part in field.metadata if (bound := _bound(part))),
         advanced=extra["advanced"],
-        tasks=extra["tasks"],
+        tasks=extra["tasks"] or ((owner,) if owner and section == "model" else ()),
     )
+
+
+def _choices(annotation: object, names: str) -> tuple[str, ...]:
+    if names:
+        return tuple(owners(names))
+    return tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else ()
 
 
 def _type_of(annotation: object, kind: str) -> OptionType:

@@ -7,6 +7,7 @@ alone is declared beside it and called ``owner.option`` (:mod:`profiles.declarat
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any, Literal
 
@@ -24,10 +25,12 @@ TRACKERS = ("csv", "tensorboard", "wandb", "trackio")
 """Names of the trackers that a run's events can be sent to."""
 
 
-class ModelSettings(Section):
+class ModelSettings(Owning, Section):
     """The model and how much of it is trained."""
 
-    task: Literal["whisper", "causal_lm", "custom"] = option("whisper", "kind of job")
+    owned_section = "model"
+
+    task: str = option("whisper", "kind of job", names="model")
     model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
     from_scratch: bool = option(False, "start from random weights of the model's configuration")
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
@@ -71,6 +74,15 @@ class ModelSettings(Section):
     speech_task: Literal["transcribe", "translate"] = option(
         "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
     )
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str) -> str:
+        if is_written("model", task):
+            return task
+        near = difflib.get_close_matches(task, forms("model"), n=1)
+        said = f", did you mean '{near[0]}'?" if near else ""
+        raise OptionError("task", f"not a choice{said} (one of {', '.join(forms('model'))})")
 
     @model_validator(mode="before")
     @classmethod
@@ -279,7 +291,7 @@ class Profile(BaseModel):
     name: str
     model_name: str = ""
     dataset_name: str = ""
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = Field(default_factory=ModelSettings)
     data: DataSettings = DataSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -105,6 +105,10 @@ class RunPlan(BaseModel):
         )
         document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
         profile = document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
+        for owner in (self.profile.model, self.profile.strategy):
+            own = profile[owner.owned_section]
+            own.pop("owned", None)
+            own |= {"owned": changed} if (changed := owner.changed()) else {}
         for section, before in later.items():
             said = profile[section]
             profile[section] = {name: said[name] for name in said if name not in before or said[name] != before[name]}

@@ -197,18 +197,19 @@ class Trainer:
         report = self.strategy.finish()
         if report is not None:
             self._after_synchronisation(report)
-        synchronise_buffers(self.model, self.exchange, "finish")
-        if self.stopping.should_stop:
-            self.stopping.restore(self.model)
-        again = 0
-        while not self._evaluate(list(self.task.evaluation), again):
-            if self._obey(at_sync=False, finishing=True) is Ending.STOPPED:
-                return Ending.STOPPED
-            again += 1  # it was another one that stopped
-        if self.rank == min(self.strategy.members):
-            directory = self.run_dir / "model"
-            directory.mkdir(parents=True, exist_ok=True)
-            self.task.save(self.model, directory)
+        with self.strategy.consensus():
+            synchronise_buffers(self.model, self.exchange, "finish")
+            if self.stopping.should_stop:
+                self.stopping.restore(self.model)
+            again = 0
+            while not self._evaluate(list(self.task.evaluation), again):
+                if self._obey(at_sync=False, finishing=True) is Ending.STOPPED:
+                    return Ending.STOPPED
+                again += 1  # it was another one that stopped
+            if self.rank == min(self.strategy.members):
+                directory = self.run_dir / "model"
+                directory.mkdir(parents=True, exist_ok=True)
+                self.task.save(self.model, directory)
         return Ending.FINISHED
 
     # --------------------------------------------------------------------------------------------------- one step
@@ -286,14 +287,14 @@ class Trainer:
         )
 
     def _at_synchronisation_point(self) -> None:
-        """All members hold the same weights here: follow the membership, evaluate, let newcomers in."""
+        """All members are after the same step here: follow the membership, evaluate, let newcomers in."""
         self.plan = self.control.grown(self.plan)
         live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
         if live:  # who is gone is told by who knows why, and who has come by itself
             self.position.batch_sizes = live
         self._evaluate_if_due()
-        if self.exchange.anchor_wanted:
-            with self.strategy.consensus():
+        if self.exchange.anchor_wanted:  # only the one who is to publish it knows
+            with self.strategy.for_newcomer():
                 self.exchange.publish_anchor(self._anchor())
 
     def _evaluate_if_due(self) -> None:

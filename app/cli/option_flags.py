@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from profiles.errors import BadInput
-from profiles.options import OptionSpec, options
+from profiles.options import OptionSpec, canonical, options
 
 ALIASES = {"output_dir": "--output", "workers": "--local"}
 """Shorter names of some options."""
@@ -45,9 +45,12 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(**arguments: Any) -> Any:
         flags: dict[str, str] = {}
         for spec in options():
-            value, off = arguments.pop(spec.name), arguments.pop(f"no_{spec.name}", False)
+            name = _parameter_name(spec)
+            value, off = arguments.pop(name), arguments.pop(f"no_{name}", False)
             if value is not None or off:
                 flags[spec.name] = _text(spec, value, off)
+            if (other := arguments.pop(spec.alias, None)) is not None:
+                flags[spec.name] = _same(spec, flags.get(spec.name, other), other)
         return command(**arguments, flags=flags)
 
     signature = inspect.signature(command, eval_str=True)
@@ -58,16 +61,36 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _parameter_name(spec: OptionSpec) -> str:
+    return spec.name.replace(".", "__")
+
+
+def _same(spec: OptionSpec, one: str, other: str) -> str:
+    """Return the value that was given by two names.
+
+    Raises:
+        BadInput: they are two values.
+    """
+    if one != other:
+        raise BadInput(f"'{spec.name}' is given twice: {one} and {other}", "give it once")
+    return one
+
+
 def _parameters(spec: OptionSpec) -> list[inspect.Parameter]:
-    flag = "--" + spec.name.replace("_", "-")
+    flag, name = "--" + spec.name.replace("_", "-"), _parameter_name(spec)
     names = [*([ALIASES[spec.name]] if spec.name in ALIASES else []), flag]
     if spec.type != "flag":
-        return [_parameter(spec.name, str | None, _option(spec, names, spec.about))]
+        alias = f"--{spec.alias.replace('_', '-')}"
+        # Both names in one parameter would cut the names of all others short in the help.
+        about, metavar = f"the same as {flag}", _METAVARS.get(spec.type)
+        also = typer.Option(None, alias, hidden=True, metavar=metavar, help=about, rich_help_panel="Shorter names")
+        other = [_parameter(spec.alias, str | None, also)] if spec.alias else []
+        return [_parameter(name, str | None, _option(spec, names, spec.about)), *other]
     # A pair in one parameter would fill two columns of the help and cut the long names short.
     opposite = f"--no-{flag[2:]}"
     return [
-        _parameter(spec.name, bool | None, _option(spec, names, f"{spec.about} (or {opposite})")),
-        _parameter(f"no_{spec.name}", bool, typer.Option(False, opposite, hidden=True)),
+        _parameter(name, bool | None, _option(spec, names, f"{spec.about} (or {opposite})")),
+        _parameter(f"no_{name}", bool, typer.Option(False, opposite, hidden=True)),
     ]
 
 
@@ -107,7 +130,8 @@ def merged_overrides(settings: list[str], flags: dict[str, str], references: dic
     """
     overrides: dict[str, str] = {}
     pairs = [_pair(setting) for setting in settings]
-    for name, value in [*pairs, *flags.items(), *references.items()]:
+    for given, value in [*pairs, *flags.items(), *references.items()]:
+        name = canonical(given)
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is given twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value

@@ -207,7 +207,10 @@ def digest(document: Any) -> str:
 
 def profile_hash(profile: Profile) -> str:
     """Return a hash of what decides the result of a profile: not of what a plan changes, nor of where results go."""
-    return digest(profile.model_dump(mode="json", include=set(_RESULT_SECTIONS)))
+    document = profile.model_dump(mode="json", include=set(_RESULT_SECTIONS))
+    document["model"].pop("owned", None)
+    document["model"] |= {"owned": changed} if (changed := profile.model.changed()) else {}
+    return digest(document)
 
 
 def read_planning(path: Path) -> Planning:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles.declarations import owners
 from profiles.errors import BadInput
 from profiles.options import OptionSpec, options
 from profiles.resolve import load_profile, profile_from_options
-from profiles.schema import ModelSettings
 
-TASKS = get_args(ModelSettings.model_fields["task"].annotation)
+TASKS = tuple(owners("model"))
 FOLDER = Path(__file__).parents[2] / "training" / "tasks"
 MODULES = {
     "whisper": ("whisper", "whisper_model", "lora", "speech_clips", "speech_dataset", "distillation"),

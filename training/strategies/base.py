@@ -107,7 +107,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        """Take hold of the trainable parameters. Weights are equal on all members at this point."""
+        """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
+        may be attached to others after a resume, or as a newcomer."""
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         """A step begins.
@@ -142,13 +143,14 @@ class Strategy(ABC):
         """Called after the optimizer step; a report if a synchronisation ended here."""
 
     def finish(self) -> SyncReport | None:
-        """Synchronise what is left at the end of the training, so that all members hold the result."""
+        """Synchronise what is left at the end of the training; the result is what :meth:`consensus` holds after it."""
         return None
 
     @property
     @abstractmethod
     def synchronised(self) -> bool:
-        """Whether all members hold the same weights right now."""
+        """Whether members stand at a synchronisation point: all after the same step, with no exchange under way and no
+        step of their own since the last one. The answer is the same on all; the weights need not be."""
 
     @property
     @abstractmethod
@@ -173,7 +175,19 @@ class Strategy(ABC):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Hold the weights that all members agree on in the model, right after a synchronisation."""
+        """Hold in the model the weights that stand for the group: they are evaluated, and saved at the end.
+
+        Entered at a synchronisation point by all members or by none, so it may exchange. All hold the same weights in
+        it, and their own again after it.
+        """
+        yield
+
+    @contextmanager
+    def for_newcomer(self) -> Iterator[None]:
+        """Hold in the model the weights that a newcomer starts from, at a synchronisation point.
+
+        Entered by one member alone, so it exchanges nothing.
+        """
         yield
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:

@@ -389,6 +389,8 @@ class DiLoCo(Strategy):
         finally:
             unflatten_into(self._parameters, current)
 
+    for_newcomer = consensus
+
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         self._anchor.copy_(tensors["anchor"])
         self._momentum.copy_(tensors["momentum"])

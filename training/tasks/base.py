@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import nn
+from training.lazy import lazy
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+
     from training.tasks.predictions import Prediction
+else:
+    torch = lazy("torch")
 
 Batch = Mapping[str, Any]
 """A collated batch: tensors by name (nested containers are moved to the device too)."""
@@ -60,12 +64,21 @@ class Task(ABC):
     writes_texts: bool = False
     """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
 
-    device: torch.device = torch.device("cpu")
-    """What this member trains on; set before :meth:`prepare`."""
     train: SizedDataset
     """Set by :meth:`prepare`."""
     evaluation: dict[str, SizedDataset]
     """Data sets by split (``validation``, ``test``); set by :meth:`prepare`; may be empty."""
+
+    _device: torch.device | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """What this member trains on; set before :meth:`prepare`."""
+        return self._device or torch.device("cpu")
+
+    @device.setter
+    def device(self, device: torch.device) -> None:
+        self._device = device
 
     @abstractmethod
     def prepare(self, progress: Progress) -> None:

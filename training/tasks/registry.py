@@ -1,12 +1,46 @@
-"""Tasks by name. Each is imported only when it is asked for: together they take seconds to import."""
+"""Tasks by name: every file of ``kinds`` registers one. Its code is imported when it is made: all take seconds."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+from profiles.declarations import Section, declare, owners, withdraw
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Task
 
-TASKS = ("whisper", "causal_lm", "custom")
+_known: dict[str, Callable[[Profile], Task]] = {}
+
+
+def register(name: str, summary: str, make: Callable[[Profile], Task], options: type[Section] = Section) -> None:
+    """Make a task known.
+
+    Args:
+        name: in settings.
+        summary: what it trains, in one line.
+        make: makes it, not yet prepared; raises ``BadInput`` where its model cannot be used.
+        options: of its own, called ``name.option`` in settings; ``profile.model.of(options)`` gives their values.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    declare("model", name, summary, options)
+    _known[name] = make
+
+
+def forget(name: str) -> None:
+    """Take a task out again."""
+    del _known[name]
+    withdraw("model", name)
+
+
+def load() -> None:
+    """Import every file of ``kinds``."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent / "kinds")]):
+        importlib.import_module(f"{__package__}.kinds.{module.name}")
 
 
 def task_from_profile(profile: Profile) -> Task:
@@ -15,21 +49,8 @@ def task_from_profile(profile: Profile) -> Task:
     Raises:
         BadInput: there is no such task, or its model cannot be used.
     """
+    load()
     kind = profile.model.task
-    if kind == "whisper" and profile.model.teacher_path:
-        from training.tasks.distillation import DistillationTask
-
-        return DistillationTask(profile)
-    if kind == "whisper":
-        from training.tasks.whisper import WhisperTask
-
-        return WhisperTask(profile)
-    if kind == "causal_lm":
-        from training.tasks.causal_lm import CausalLMTask
-
-        return CausalLMTask(profile)
-    if kind == "custom":
-        from training.tasks.custom import CustomTask
-
-        return CustomTask(profile)
-    raise BadInput(f"there is no task {kind!r}", f"choose one of {', '.join(TASKS)}")
+    if kind not in _known:
+        raise BadInput(f"there is no task {kind!r}", f"choose one of {', '.join(owners('model'))}")
+    return _known[kind](profile)

@@ -1,0 +1,185 @@
+"""The examples of docs/extending.md: one text each, and everything else finds what it declares."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from app.cli.option_flags import with_option_flags
+from app.plan_table import explanation_lines, table_lines
+from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.job import Job
+from distributed.planning.planner import plan
+from profiles.errors import BadInput
+from profiles.options import options_by_name
+from profiles.reference import markdown
+from profiles.resolve import profile_from_options
+from profiles.schema import Profile, StrategySettings
+from tests.training.memory_exchange import RoomExchange, together
+from tests.training.toy_task import ToyTask, toy_plan
+from training.control import Control
+from training.events import EvaluationEvent, SyncEvent, _Event
+from training.exchange import codecs
+from training.exchange.codecs import registry as codec_registry
+from training.plan import RunPlan
+from training.strategies import registry as strategy_registry
+from training.tasks import registry as task_registry
+from training.tasks.base import Task
+from training.trainer import Trainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+EXAMPLES = dict(re.findall(r"## A (strategy|codec|task)\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest) -> Iterator[types.ModuleType]:
+    """The module that an example is, for one test."""
+    module = types.ModuleType(f"extending_{request.param}")
+    sys.modules[module.__name__] = module
+    exec(compile(EXAMPLES[request.param], str(PAGE), "exec"), module.__dict__)
+    yield module
+    del sys.modules[module.__name__]
+    registry: Any = {"strategy": strategy_registry, "codec": codec_registry, "task": task_registry}[request.param]
+    registry.forget({"strategy": "part", "codec": "sign", "task": "line"}[request.param])
+
+
+def needs(what: str) -> Any:
+    return pytest.mark.parametrize("example", [what], indirect=True)
+
+
+def cluster() -> Cluster:
+    machines = tuple(Machine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
+    return Cluster(machines=machines, links=(Link(source="a", target="b", mbit=900.0, mbit_back=900.0, rtt_ms=0.6),))
+
+
+def job(**more: Any) -> Job:
+    return Job(**{"trainable": 39_000_000, "total": 39_000_000, "samples": 32_000} | more)
+
+
+def help_text() -> str:
+    app = typer.Typer()
+    app.command()(with_option_flags(_command))
+    return CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}, terminal_width=200).output
+
+
+def _command(flags: dict[str, str]) -> None:
+    """Train."""
+
+
+def train(run: RunPlan, make: Callable[[], Task], folder: Path) -> list[tuple[Trainer, list[_Event]]]:
+    """Let two members train in threads of this process."""
+
+    def body(exchange: RoomExchange) -> tuple[Trainer, list[_Event]]:
+        task, events = make(), list[_Event]()
+        task.prepare(lambda *_: None)
+        trainer = Trainer(run, exchange.rank, task, exchange, events.append, Control(), folder)
+        trainer.run()
+        return trainer, events
+
+    found, _ = together(run.world_size, body)
+    for one in found.values():
+        if isinstance(one, BaseException):
+            raise one
+    return [found[rank] for rank in sorted(found)]
+
+
+@needs("strategy")
+@pytest.mark.usefixtures("example")
+def test_a_strategy_trains_though_its_members_differ(tmp_path: Path) -> None:
+    """Weights differ between members; evaluation and the model at the end are of the mean that all hold."""
+    run = toy_plan(2, evaluation={"eval_interval": 4}, strategy={"strategy": "part", "owned": {"part": {"share": 0.5}}})
+    tasks = [ToyTask(), ToyTask()]
+    members = train(run, lambda: tasks.pop(), tmp_path)
+    first, second = (torch.cat([p.detach().reshape(-1) for p in one.parameters]) for one, _ in members)
+    assert not torch.equal(first, second)
+    syncs = [event for event in members[0][1] if isinstance(event, SyncEvent)]
+    assert len(syncs) == 12 and all(event.drift is not None for event in syncs)
+    evaluations = [event for _, events in members for event in events if isinstance(event, EvaluationEvent)]
+    assert [event.step for event in evaluations] == [4, 8, 12]
+    saved = torch.load(tmp_path / "model" / "weights.pt")
+    mean = torch.cat([value.reshape(-1) for value in saved.values()])
+    torch.testing.assert_close(mean, (first + second) / 2)
+
+
+@needs("strategy")
+@pytest.mark.usefixtures("example")
+def test_a_strategy_is_planned_and_explained() -> None:
+    planning = plan(cluster(), job())
+    assert {one.choice.strategy for one in planning.ranking} == {"allreduce", "diloco", "part"}
+    wanted = plan(cluster(), job(strategy="part", max_loss_increase=0.02))
+    assert wanted.best is not None and wanted.settings is not None
+    assert wanted.best.choice.strategy == "part" and wanted.best.loss_increase == 0.01
+    whole = plan(cluster(), job(strategy="allreduce", codec="bf16")).ranking
+    assert wanted.best.exchange < max(one.exchange for one in whole) / 5
+    assert "part bf16" in "".join(table_lines(wanted))
+    assert "nobody measured it" in " ".join(" ".join(explanation_lines(wanted)).split())
+    assert wanted.settings.options["strategy"] == "part"
+    assert not any(one.choice.strategy == "part" for one in plan(cluster(), job(max_loss_increase=0.001)).ranking)
+
+
+@needs("strategy")
+@pytest.mark.usefixtures("example")
+def test_options_of_a_strategy_are_shown_checked_and_kept() -> None:
+    assert "--part.share" in help_text() and "allreduce, diloco, part" in help_text()
+    page = markdown()
+    assert "### part" in page and "| `part.share` | number | `0.1` |" in page
+    assert options_by_name()["part.share"].limits == "> 0, <= 1"
+    with pytest.raises(BadInput, match=r'part.share = "3": too large'):
+        profile_from_options("p", {"part.share": "3"})
+    profile = profile_from_options("p", {"strategy": "part", "part.share": "0.25"})
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+    assert profile.strategy.model_dump()["owned"] == {"part": {"share": 0.25}}
+
+
+def test_a_run_that_began_before_a_strategy_was_added_goes_on() -> None:
+    before = toy_plan(2)
+    text = before.model_dump_json()
+    exec(compile(EXAMPLES["strategy"], str(PAGE), "exec"), {"__name__": "tests.house.test_extending"})
+    try:
+        assert RunPlan.model_validate_json(text).hash() == before.hash()
+    finally:
+        strategy_registry.forget("part")
+    assert RunPlan.model_validate_json(text) == before
+
+
+@needs("codec")
+@pytest.mark.usefixtures("example")
+def test_a_codec_is_sent_planned_and_shown(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, -3.0, 2.0, -2.0])
+    assert codecs.roundtrip(codecs.codec_by_name("sign"), values).tolist() == [2.0, -2.0, 2.0, -2.0]
+    settings = {"strategy": "diloco", "codec": "sign", "sync_interval": 4, "error_feedback": True}
+    members = train(toy_plan(2, strategy=settings), ToyTask, tmp_path)
+    first, second = (torch.cat([p.detach().reshape(-1) for p in one.parameters]) for one, _ in members)
+    assert torch.equal(first, second)
+    planning = plan(cluster(), job(codec="sign", strategy="diloco"))
+    dense = plan(cluster(), job(codec="bf16", strategy="diloco"))
+    assert max(one.exchange for one in planning.ranking) < max(one.exchange for one in dense.ranking) / 4
+    assert "mxfp4, sign, topk:SHARE" in help_text()
+    assert "| `sign` | 1 bit an element" in markdown()
+    assert profile_from_options("p", {"codec": "sign"}).strategy.codec == "sign"
+
+
+@needs("task")
+@pytest.mark.usefixtures("example")
+def test_a_task_trains_and_is_shown(tmp_path: Path) -> None:
+    options = {"task": "line", "line.slope": "-1.5", "max_steps": "60", "learning_rate": "0.1", "batch_size": "8"}
+    profile = profile_from_options("p", options | {"workers": "2", "warmup_steps": "0", "max_grad_norm": "0"})
+    run = toy_plan(2).model_copy(
+        update={"profile": profile.model_copy(update={"strategy": StrategySettings(strategy="allreduce")})}
+    )
+    train(run, lambda: task_registry.task_from_profile(profile), tmp_path)
+    assert float((tmp_path / "model" / "slope.txt").read_text()) == pytest.approx(-1.5, abs=0.1)
+    assert "--line.slope" in help_text()
+    assert "### line" in markdown() and "| `line.points` | integer | `32` |" in markdown()
+    assert options_by_name()["task"].choices == ("causal_lm", "custom", "line", "whisper")
+    with pytest.raises(BadInput, match="task = whisper does not read it, only line"):
+        profile_from_options("p", {"task": "whisper", "line.slope": "1"})

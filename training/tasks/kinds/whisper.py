@@ -1,0 +1,20 @@
+"""Speech to text with a Whisper."""
+
+from __future__ import annotations
+
+from profiles.schema import Profile
+from training.tasks.base import Task
+from training.tasks.registry import register
+
+
+def _make(profile: Profile) -> Task:
+    if profile.model.teacher_path:
+        from training.tasks.distillation import DistillationTask
+
+        return DistillationTask(profile)
+    from training.tasks.whisper import WhisperTask
+
+    return WhisperTask(profile)
+
+
+register("whisper", "speech to text with a Whisper: recordings and their transcripts", _make)
