@@ -211,7 +211,8 @@ class JobScreen(StepScreen):
 
 def data_words(data: DataRow) -> str:
     """Return in a few words what a data set holds."""
-    hours = f", {data.hours:.3g} h" if data.hours else ""
+    length = data.hours or 0.0
+    hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
     return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else data.label
 
