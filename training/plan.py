@@ -11,23 +11,32 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.errors import BadInput
-from profiles.schema import EVERY_LANGUAGE, Profile
+from profiles.schema import Profile
 
 PLAN_VERSION = 1
-_LATER: dict[str, dict[str, Any]] = {
-    "model": {
-        "teacher_path": "",
-        "distill_alpha": 0.5,
-        "distill_temperature": 2.0,
-        "student_layers": 0,
-        "encoder_path": "",
-    },
-    "data": {"window": "full", "pseudo_share": 0.0, "languages": EVERY_LANGUAGE},
+_LATER: dict[str, dict[str, Any]] = {"data": {"window": "full"}}
+"""Options that came later and whose default is not what was done before, with what was."""
+_FIRST = {
+    "model": "task model_path from_scratch tuning lora_rank lora_alpha lora_dropout lora_target_modules "
+    "lora_merge freeze_encoder gradient_checkpointing language speech_task",
+    "data": "dataset_path text_column long_audio max_broken_share max_train_samples max_eval_samples "
+    "augmentation block_size cache_dir data_workers",
+    "training": "learning_rate lr_schedule warmup_steps lr_scaling epochs max_steps batch_size "
+    "gradient_accumulation drop_last max_grad_norm weight_decay adam_beta2 mixed_precision seed "
+    "device threads",
+    "evaluation": "eval_interval eval_batch_size eval_generate eval_max_new_tokens eval_before "
+    "early_stopping_patience early_stopping_min_delta",
+    "snapshot": "snapshot_interval snapshot_keep",
+    "strategy": "strategy engine codec sync_interval sync_delay outer_lr outer_momentum error_feedback bucket_mb "
+    "verify_interval round_deadline quorum planned_as hub_port",
 }
-"""Options that came later, with what was done before. They count in the hash where they say otherwise: so a run that
-began without them goes on."""
-_COUNTED = {"data": {name: _LATER["data"][name] for name in ("window", "pseudo_share")}}
-"""Those that did not count in all hashes of a version that had them."""
+"""Options that count in every hash, by section. All others came later and count where they say otherwise than what was
+done before: so a run that began without them goes on."""
+_SECOND = {
+    "model": "teacher_path distill_alpha distill_temperature student_layers encoder_path",
+    "data": "languages",
+}
+"""Those that one later version counted too."""
 
 
 class MemberPlan(BaseModel):
@@ -93,26 +102,35 @@ class RunPlan(BaseModel):
 
     def hash(self) -> str:
         """Hash of what decides the result: not the run's id, address or resume flag, nor names, folders and places."""
-        return self._hash(_LATER)
+        return self._hash(_FIRST)
 
     def hashes(self) -> tuple[str, ...]:
         """Hashes that this and earlier versions have for this plan."""
-        return self._hash(_LATER), self._hash(_COUNTED)
+        second = {section: f"{names} {_SECOND.get(section, '')}" for section, names in _FIRST.items()}
+        return self._hash(_FIRST), self._hash(second)
 
-    def _hash(self, later: Mapping[str, Mapping[str, Any]]) -> str:
+    def _hash(self, always: Mapping[str, str]) -> str:
         document = self.model_dump(
             exclude={"run_id", "hub_address", "resume", "added", "profile", "members"}, mode="json"
         )
         document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
-        profile = document["profile"] = self.profile.model_dump(exclude={"name", "run"}, mode="json")
+        profile = self.profile.model_dump(exclude={"name", "run"}, mode="json")
         for owner in (self.profile.model, self.profile.strategy):
             own = profile[owner.owned_section]
             own.pop("owned", None)
             own |= {"owned": changed} if (changed := owner.changed()) else {}
-        for section, before in later.items():
-            said = profile[section]
-            profile[section] = {name: said[name] for name in said if name not in before or said[name] != before[name]}
+        for section in profile.keys() & _FIRST.keys():
+            before = {**_defaults(section), **_LATER.get(section, {})}
+            names, said = always[section].split(), profile[section]
+            counts = (name for name in said if name in names or said[name] != before.get(name, said))
+            profile[section] = {name: said[name] for name in counts}
+        document["profile"] = profile
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _defaults(section: str) -> dict[str, Any]:
+    settings: BaseModel = Profile.model_fields[section].get_default(call_default_factory=True)
+    return settings.model_dump(mode="json")
 
 
 def read_plan(path: Path) -> RunPlan:
