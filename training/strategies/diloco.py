@@ -63,20 +63,13 @@ _LOSS_OF_OVERLAP = 0.002
 class DiLoCoOptions(Section):
     """Options of :class:`DiLoCo`."""
 
-    sync_interval: int = option(50, "inner steps between synchronisations", unit="steps", ge=1, alias="sync_interval")
+    sync_interval: int = option(50, "steps between synchronisations", unit="steps", ge=1, alias="sync_interval")
     sync_delay: int = option(
         0, "steps an exchange may overlap with training", unit="steps", ge=0, advanced=True, alias="sync_delay"
     )
-    outer_lr: float = option(
-        0.0, "outer learning rate; 0: by the number of rounds", ge=0, advanced=True, alias="outer_lr"
-    )
+    outer_lr: float = option(0.0, "outer learning rate; 0: by the rounds", ge=0, advanced=True, alias="outer_lr")
     outer_momentum: float = option(
-        -1.0,
-        "outer Nesterov momentum; -1: by the number of rounds",
-        ge=-1,
-        lt=1,
-        advanced=True,
-        alias="outer_momentum",
+        -1.0, "outer Nesterov momentum; -1: by the rounds", ge=-1, lt=1, advanced=True, alias="outer_momentum"
     )
 
     @model_validator(mode="after")
