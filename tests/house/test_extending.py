@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import types
@@ -184,3 +185,16 @@ def test_a_task_trains_and_is_shown(tmp_path: Path) -> None:
     assert options_by_name()["task"].choices == ("causal_lm", "custom", "line", "whisper")
     with pytest.raises(BadInput, match="task = whisper does not read it, only line"):
         profile_from_options("p", {"task": "whisper", "line.slope": "1"})
+
+
+def test_nobody_but_its_file_knows_a_strategy_by_name() -> None:
+    root, names = PAGE.parents[1], set(strategy_registry.strategies())
+    knowing = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for room in ("profiles", "training", "distributed", "app")
+        for path in (root / room).rglob("*.py")
+        if path.parent.name != "strategies"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert knowing == []
