@@ -16,6 +16,7 @@ from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.planning.words import why_in_words
 from distributed.preparation.code_sync import REPOSITORY
 from distributed.preparation.prepare import Manner, hosts_of, prepare
+from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
 from distributed.run.prediction import keep_planning
 from profiles.errors import RunFailed
@@ -68,7 +69,8 @@ class DistributedLauncher:
         try:
             machines = prepare(self._hosts, self._profile.model.task, self._manner)
             self._laps.end("machines: checked")
-            planned = plan_machines(machines, self._profile, self._wish, self._manner.tell)
+            profile = fit_machines(self._profile, machines, self._manner.tell)
+            planned = plan_machines(machines, profile, self._wish, self._manner.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
             self._laps.end("machines: planned")
             return planned

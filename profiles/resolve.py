@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from profiles.errors import BadInput
+from profiles.fitted import left_open
 from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, merge, override_layer
 from profiles.library import Found, Library
 from profiles.locations import absolute_location, absolute_path
@@ -159,6 +160,7 @@ def _validated(name: str, merged: Merged) -> Profile:
         else:
             parts[section] = found
     _refuse_ignored(parts["model"].task, merged)
+    parts["run"] = parts["run"].model_copy(update={"fit_memory": left_open(merged)})
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
     }

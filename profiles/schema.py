@@ -244,6 +244,10 @@ class StrategySettings(Owning, Section):
         raise OptionError("codec", f"one of auto, {', '.join(forms('codec'))} (for example topk:0.03)")
 
 
+FITTED = ("batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "learning_rate")
+"""Options that may follow the memory of the machines; ``batch_size`` with ``gradient_accumulation``."""
+
+
 class RunSettings(Section):
     """Where results go, and the local workers."""
 
@@ -251,6 +255,12 @@ class RunSettings(Section):
     hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+    fit_memory: str = option(
+        "auto",
+        f"settings that follow the machines' memory, by comma ({', '.join(FITTED)}); auto: those that neither a "
+        "profile nor the command line sets; off: none",
+        advanced=True,
+    )
     trackers: str = option("", f"where the run's events also go, by comma: {', '.join(TRACKERS)}")
     lease: float = option(
         30.0, "machines stop their workers when nobody has watched the run for so long", unit="s", ge=2, advanced=True
@@ -260,6 +270,16 @@ class RunSettings(Section):
     @classmethod
     def _known_trackers(cls, trackers: str) -> str:
         return ",".join(tracker_names(trackers))
+
+    @field_validator("fit_memory")
+    @classmethod
+    def _known_fitted(cls, fitted: str) -> str:
+        if fitted in ("auto", "off"):
+            return fitted
+        names = [part.strip() for part in fitted.split(",") if part.strip()]
+        if not names or any(name not in FITTED for name in names):
+            raise OptionError("fit_memory", f"auto, off, or some of {', '.join(FITTED)}")
+        return ", ".join(name for name in FITTED if name in names)
 
     @field_validator("shares")
     @classmethod

@@ -25,37 +25,43 @@ def quota(root: Path = Path("/")) -> Quota | None:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
+    groups = control_groups("cpu", root)
+    quotas = (_second_version(folder) if is_second else _first_version(folder) for folder, is_second in groups)
+    return min((found for found in quotas if found is not None), key=lambda one: one.cores, default=None)
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process' control groups and of those around them that may limit something, and whether
+    each is of the second version.
+
+    The last one of a line of ``/proc/self/cgroup`` is the root, which is a container's own group where the container
+    does not see its place.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    return min((found for line in lines for found in _along(root / "sys/fs/cgroup", line)),
-               key=lambda one: one.cores, default=None)  # fmt: skip
-
-
-def _along(mounted: Path, line: str) -> Iterator[Quota]:
-    """Yield the quotas of a line of ``/proc/self/cgroup``, from its group up to the root, which is a container's own
-    group where the container does not see its place."""
-    _, controllers, place = [*line.split(":", 2), "", ""][:3]
-    if controllers and "cpu" not in controllers.split(","):
         return
-    inside = PurePosixPath(place.lstrip("/"))
-    for group in dict.fromkeys((inside, *inside.parents)):
-        found = _second_version(mounted / group) if not controllers else _first_version(mounted / "cpu" / group)
-        if found is not None:
-            yield found
+    mounted = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, place = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        inside = PurePosixPath(place.lstrip("/"))
+        for group in dict.fromkeys((inside, *inside.parents)):
+            yield (mounted / controller / group, False) if controllers else (mounted / group, True)
 
 
 def _first_version(folder: Path) -> Quota | None:
-    return _read(*(_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")))
+    return _read(*(text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")))
 
 
 def _second_version(folder: Path) -> Quota | None:
-    limit, _, period = _text(folder / "cpu.max").partition(" ")
+    limit, _, period = text_of(folder / "cpu.max").partition(" ")
     return _read(limit, period)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what a file of the system says; nothing where it is not there."""
     try:
         return path.read_text()
     except (OSError, ValueError):

@@ -19,3 +19,14 @@ def count_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def gpu_memory() -> int:
+    """Return the bytes of the smallest NVIDIA GPU of this machine; 0 where there is none, or it does not tell."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    sizes = [int(line) for line in listed.split() if line.isdecimal()]
+    return min(sizes, default=0) * 2**20

@@ -12,6 +12,7 @@ from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
 from app.trackers.start import checked_trackers, start_trackers
+from distributed.preparation.rooms import fit_here
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
@@ -80,7 +81,7 @@ def plan_of(request: TrainRequest) -> RunPlan:
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
     check_data(profile)
-    return plan_local_run(profile, profile.run.workers)
+    return plan_local_run(fit_here(profile, profile.run.workers, say), profile.run.workers)
 
 
 def profile_of(request: TrainRequest) -> Profile:

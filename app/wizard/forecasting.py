@@ -22,6 +22,7 @@ from distributed.planning.reasons import settings_of
 from distributed.planning.words import sentence
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
+from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -102,6 +103,7 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
     """
     manner = Manner(tell, trust_in(request.trusted), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, manner)
+    profile = fit_machines(profile, machines, tell)
     wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else wish.max_age

@@ -15,8 +15,9 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers
 from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
 from distributed.checks.job_findings import memory_level
+from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import estimated_bytes
-from distributed.planning.model_size import size_for
+from distributed.planning.model_size import ModelSize, size_for
 from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
@@ -24,6 +25,7 @@ from profiles.library import Library
 from profiles.options import OptionSpec, check_value, less_memory, options
 from profiles.resolve import Resolved
 from profiles.schema import Profile
+from training.memory_limit import total_memory
 from training.tasks.published_models import usable_profile
 
 MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
@@ -214,11 +216,9 @@ def ask_about_data(profile: Profile) -> Mapping[str, Any]:
 
 
 def fit_rows(machines: Sequence[MachineRow], profile: Profile, checks: Mapping[str, CheckRow]) -> list[FitRow]:
-    """Say for each machine whether training fits the memory that was free when it was asked, as its check does."""
+    """Say for each machine whether training fits its memory, as its check does, and what is changed that it does."""
     size = size_for(profile)
-    needed = estimated_bytes(profile, size) if size is not None else 0
-    less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
-    return [_fit(row, less, needed, *_memory(row, checks)) for row in machines]
+    return [_fit(row, profile, size, *_memory(row, checks)) for row in machines]
 
 
 def _memory(row: MachineRow, checks: Mapping[str, CheckRow]) -> tuple[int, int]:
@@ -227,20 +227,22 @@ def _memory(row: MachineRow, checks: Mapping[str, CheckRow]) -> tuple[int, int]:
         return checks[row.key].memory if row.key in checks else (0, 0)
     import psutil  # 20 ms, not needed where only other machines train
 
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
+    return int(psutil.virtual_memory().available), total_memory()[0]
 
 
-def _fit(row: MachineRow, less: str, needed: int, free: int, total: int) -> FitRow:
+def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> FitRow:
+    needed = estimated_bytes(profile, size) if size is not None else 0
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return FitRow(row.key, row.name, Status.OK, "not known yet", needed=needed, free=free,
                       cause=f"{missing} is known when it was measured")  # fmt: skip
-    level = memory_level(needed, free, total, estimated=True)
-    if level == "problem":
-        return FitRow(row.key, row.name, Status.FAILED, "does not fit", "training needs more memory than it has",
-                      f"{less}, or a smaller model", needed, free)  # fmt: skip
-    if level == "warning":
+    try:
+        found = fitted(profile, size, [Room(row.name, total)], alone=False)
+    except BadInput as error:
+        return FitRow(row.key, row.name, Status.FAILED, "does not fit", error.message, error.hint, needed, free)
+    needed = found.needs or needed
+    less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
+    if memory_level(needed, free, total, estimated=True) == "warning":
         return FitRow(row.key, row.name, Status.WARNING, "tight", "other programs have the memory that it needs",
                       f"close programs there, or {less}", needed, free)  # fmt: skip
-    return FitRow(row.key, row.name, Status.OK, "fits", needed=needed, free=free)
+    return FitRow(row.key, row.name, Status.OK, "fits", found.line, needed=needed, free=free)

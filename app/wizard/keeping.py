@@ -24,11 +24,12 @@ from profiles.library import Library, check_name, saved_folder
 from profiles.options import as_text, options_by_name
 from profiles.resolve import load_profile
 from profiles.saved import save_profile
-from profiles.schema import Profile
+from profiles.schema import FITTED, Profile
 from training.strategies.registry import interval_options
 
 _NOT_KEPT = ("hosts", "workers", "shares")
 _REFERENCES = ("model", "dataset")
+_FITTED = frozenset((*FITTED, "gradient_accumulation"))
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
         and found.value(name)
         and options_by_name()[name].is_read_by(profile.model.task)
     }
+    if _FITTED & values.keys():  # what was left open stays so, though its value is in the file now
+        values["fit_memory"] = found.value("fit_memory")
     if planning is not None and not _is_recommended(request) and planning.settings is not None:
         chosen = planning.settings.options
         values |= {name: as_text(chosen[name]) for name in (*WAYS, *interval_options()) if name in chosen}

@@ -12,6 +12,7 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import Request
 from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
 from distributed.planning.document import Planning
+from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned
 from profiles.errors import MusterError
 from profiles.schema import Profile
@@ -43,7 +44,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
     planned = _planned(request, planning, profile)
     run = planned.plan if planned is not None else None
     size = _bytes(run, outside) if run is not None and any(not row.here for row in request.machines) else 0
-    changes = tuple(_changes(request, kept, planning, size))
+    changes = (*_changes(request, kept, planning, size), *_fitted(profile, request))
     engine = run.engine if run is not None else "hub"
     together = run is not None and run.world_size > 1
     return Plan(
@@ -73,7 +74,18 @@ def profile_of(request: Request, planning: Planning | None, kept: Keeping, confi
 
 def _planned(request: Request, planning: Planning | None, profile: Profile) -> Planned | None:
     found = request.planning
-    return found.planned(planning, profile) if isinstance(found, Forecast) else None
+    if not isinstance(found, Forecast):
+        return None
+    return found.planned(planning, fit_machines(profile, found.machines))
+
+
+def _fitted(profile: Profile, request: Request) -> Iterator[ChangeRow]:
+    """Yield what is changed in the profile so that it fits the machines' memory."""
+    lines: list[str] = []
+    if isinstance(request.planning, Forecast):
+        fit_machines(profile, request.planning.machines, lines.append)
+    for line in lines:
+        yield _change("fit", "~", "every machine", line)
 
 
 def way_in_words(chosen: CandidateRow | None, request: Request) -> str:

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 
 from distributed.checks.findings import Finding, Health, Level
 from distributed.measuring.machine_figures import SpeedFigures
+from distributed.planning.fitting import DOUBT, Room, fitted
 from distributed.planning.job import job_of
 from distributed.planning.memory_model import estimated_bytes, member_bytes
 from distributed.planning.model_size import ModelSize
 from distributed.preparation.preflight import FREE_BYTES, Facts
 from distributed.preparation.transfer import Lack, Tree
+from profiles.errors import BadInput
 from profiles.options import less_memory
 from profiles.schema import Profile
 from training.strategies.registry import usual_strategy
 
 _ESTIMATED = "estimated"
-_DOUBT = 1.25
-"""An estimate must be so much above a machine's memory before it keeps the machine out."""
 _NAMES = {
     "inputs/code": "code",
     "inputs/user": "your code",
@@ -40,7 +40,12 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         return Finding(
             "model", "ok", "how much memory the model takes is not known before it runs", "", "measure tells"
         )
-    return _judged(profile, estimated_bytes(profile, size), _ESTIMATED, health)
+    try:
+        found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
+    except BadInput as error:
+        return Finding("model", "problem", error.message, "fits into the memory", error.hint)
+    judged = _judged(profile, found.needs or estimated_bytes(profile, size), _ESTIMATED, health)
+    return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
 
 
 def measured_bytes(profile: Profile, figures: SpeedFigures) -> int:
@@ -68,7 +73,7 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
     Args:
         free: 0: unknown; so is ``total``.
     """
-    if total and need > total * (_DOUBT if estimated else 1):
+    if total and need > total * (DOUBT if estimated else 1):
         return "problem"
     return "warning" if free and need > free else "ok"
 

@@ -50,6 +50,8 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "root": str(root),
         "system": platform.system(),
         "gpus": output(["nvidia-smi", "-L"]).count("GPU "),
+        "memory": memory(),
+        "gpu_memory": min(gpu_memory(), default=0),
         "address": address,
         "interface": interface_of(address),
     }
@@ -59,6 +61,29 @@ def version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def memory() -> int:
+    """Return the bytes of memory, or of what the container allows; 0 where nobody tells."""
+    whole = re.findall(r"^MemTotal:\s+([0-9]{1,15}) kB", text_of("/proc/meminfo"), re.M)
+    said = [int(whole[0]) * 1024] if whole else []
+    said += [int(size) for size in output(["sysctl", "-n", "hw.memsize"]).split()[:1] if size.isdecimal()]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        said += [int(size) for size in text_of(limit).split()[:1] if size.isdecimal()]
+    return min(said, default=0)
+
+
+def gpu_memory() -> list[int]:
+    """Return the bytes of each NVIDIA GPU."""
+    said = output(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"])
+    return [int(size) * 2**20 for size in said.split() if size.isdecimal()]
+
+
+def text_of(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
         return ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from distributed.planning.cluster import Machine
 from distributed.planning.job import Job
 from distributed.planning.model_size import ModelSize
-from profiles.schema import Profile
+from profiles.schema import ModelSettings, Profile
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model, usual_strategy
 
@@ -17,27 +19,107 @@ LORA_PART = 50
 
 RUNTIME = 600_000_000
 """Python and torch, which a measured peak has in it and an estimate from the model's files has not."""
+_BF16_SHARE, _BF16_INPUTS = 0.65, 0.95
+"""Of what fp32 keeps for backward: norms and what goes past the blocks stay as they are. So do inputs, of the blocks
+where nothing else is kept, and of adapters."""
+_DROPOUT_SHARE = 1.48
+"""Of what a block keeps without it: each adapter has its own copy of its input, and what was dropped of it."""
+_PIECE = 1 << 25
+"""Bytes below which the C library keeps freed pieces, with holes between them (mallopt(3), M_MMAP_THRESHOLD)."""
+_HOLES, _ADAPTED_HOLES, _NO_HOLES = 1.45, 1.9, 1.1
+"""What activations take with such holes, with adapters' many pieces, and without, over what they hold: measured."""
 
 
-def estimated_bytes(profile: Profile, size: ModelSize) -> int:
-    """Return what a member needs before anything was measured: weights, gradients, optimizer state, what the strategy
-    keeps, the activations of one micro-batch, a teacher's weights, and the process itself. A teacher that is asked once
-    is gone when training begins.
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a member needs, by what they are for."""
 
-    Windows that follow the clips need less, by their longest clip, which only the data tells: a short run measures it,
-    as a run begins with its longest samples. A frozen encoder leaves nothing for backward.
+    runtime: int
+    weights: int
+    optimizer: int
+    """With what the strategy keeps."""
+    step: int
+    """Activations and gradients at the worst moment of a step."""
+    evaluation: int
+    """Of one batch; nothing is kept for backward there."""
+    teacher: int
+    once: bool
+    """Whether the teacher is gone when training begins."""
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        own = self.weights + self.optimizer + max(self.step, self.evaluation)
+        return self.runtime + (max(own, self.teacher) if self.once else own + self.teacher)
+
+
+def estimated_bytes(profile: Profile, size: ModelSize, alone: bool = False) -> int:
+    """Return what a member needs before anything was measured; see :func:`need_of`."""
+    return need_of(profile, size, alone).total
+
+
+def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> Need:
+    """Return what a member needs before anything was measured: weights, optimizer state, what the strategy keeps,
+    the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the process.
+
+    A frozen encoder leaves nothing for backward. A text's end comes first in backward: while the activations of an
+    encoder are there, the gradients of the decoder are too; with several micro-batches all gradients are.
+
+    Args:
+        alone: whether the member trains by itself, so that the strategy keeps nothing.
+        batch: samples of its micro-batch; 0: as the profile says.
     """
-    model = profile.model
-    frozen = (size.encoder, size.encoder_activations) if model.freeze_encoder else (0, 0)
-    trained = max(1, size.parameters - frozen[0])
+    model, count = profile.model, batch or profile.training.batch_size
+    frozen = size.encoder if model.freeze_encoder else 0
+    trained = max(1, size.parameters - frozen)
     trainable = max(1, trained // LORA_PART) if model.tuning == "lora" else trained
-    job = Job(trainable=trainable, total=size.parameters, layers=size.layers, samples=1, lora=model.tuning == "lora")
-    width = 2 if profile.training.mixed_precision not in ("off", "auto") else _FP32
-    kept = float((size.activations - frozen[1]) * width)
-    kept = checkpointed(kept, size.layers) if model.gradient_checkpointing else kept
-    strategy = strategy_bytes(profile.strategy.strategy, trainable)
-    own, teacher = model_bytes(job) + strategy + kept * profile.training.batch_size, _teacher_bytes(size)
-    return int((max(own, teacher) if profile.asks_teacher_once else own + teacher) + RUNTIME)
+    strategy = 0 if alone else strategy_bytes(profile.strategy.strategy, trainable)
+    return Need(
+        runtime=RUNTIME,
+        weights=_FP32 * (size.parameters + (trainable if model.tuning == "lora" else 0)),
+        optimizer=8 * trainable + strategy,
+        step=_step_bytes(profile, size, trainable, count),
+        evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
+        teacher=_teacher_bytes(size),
+        once=profile.asks_teacher_once,
+    )
+
+
+def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int) -> int:
+    """Return the activations of a micro-batch with the gradients that are there at the same time."""
+    model, training = profile.model, profile.training
+    halves = training.mixed_precision in ("bf16", "fp16")
+    share = _share(model, halves) * _holes(model, size, batch)
+    heard = 0.0 if model.freeze_encoder else size.encoder_activations * share
+    rest = (size.activations - size.encoder_activations - size.outputs) * share
+    if model.gradient_checkpointing:
+        layers = max(1, size.layers // 2) if size.encoder else size.layers
+        heard, rest = checkpointed(heard, layers), checkpointed(rest, layers)
+    rest += size.outputs
+    moment = 0 if heard else size.working
+    gradients = trainable
+    first = gradients * (1 - size.encoder / size.parameters if size.encoder and not model.freeze_encoder else 1)
+    if training.gradient_accumulation > 1 or not size.encoder:
+        numbers = batch * (heard + rest) + gradients
+    else:
+        numbers = max(batch * (heard + rest), batch * heard + first, gradients)
+    copies = trainable // 2 if halves else 0  # of the weights, in 16 bits
+    return int(_FP32 * (numbers + batch * moment + copies))
+
+
+def _share(model: ModelSettings, halves: bool) -> float:
+    """Return what is kept for backward, over what is kept with all weights in fp32."""
+    inputs = model.tuning == "lora" or model.gradient_checkpointing
+    dropped = _DROPOUT_SHARE if model.tuning == "lora" and model.lora_dropout else 1.0
+    return dropped * (1.0 if not halves else _BF16_INPUTS if inputs else _BF16_SHARE)
+
+
+def _holes(model: ModelSettings, size: ModelSize, batch: int) -> float:
+    """Return what activations take, over what they hold: by the size of one of them, where it is known."""
+    one = _FP32 * batch * size.working // 7  # a block holds seven widths at once
+    if not size.working or one >= _PIECE:
+        return _NO_HOLES
+    return _ADAPTED_HOLES if model.tuning == "lora" else _HOLES
 
 
 def _teacher_bytes(size: ModelSize) -> int:

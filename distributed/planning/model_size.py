@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
+from training.tasks.longest_samples import Longest, longest_clip
 from training.tasks.published_models import hub_snapshots, local_folder
 
 _LONGEST_HEADER = 100_000_000
+_POSITIONS = 50
+"""Of a second that Whisper hears."""
+_CROSSING = 6
+"""Numbers a width that attention to what was heard keeps of one token: input, norm, query, outputs."""
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
 """Model types whose MLP has three matrices, and no biases."""
 
@@ -31,6 +36,12 @@ class ModelSize:
     """Parameters of an encoder that can be frozen."""
     encoder_activations: int = 0
     """Of ``activations``, those of that encoder: none where it is frozen."""
+    outputs: int = 0
+    """Of ``activations``, the probabilities of the words, which no block holds: they are not computed anew."""
+    working: int = 0
+    """Numbers that one sample needs for a moment in the encoder, whether or not anything is kept for backward."""
+    listening: int = 0
+    """Numbers that one sample of an evaluation needs, which hears whole windows and keeps nothing for backward."""
     teacher: ModelSize | None = None
     """Of the model that this one learns from."""
 
@@ -50,17 +61,29 @@ def size_for(profile: Profile) -> ModelSize | None:
     model = profile.model
     folder = model_folder(model.model_path) if model.task != "custom" else None
     length = profile.data.block_size if model.task == "causal_lm" else 0
-    found = size_of(folder, length, model.student_layers) if folder is not None else None
+    longest = longest_clip(profile.data) if model.task == "whisper" and folder is not None else None
+    window = "full" if model.from_scratch and profile.data.window == "auto" else profile.data.window
+    heard = Heard(window, longest) if longest is not None else None
+    found = size_of(folder, length, model.student_layers, heard) if folder is not None else None
     teacher = model_folder(model.teacher_path) if model.teacher_path else None
     return replace(found, teacher=size_of(teacher)) if found is not None and teacher is not None else found
 
 
-def size_of(folder: Path, sequence: int = 0, kept: int = 0) -> ModelSize | None:
+@dataclass(frozen=True)
+class Heard:
+    """What a training hears at most of a sample."""
+
+    window: str
+    longest: Longest
+
+
+def size_of(folder: Path, sequence: int = 0, kept: int = 0, heard: Heard | None = None) -> ModelSize | None:
     """Return the size of the model in a folder; ``None`` where neither its weights nor its configuration tell.
 
     Args:
         sequence: tokens of one text; 0: as long as the model takes.
         kept: layers of a Whisper's decoder that a student of it has; 0: all.
+        heard: of a Whisper, what its training hears; ``None``: whole windows, and texts as long as it can write.
     """
     config: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -69,7 +92,7 @@ def size_of(folder: Path, sequence: int = 0, kept: int = 0) -> ModelSize | None:
     if kept:
         config["decoder_layers"] = kept
     try:
-        shape = _whisper(config) if config.get("model_type") == "whisper" else _decoder(config, sequence)
+        shape = _whisper(config, heard) if config.get("model_type") == "whisper" else _decoder(config, sequence)
     except (KeyError, TypeError, ValueError, OverflowError):
         shape = None
     counted = 0 if kept else sum(_elements(path) for path in folder.glob("*.safetensors"))
@@ -97,21 +120,37 @@ def _whole(config: Mapping[str, Any], *names: str) -> int:
     raise KeyError(names[0])
 
 
-def _whisper(config: Mapping[str, Any]) -> ModelSize:
+def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
     """Encoder and decoder of Whisper (Radford et al. 2022), as transformers builds them."""
     width, words = _whole(config, "d_model"), _whole(config, "vocab_size")
     encoder, decoder = _whole(config, "encoder_layers"), _whole(config, "decoder_layers")
     wide_in, wide_out = _whole(config, "encoder_ffn_dim"), _whole(config, "decoder_ffn_dim")
-    heard, written = _whole(config, "max_source_positions"), _whole(config, "max_target_positions")
+    whole, written = _whole(config, "max_source_positions"), _whole(config, "max_target_positions")
     attention, norm = 4 * width * width + 3 * width, 2 * width
     feet = [2 * width * wide + wide + width for wide in (wide_in, wide_out)]
     mel = _whole(config, "num_mel_bins")
-    ears = 3 * mel * width + 3 * width * width + 2 * width + heard * width
+    ears = 3 * mel * width + 3 * width * width + 2 * width + whole * width
     heard_by = ears + encoder * (attention + feet[0] + 2 * norm) + norm
     total = heard_by + decoder * (2 * attention + feet[1] + 3 * norm) + norm + (words + written) * width
-    of_encoder = heard * _kept(width, wide_in) * encoder
-    kept = of_encoder + written * (_kept(width, wide_out) * decoder + 2 * words)
-    return ModelSize(total, encoder + decoder, kept, heard_by, of_encoder)
+    positions, tokens = (whole, written) if listened is None else _lengths(listened, whole, written)
+    front = 2 * mel + 6 * width  # features, and both convolutions before and after their activation
+    of_encoder = positions * (_kept(width, wide_in) * encoder + front)
+    crossed = positions * 2 * width * decoder  # keys and values of what was heard
+    outputs = tokens * 3 * words
+    of_text = tokens * (_kept(width, wide_out) + _CROSSING * width) * decoder + outputs
+    listening = whole * (2 * width * decoder + _moment(width, wide_in)) + tokens * words
+    kept = of_encoder + crossed + of_text
+    return ModelSize(total, encoder + decoder, kept, heard_by, of_encoder, outputs, positions * _moment(width, wide_in),
+                     listening)  # fmt: skip
+
+
+def _lengths(heard: Heard, positions: int, tokens: int) -> tuple[int, int]:
+    """Return the positions of the longest window, and the tokens of the longest text."""
+    from training.tasks.windows import Windows  # loads numpy
+
+    windows = Windows(heard.window, 2 * positions, positions / _POSITIONS)
+    frames = int(windows.frames([math.ceil(heard.longest.seconds * 2 * _POSITIONS)])[0])
+    return frames // 2, min(tokens, heard.longest.tokens)
 
 
 def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
@@ -129,10 +168,16 @@ def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
     tied = config.get("tie_word_embeddings", not gated)
     total = words * width * (1 if tied else 2) + places + layers * (attention + feet + small) + 2 * width
     length = sequence or _whole({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
-    return ModelSize(total, layers, length * (_kept(width, wide) * layers + 2 * words))
+    kept = length * (_kept(width, wide) * layers + 2 * words)
+    return ModelSize(total, layers, kept, outputs=length * 2 * words)
 
 
 def _kept(width: int, wide: int) -> int:
     """Numbers that a block keeps of one token for backward, without the matrix of attention, which is made again
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 bytes of two each for a width of 4)."""
     return 9 * width + 2 * wide
+
+
+def _moment(width: int, wide: int) -> int:
+    """Numbers of one token that a block holds at once where nothing is kept: what goes past it, and its MLP."""
+    return 3 * width + wide

@@ -49,6 +49,10 @@ class Facts:
     """Of its host key."""
     address: str = ""
     """Under which it was reached, as a literal."""
+    memory: int = 0
+    """Bytes of memory, or of what its container may use; 0: unknown."""
+    gpu_memory: int = 0
+    """Bytes of its smallest GPU."""
 
 
 @dataclass
@@ -182,6 +186,8 @@ def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
         interface=str(said["interface"]),
         fingerprint=fingerprint,
         address=str(said["address"]),
+        memory=max(0, int(said.get("memory", 0))),
+        gpu_memory=max(0, int(said.get("gpu_memory", 0))),
     )
 
 

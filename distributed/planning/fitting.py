@@ -1,0 +1,213 @@
+"""A profile that fits the memory of machines: what its person has left open follows them, in a fixed order.
+
+1. A smaller micro-batch, and as many more of them: a step has the same samples, and its result is the same.
+2. Gradient checkpointing: the same result, for about a third more compute.
+3. Adapters instead of all weights (LoRA), where the model is trained already: another way to train. They are given ten
+   times the learning rate, unless that was set (Schulman et al. 2025, "LoRA Without Regret").
+
+Each is tried with all smaller micro-batches before the next; the first that fits is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from distributed.planning.memory_model import Need, need_of
+from distributed.planning.model_size import ModelSize
+from profiles.errors import BadInput
+from profiles.fitted import open_settings
+from profiles.options import as_text, less_memory
+from profiles.schema import FITTED, Profile
+from training.data import shares_to_batch_sizes
+
+_GB = 2**30
+_ADAPTERS_RATE = 10.0
+_SYSTEM = 1_000_000_000
+"""Bytes that the system of a machine needs, and an eighth of its memory for what a person has open."""
+_DRIVER = 600_000_000
+"""Bytes of a GPU that its driver and libraries take, and a sixteenth for holes between allocations."""
+DOUBT = 1.25
+"""An estimate must be so much above a machine's memory before it keeps the machine out."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a machine, or of one of its devices."""
+
+    name: str
+    total: int
+    """Bytes; 0: unknown."""
+    device: str = "cpu"
+    """``cpu``, ``cuda`` or ``mps``."""
+    members: int = 1
+    """Workers that share it."""
+    limited: bool = False
+    """Whether it is what a control group allows: the system has its own beside it."""
+
+    @property
+    def usable(self) -> int:
+        """Bytes that training may take."""
+        if self.device == "cuda":
+            return max(0, self.total - self.total // 16 - _DRIVER)
+        if self.device == "mps":  # what Metal recommends to stay under on machines of 8 and 16 GB
+            return self.total * 2 // 3
+        return self.total - self.total // 16 if self.limited else max(0, self.total - self.total // 8 - _SYSTEM)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A profile, and what was changed in it."""
+
+    profile: Profile
+    changes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Values before and after, as an INI file has them, by option."""
+    needed: int = 0
+    """Bytes of a member as the profile was."""
+    needs: int = 0
+    """Bytes of a member as it is."""
+    tightest: Room | None = None
+    """The machine that decided."""
+
+    @property
+    def line(self) -> str:
+        """What a person is told before the start; empty where nothing was changed and all fits."""
+        if self.tightest is None:
+            return ""
+        room, has = self.tightest, f"{self.tightest.name} has {_gb(self.tightest.total)}"
+        shared = f" for {room.members} workers" if room.members > 1 else ""
+        if not self.changes:
+            return f"memory is tight: about {_gb(self.needs)} a worker, {has}{shared}"
+        said = [f"{name} {after} instead of {before}" for name, (before, after) in self.changes.items()]
+        before = self.changes["tuning"][0] if "tuning" in self.changes else "as set it"
+        tight = ", which is tight" if self.needs * room.members > room.usable else ""
+        return f"{', '.join(said)}: {before} needs {_gb(self.needed)}, {has}{shared}; so {_gb(self.needs)}{tight}"
+
+
+_IN_ORDER = ("tuning", "gradient_checkpointing", "batch_size", "gradient_accumulation", "eval_batch_size",
+            "learning_rate")  # fmt: skip
+"""What can be changed, the gravest first."""
+
+
+def fitted(profile: Profile, size: ModelSize | None, rooms: Sequence[Room], alone: bool | None = None) -> Fitted:
+    """Return the profile as it fits all rooms.
+
+    Args:
+        alone: whether one member trains by itself, which keeps nothing for exchanges; by default if the rooms have one.
+
+    Raises:
+        BadInput: what was set, or the model itself, cannot fit; says by how much, and what would.
+    """
+    known = [room for room in rooms if room.total]
+    if size is None or not known:
+        return Fitted(profile)
+    alone = sum(room.members for room in rooms) == 1 if alone is None else alone
+    open_ = open_settings(profile)
+    needed = _needed(profile, size, alone)
+    tightest = min(known, key=lambda room: room.usable / (needed * room.members))
+    for candidate in _candidates(profile, open_):
+        needs = _needed(candidate, size, alone)
+        if all(needs * room.members <= room.usable for room in known):
+            found = Fitted(candidate, _changes(profile, candidate), needed, needs, tightest)
+            return found if found.changes else replace(found, tightest=None)
+    least = _least(profile, open_)
+    needs = _needed(least, size, alone)
+    if needs * tightest.members > tightest.total * DOUBT:
+        raise _too_large(profile, size, tightest, alone, needs)
+    return Fitted(least, _changes(profile, least), needed, needs, tightest)
+
+
+def _needed(profile: Profile, size: ModelSize, alone: bool) -> int:
+    """Return the bytes of the member with the largest share."""
+    return _need(profile, size, alone).total
+
+
+def _need(profile: Profile, size: ModelSize, alone: bool) -> Need:
+    batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
+    sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
+    return need_of(profile, size, alone, max(sizes))
+
+
+def _candidates(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
+    """Yield the profile as it is, then with what may be changed, in the fixed order."""
+    for step in _steps(profile, open_):
+        yield from (_with_batch(step, batch, open_) for batch in _batches(step, open_))
+
+
+def _least(profile: Profile, open_: frozenset[str]) -> Profile:
+    """Return the candidate that needs least: the last one."""
+    return list(_candidates(profile, open_))[-1]
+
+
+def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
+    yield profile
+    model = profile.model
+    ways = less_memory(model.task)
+    if "gradient_checkpointing" in open_ and not model.gradient_checkpointing and ways:
+        profile = _changed(profile, "model", gradient_checkpointing=True)
+        yield profile
+    if "tuning" in open_ and model.tuning == "full" and not model.from_scratch and ways:
+        rate = min(10.0, profile.training.learning_rate * _ADAPTERS_RATE)
+        changed = _changed(profile, "model", tuning="lora")
+        if changed is not profile:
+            yield _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
+
+
+def _batches(profile: Profile, open_: frozenset[str]) -> list[int]:
+    """Return the micro-batches to try, the largest first; all make steps of the same samples."""
+    training = profile.training
+    if "batch_size" not in open_ or profile.run.shares:
+        return [training.batch_size]
+    whole = training.batch_size * training.gradient_accumulation
+    return [size for size in range(training.batch_size, 0, -1) if whole % size == 0]
+
+
+def _with_batch(profile: Profile, batch: int, open_: frozenset[str]) -> Profile:
+    """Return the profile with smaller micro-batches, and no larger batches in evaluations."""
+    training, heard = profile.training, profile.evaluation.eval_batch_size
+    if batch == training.batch_size:
+        return profile
+    more = training.gradient_accumulation * training.batch_size // batch
+    profile = _changed(profile, "training", batch_size=batch, gradient_accumulation=more)
+    smaller = "eval_batch_size" in open_ and heard > batch
+    return _changed(profile, "evaluation", eval_batch_size=batch) if smaller else profile
+
+
+def _changed(profile: Profile, section: str, **values: Any) -> Profile:
+    """Return the profile with other values; as it is where they do not go with what is set."""
+    own = getattr(profile, section)
+    try:
+        changed = type(own).model_validate({**own.model_dump(), **values})
+    except ValidationError:
+        return profile
+    return profile.model_copy(update={section: changed})
+
+
+def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
+    found = {}
+    for name in _IN_ORDER:
+        section = next(part for part in ("model", "training", "evaluation") if hasattr(getattr(before, part), name))
+        values = tuple(as_text(getattr(getattr(one, section), name)) for one in (before, after))
+        if values[0] != values[1]:
+            found[name] = (values[0], values[1])
+    return found
+
+
+def _too_large(profile: Profile, size: ModelSize, room: Room, alone: bool, needs: int) -> BadInput:
+    """Return the refusal, with the settings that would fit."""
+    shared = f" for {room.members} workers" if room.members > 1 else ""
+    message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"
+    for candidate in _candidates(profile, frozenset(FITTED)):
+        would = _needed(candidate, size, alone)
+        if would * room.members <= room.usable:
+            settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, candidate).items()]
+            return BadInput(message, f"set {', '.join(settings)} (about {_gb(would)}), or take a smaller model")
+    fewer = "fewer workers, or " if room.members > 1 else ""
+    return BadInput(message, f"take {fewer}a smaller model, or a machine with more memory")
+
+
+def _gb(size: int) -> str:
+    return f"{size / _GB:.1f} GB"

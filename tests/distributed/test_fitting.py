@@ -1,0 +1,125 @@
+"""Profiles that follow the memory of machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distributed.planning.fitting import Fitted, Room, fitted
+from distributed.planning.model_size import ModelSize, size_for
+from profiles.errors import BadInput
+from profiles.resolve import load_profile, profile_from_options
+from profiles.schema import ModelSettings, Profile
+
+GB = 2**30
+SHAPES = {"small": (768, 12, 3072, 80), "medium": (1024, 24, 4096, 80), "large-v3": (1280, 32, 5120, 128)}
+"""Width, layers of encoder and decoder, width of their MLPs, mels (Radford et al. 2022, table 1)."""
+
+
+@pytest.fixture
+def whispers(tmp_path: Path) -> Path:
+    for name, (width, layers, wide, mels) in SHAPES.items():
+        config = {"model_type": "whisper", "d_model": width, "vocab_size": 51866, "num_mel_bins": mels}
+        config |= {f"{part}_layers": layers for part in ("encoder", "decoder")}
+        config |= {f"{part}_ffn_dim": wide for part in ("encoder", "decoder")}
+        config |= {"max_source_positions": 1500, "max_target_positions": 448}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, **options: object) -> Fitted:
+    profile = profile_from_options("mine", {"model_path": str(folder), **options})
+    return fitted(profile, size_for(profile), [Room("studio", int(gigabytes * GB), device, workers)])
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "changed"),
+    [
+        ("small", 8, {"gradient_checkpointing", "batch_size", "gradient_accumulation"}),
+        ("small", 16, {"batch_size", "gradient_accumulation"}),
+        ("small", 24, set()),
+        ("medium", 8, {"tuning", "gradient_checkpointing", "batch_size", "gradient_accumulation", "learning_rate"}),
+        ("medium", 16, {"gradient_checkpointing", "batch_size", "gradient_accumulation"}),
+        ("medium", 24, {"batch_size", "gradient_accumulation"}),
+        ("large-v3", 16, {"tuning", "gradient_checkpointing", "batch_size", "gradient_accumulation", "learning_rate"}),
+        ("large-v3", 24, {"tuning", "gradient_checkpointing", "learning_rate"}),
+    ],
+)
+def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, changed: set[str]) -> None:
+    room = Room("studio", gigabytes * GB)
+    found = fit(whispers / name, gigabytes)
+    assert set(found.changes) == changed
+    assert found.needs <= room.usable < room.total
+    training = found.profile.training
+    assert training.batch_size * training.gradient_accumulation == 8
+    assert bool(found.line) == bool(changed) and (not changed or "studio has" in found.line)
+
+
+def test_the_line_names_what_was_changed_why_and_where(whispers: Path) -> None:
+    line = fit(whispers / "medium", 8).line
+    assert line.startswith("tuning lora instead of full, gradient_checkpointing true instead of false, batch_size ")
+    assert ": full needs " in line and " GB, studio has 8.0 GB; so " in line and "\n" not in line
+
+
+def test_accumulation_keeps_the_batch_of_a_step_that_is_no_power_of_two(whispers: Path) -> None:
+    config = whispers / "config.ini"
+    config.write_text(
+        f"[group:g]\nbatch_size = 9\ngradient_accumulation = 2\n[profile:p]\ngroup = g\nmodel = {whispers / 'small'}\n"
+        "dataset = /nowhere\n"
+    )
+    profile = load_profile("p", config=config).profile
+    training = fitted(profile, size_for(profile), [Room("studio", 9 * GB)]).profile.training
+    assert training.batch_size < 9 and training.batch_size * training.gradient_accumulation == 18
+
+
+def test_what_the_person_set_stays(whispers: Path) -> None:
+    found = fit(whispers / "medium", 16, tuning="full", batch_size=8)
+    assert set(found.changes) == {"gradient_checkpointing"}
+    assert (found.profile.model.tuning, found.profile.training.batch_size) == ("full", 8)
+    assert not fit(whispers / "small", 16, fit_memory="off").changes
+
+
+def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
+    with pytest.raises(BadInput, match=r"mine needs about [0-9.]+ GB a worker, studio has 8.0 GB") as refused:
+        fit(whispers / "medium", 8, tuning="full")
+    assert refused.value.hint.startswith("set tuning = lora, gradient_checkpointing = true, batch_size = ")
+    with pytest.raises(BadInput) as hopeless:
+        fit(whispers / "large-v3", 4)
+    assert hopeless.value.hint == "take a smaller model, or a machine with more memory"
+
+
+def test_a_rate_that_the_person_set_is_not_raised_for_adapters(whispers: Path) -> None:
+    found = [fit(whispers / "medium", 8, **given).profile for given in ({}, {"learning_rate": 3e-5})]
+    rates = [profile.training.learning_rate for profile in found]
+    assert rates == [pytest.approx(1e-3), 3e-5]
+
+
+def test_a_model_from_scratch_gets_no_adapters(whispers: Path) -> None:
+    with pytest.raises(BadInput):
+        fit(whispers / "medium", 8, from_scratch=True)
+
+
+def test_all_workers_of_a_machine_share_its_memory(whispers: Path) -> None:
+    sizes = [fit(whispers / "small", 24, workers=count).profile.training.batch_size for count in (1, 2)]
+    assert sizes[0] > sizes[1]
+
+
+def test_a_gpu_and_a_mac_have_margins_of_their_own() -> None:
+    cpu, mps, cuda = (Room("x", 8 * GB, device).usable for device in ("cpu", "mps", "cuda"))
+    assert mps < cpu < cuda < 8 * GB
+    assert Room("x", 8 * GB, limited=True).usable > cpu
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    profile = Profile(name="p", model=ModelSettings(model_path="owner/model"))
+    assert fitted(profile, None, [Room("x", GB)]).profile is profile
+    assert fitted(profile, ModelSize(10**9), [Room("x", 0)]).profile is profile
+
+
+def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
+    profile = profile_from_options("mine", {"model_path": str(whispers / "small")})
+    found = fitted(profile, size_for(profile), [Room("tower", 64 * GB), Room("studio", 8 * GB)])
+    assert "studio has" in found.line

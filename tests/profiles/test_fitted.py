@@ -1,0 +1,53 @@
+"""Which settings follow the memory: those that nobody has chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import BadInput
+from profiles.fitted import open_settings
+from profiles.resolve import load_profile, profile_from_options
+from profiles.saved import save_profile
+from profiles.schema import Profile, TrainingSettings
+
+ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "learning_rate"}
+START = "[group:shared]\nbatch_size = 4\n[profile:p]\ngroup = shared\nmodel = a/b\ndataset = /d\n"
+
+
+def opened(tmp_path: Path, lines: str = "", **given: str) -> set[str]:
+    (tmp_path / "config.ini").write_text(START + lines)
+    return set(open_settings(load_profile("p", given, tmp_path / "config.ini").profile))
+
+
+def test_what_a_group_says_may_follow_the_memory(tmp_path: Path) -> None:
+    assert opened(tmp_path) == ALL
+
+
+@pytest.mark.parametrize("option", ["batch_size", "gradient_accumulation"])
+def test_what_a_profile_or_the_command_line_says_stays(tmp_path: Path, option: str) -> None:
+    assert opened(tmp_path, f"{option} = 2\n") == ALL - {"batch_size"}
+    assert opened(tmp_path, **{option: "2"}) == ALL - {"batch_size"}
+
+
+def test_a_profile_may_leave_open_what_it_sets(tmp_path: Path) -> None:
+    lines = "batch_size = 2\ntuning = full\nfit_memory = batch_size, learning_rate\n"
+    assert opened(tmp_path, lines) == {"batch_size", "learning_rate"}
+    assert opened(tmp_path, lines, batch_size="1") == {"learning_rate"}
+    assert opened(tmp_path, lines, fit_memory="off") == set()
+    with pytest.raises(BadInput, match="fit_memory"):
+        opened(tmp_path, "fit_memory = everything\n")
+
+
+def test_a_saved_profile_keeps_what_was_left_open(tmp_path: Path) -> None:
+    opened(tmp_path)
+    config = tmp_path / "config.ini"
+    values = {"model_path": "/m", "dataset_path": "/d", "batch_size": "4", "fit_memory": "batch_size, tuning"}
+    save_profile("mine", values, config)
+    assert set(open_settings(load_profile("mine", {}, config).profile)) == {"batch_size", "tuning"}
+
+
+def test_without_files_what_is_given_stays() -> None:
+    assert open_settings(Profile(name="p", training=TrainingSettings(batch_size=2))) == ALL - {"batch_size"}
+    assert set(open_settings(profile_from_options("p", {"tuning": "full"}))) == ALL - {"tuning"}
