@@ -22,7 +22,6 @@ UNFITTED = """\
 import sys
 import app.cli.train as train
 train.fit_here = lambda profile, workers, tell: profile
-sys.argv[0] = "cli_typer.py"
 from app.cli.main import main
 sys.exit(main())
 """

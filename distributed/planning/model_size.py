@@ -16,8 +16,8 @@ from training.tasks.longest_samples import Longest, longest_clip
 from training.tasks.published_models import hub_snapshots, local_folder
 
 _LONGEST_HEADER = 100_000_000
-_POSITIONS = 50
-"""Of a second that Whisper hears."""
+_SECONDS = 30
+"""That a Whisper hears whose feature extractor does not say it."""
 _CROSSING = 6
 """Numbers a width that attention to what was heard keeps of one token: input, norm, query, outputs."""
 _GATED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "smollm3")
@@ -85,20 +85,27 @@ def size_of(folder: Path, sequence: int = 0, kept: int = 0, heard: Heard | None 
         kept: layers of a Whisper's decoder that a student of it has; 0: all.
         heard: of a Whisper, what its training hears; ``None``: whole windows, and texts as long as it can write.
     """
-    config: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / "config.json").read_bytes())
-        config = found if isinstance(found, dict) else {}
+    config, ears = _read(folder / "config.json"), _read(folder / "preprocessor_config.json")
     if kept:
         config["decoder_layers"] = kept
     try:
-        shape = _whisper(config, heard) if config.get("model_type") == "whisper" else _decoder(config, sequence)
+        shape = (
+            _whisper({**ears, **config}, heard) if config.get("model_type") == "whisper" else _decoder(config, sequence)
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
         shape = None
     counted = 0 if kept else sum(_elements(path) for path in folder.glob("*.safetensors"))
     if counted and shape is not None:
         return replace(shape, parameters=counted)
     return ModelSize(counted) if counted else shape
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; nothing where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _elements(path: Path) -> int:
@@ -132,7 +139,11 @@ def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
     ears = 3 * mel * width + 3 * width * width + 2 * width + whole * width
     heard_by = ears + encoder * (attention + feet[0] + 2 * norm) + norm
     total = heard_by + decoder * (2 * attention + feet[1] + 3 * norm) + norm + (words + written) * width
-    positions, tokens = (whole, written) if listened is None else _lengths(listened, whole, written)
+    positions, tokens = (
+        (whole, written)
+        if listened is None
+        else _lengths(listened, whole, written, _whole({"second": _SECONDS, **config}, "chunk_length", "second"))
+    )
     front = 2 * mel + 6 * width  # features, and both convolutions before and after their activation
     of_encoder = positions * (_kept(width, wide_in) * encoder + front)
     crossed = positions * 2 * width * decoder  # keys and values of what was heard
@@ -144,12 +155,12 @@ def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
                      listening)  # fmt: skip
 
 
-def _lengths(heard: Heard, positions: int, tokens: int) -> tuple[int, int]:
+def _lengths(heard: Heard, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
     """Return the positions of the longest window, and the tokens of the longest text."""
     from training.tasks.windows import Windows  # loads numpy
 
-    windows = Windows(heard.window, 2 * positions, positions / _POSITIONS)
-    frames = int(windows.frames([math.ceil(heard.longest.seconds * 2 * _POSITIONS)])[0])
+    rate = 2 * positions / seconds
+    frames = int(Windows(heard.window, 2 * positions, seconds).frames([math.ceil(heard.longest.seconds * rate)])[0])
     return frames // 2, min(tokens, heard.longest.tokens)
 
 
