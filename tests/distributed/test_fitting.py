@@ -92,8 +92,8 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 
 
 def test_a_rate_that_the_person_set_is_not_raised_for_adapters(whispers: Path) -> None:
-    found = [fit(whispers / "medium", 8, **given).profile for given in ({}, {"learning_rate": 3e-5})]
-    rates = [profile.training.learning_rate for profile in found]
+    found = [fit(whispers / "medium", 8), fit(whispers / "medium", 8, learning_rate=3e-5)]
+    rates = [one.profile.training.learning_rate for one in found]
     assert rates == [pytest.approx(1e-3), 3e-5]
 
 
