@@ -37,6 +37,7 @@ from training.control import Control
 from training.cores import free_cores, granted_cores, quota, threads
 from training.events import StepEvent, _Event
 from training.exchange.solo import SoloExchange
+from training.memory_limit import total_memory
 from training.other_load import OtherLoad
 from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
@@ -135,7 +136,7 @@ def peak_memory(device: torch.device) -> int:
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what the machine is, without what this process itself takes of it."""
     memory, battery = psutil.virtual_memory(), psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    free, total = memory.available + psutil.Process().memory_info().rss, memory.total
+    free, total = memory.available + psutil.Process().memory_info().rss, total_memory()[0]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
     return {
