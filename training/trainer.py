@@ -39,7 +39,7 @@ from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.samples import Samples
 from training.schedule import learning_rate_at, scaled_learning_rate
-from training.strategies.base import Strategy, StrategyContext, SyncReport
+from training.strategies.base import Strategy, StrategyContext
 from training.strategies.flat import trainable
 from training.strategies.registry import strategy_class
 from training.tasks.base import Task
@@ -185,7 +185,7 @@ class Trainer:
                 return Ending.FINISHED
             report = self._step()
             if report is not None:
-                self._after_synchronisation(report)
+                self.emit(report.model_copy(update={"step": self.position.step}))
             at_sync = self.strategy.synchronised or report is not None
             if at_sync:
                 self._at_synchronisation_point()
@@ -196,7 +196,7 @@ class Trainer:
     def _finish(self) -> Ending:
         report = self.strategy.finish()
         if report is not None:
-            self._after_synchronisation(report)
+            self.emit(report.model_copy(update={"step": self.position.step}))
         with self.strategy.consensus():
             synchronise_buffers(self.model, self.exchange, "finish")
             if self.stopping.should_stop:
@@ -214,7 +214,7 @@ class Trainer:
 
     # --------------------------------------------------------------------------------------------------- one step
 
-    def _step(self) -> SyncReport | None:
+    def _step(self) -> SyncEvent | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
         batches = self._batches(self.backward.most)
         rate = self.peak_rate * learning_rate_at(
@@ -270,21 +270,6 @@ class Trainer:
         )
 
     # ------------------------------------------------------------------------------------- what happens between steps
-
-    def _after_synchronisation(self, report: SyncReport) -> None:
-        self.emit(
-            SyncEvent(
-                step=self.position.step,
-                round=report.round,
-                bytes_sent=report.bytes_sent,
-                bytes_received=report.bytes_received,
-                seconds=report.seconds,
-                wait=report.wait,
-                members=list(report.members),
-                weight_hash=report.weight_hash,
-                drift=report.drift,
-            )
-        )
 
     def _at_synchronisation_point(self) -> None:
         """All members are after the same step here: follow the membership, evaluate, let newcomers in."""

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from profiles.declarations import Owning, Section, option
 from profiles.errors import RunFailed
+from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.strategies.agreement import Refusals, difference_mended, taken_from, unfit_parameter, usual
-from training.strategies.base import Strategy, StrategyContext, SyncReport
+from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.buckets import Bucket, grouped
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.flat import flatten, trainable, unflatten_into, weight_hash
@@ -194,16 +195,16 @@ class AllReduce(Strategy):
                 where = unfit_parameter(names, bucket.parameters, flat, self._codec)
         self._refusals.note(where and f"step {state.step + 1}: the gradient of {where}", scaled=state.scale is not None)
 
-    def end_step(self) -> SyncReport | None:
+    def end_step(self) -> SyncEvent | None:
         interval = self.context.settings.verify_interval
         if self._exchange.engine == "solo" or not interval or (self._state.step + 1) % interval:
             return None
         return self._verified()
 
-    def finish(self) -> SyncReport | None:
+    def finish(self) -> SyncEvent | None:
         return None if self._exchange.engine == "solo" else self._verified()
 
-    def _verified(self) -> SyncReport:
+    def _verified(self) -> SyncEvent:
         """Compare weights over the members and mend a difference.
 
         The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
@@ -219,7 +220,7 @@ class AllReduce(Strategy):
             self.context.warn(difference_mended(drift, source))
             digest = weight_hash(flat)
         traffic = self._exchange.traffic.since(self._state.before)
-        return SyncReport.of(traffic, self._state.step + 1, self._members, digest, drift)
+        return sync_event(traffic, self._state.step + 1, self._members, digest, drift)
 
     @property
     def synchronised(self) -> bool:

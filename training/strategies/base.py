@@ -12,13 +12,14 @@ The trainer calls, for every optimizer step::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profiles.declarations import Section
 from profiles.schema import StrategySettings
+from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.strategies.costs import CostModel, Rhythm
 
@@ -27,35 +28,25 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
-class SyncReport:
-    """One finished synchronisation."""
+def sync_event(
+    traffic: Traffic, round_: int, members: Sequence[int], weight_hash: str, drift: float | None
+) -> SyncEvent:
+    """Return what a synchronisation that took this traffic tells; the trainer adds the step.
 
-    round: int
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-    wait: float
-    members: tuple[int, ...]
-    weight_hash: str = ""
-    drift: float | None = None
-    """Largest absolute difference that was found between the members' weights, and mended; ``None``: not compared."""
-
-    @classmethod
-    def of(
-        cls, traffic: Traffic, round: int, members: tuple[int, ...], weight_hash: str, drift: float | None
-    ) -> SyncReport:
-        """Return the report of a synchronisation that took this traffic."""
-        return cls(
-            round,
-            traffic.bytes_sent,
-            traffic.bytes_received,
-            traffic.transfer_seconds,
-            traffic.wait_seconds,
-            members,
-            weight_hash,
-            drift,
-        )
+    Args:
+        drift: see :class:`~training.events.SyncEvent`.
+    """
+    return SyncEvent(
+        step=0,
+        round=round_,
+        bytes_sent=traffic.bytes_sent,
+        bytes_received=traffic.bytes_received,
+        seconds=traffic.transfer_seconds,
+        wait=traffic.wait_seconds,
+        members=list(members),
+        weight_hash=weight_hash,
+        drift=drift,
+    )
 
 
 @dataclass(frozen=True)
@@ -139,10 +130,10 @@ class Strategy(ABC):
         return 0
 
     @abstractmethod
-    def end_step(self) -> SyncReport | None:
-        """Called after the optimizer step; a report if a synchronisation ended here."""
+    def end_step(self) -> SyncEvent | None:
+        """Called after the optimizer step; a report if a synchronisation ended here (without its step)."""
 
-    def finish(self) -> SyncReport | None:
+    def finish(self) -> SyncEvent | None:
         """Synchronise what is left at the end of the training; the result is what :meth:`consensus` holds after it."""
         return None
 

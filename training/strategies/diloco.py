@@ -17,6 +17,7 @@ from pydantic import model_validator
 
 from profiles.declarations import OptionError, Owning, Section, option
 from profiles.schema import StrategySettings
+from training.events import SyncEvent
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
@@ -30,7 +31,7 @@ from training.strategies.agreement import (
     unfit_parameter,
     usual,
 )
-from training.strategies.base import Strategy, StrategyContext, SyncReport
+from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, interpolate, merge_efficiency
 from training.strategies.flat import flatten, trainable, unflatten_into, weight_hash
 from training.strategies.registry import register
@@ -226,7 +227,7 @@ class DiLoCo(Strategy):
     def steps_to_average(self) -> int | None:
         return self._delay if self._inner + 1 >= self._interval else None
 
-    def end_step(self) -> SyncReport | None:
+    def end_step(self) -> SyncEvent | None:
         self._inner += 1
         if self._under_way and self._inner >= self._delay:
             return self._collect()
@@ -235,7 +236,7 @@ class DiLoCo(Strategy):
         self._start()
         return None if self._delay else self._collect()
 
-    def finish(self) -> SyncReport | None:
+    def finish(self) -> SyncEvent | None:
         """Merge what is left; after it all members hold the anchor."""
         report = self._collect() if self._under_way else None
         if self._inner:
@@ -276,7 +277,7 @@ class DiLoCo(Strategy):
         self._pending = self._sent = None
         return self._outcome
 
-    def _collect(self) -> SyncReport:
+    def _collect(self) -> SyncEvent:
         outcome = self._settle()
         self._members = outcome.members
         nesterov_step(self._anchor, self._momentum, outcome.mean, self._rate, self._mu)
@@ -316,9 +317,9 @@ class DiLoCo(Strategy):
             target = flatten(self._parameters, self._anchor.device).sub_(self._sent_from).add_(self._anchor)
         unflatten_into(self._parameters, target.to(self._parameters[0].device))
 
-    def _report(self, drift: float | None) -> SyncReport:
+    def _report(self, drift: float | None) -> SyncEvent:
         traffic = self._exchange.traffic.since(self._before)
-        return SyncReport.of(traffic, self._round, self._members, self._digest, drift)
+        return sync_event(traffic, self._round, self._members, self._digest, drift)
 
     @property
     def synchronised(self) -> bool:
