@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from pathlib import PurePath
 
 
 class ExitCode(IntEnum):
@@ -33,16 +34,37 @@ class MusterError(Exception):
     """An error a person can act on.
 
     Args:
-        message: one line that says what went wrong and where.
+        problem: one line that says what went wrong, and where if none of the following does.
         hint: one line that says what to do about it; may be empty.
+        machine: name of the machine that it is about.
+        option: name of the option that it is about.
+        file: the file or folder that it is about.
+        place: how the message begins; default: the machine, or the file.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(
+        self,
+        problem: str,
+        hint: str = "",
+        *,
+        machine: str = "",
+        option: str = "",
+        file: str | PurePath = "",
+        place: str = "",
+    ) -> None:
+        where = place or machine or str(file)
+        self.message = f"{where}: {problem}" if where else problem
+        super().__init__(self.message)
+        self.problem = problem
+        """The message without its beginning, for a reader that shows beside it what it is about."""
         self.hint = hint
+        self.machine, self.option, self.file = machine, option, str(file)
+
+    def beside(self, machine: str) -> str:
+        """Return the words for a row of ``machine``: those about it without its name, others whole."""
+        return self.problem if self.machine == machine else self.message
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

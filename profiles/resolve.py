@@ -137,8 +137,9 @@ def _stand_in(library: Library, name: str) -> str:
         return ""
     others = [other for other in library.names("profile") if other != name]
     if setting.value not in others:
-        message = setting.origin.describe("stand_in", setting.value)
-        raise BadInput(f"{message}: there is no other profile of this name", hint_for(setting.value, others, ""))
+        hint = hint_for(setting.value, others, "")
+        place = setting.origin.describe("stand_in", setting.value)
+        raise BadInput("there is no other profile of this name", hint, option="stand_in", place=place)
     return setting.value
 
 
@@ -154,7 +155,7 @@ def _validated(name: str, merged: Merged) -> Profile:
         except ValidationError as error:
             option, problem = value_errors(error, owner)[0]
             setting = merged.settings.get(option, Setting("", DEFAULT))
-            raise BadInput(f"{setting.describe(option)}: {problem}") from error
+            raise BadInput(problem, option=option, place=setting.describe(option)) from error
         if owner:
             given[section, ""].setdefault("owned", {})[owner] = found
         else:
@@ -180,7 +181,7 @@ def _refuse_ignored(task: str, merged: Merged) -> None:
         if spec.is_read_by(task) or not (origin.file is None or own) or not _differs(spec, setting.value):
             continue
         what = f"task = {task} does not read it, only {' and '.join(spec.tasks)}"
-        raise BadInput(f"{setting.describe(name)}: {what}", "leave it out")
+        raise BadInput(what, "leave it out", option=name, place=setting.describe(name))
 
 
 def _differs(spec: OptionSpec, value: str) -> bool:

@@ -91,11 +91,11 @@ def read_metadata(path: Path) -> RunMetadata:
     try:
         return RunMetadata.model_validate_json((path / "metadata.json").read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: not a run folder ({error.strerror}: metadata.json)", "see: runs list") from error
+        raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", "see: runs list", file=path) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "metadata.json"
-        raise BadInput(f"{path}: metadata.json is damaged: {where}: {first['msg']}", "see: runs list") from error
+        raise BadInput(f"metadata.json is damaged: {where}: {first['msg']}", "see: runs list", file=path) from error
 
 
 def _versions() -> dict[str, str]:

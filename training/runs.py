@@ -89,7 +89,7 @@ def summarise(path: Path) -> RunSummary:
     try:
         folder = RunFolder.open(path)
     except BadInput as error:
-        return RunSummary(path, run_id, None, error.message.removeprefix(f"{path}: "), live=False)
+        return RunSummary(path, run_id, None, error.problem, live=False)
     return RunSummary(path, folder.metadata.run_id, folder.metadata, "", folder.live)
 
 

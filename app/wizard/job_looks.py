@@ -75,9 +75,10 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         fitting = tuple(pair for pair in answers.options if pair[0] not in problems)
         current = resolved(JobAnswers(answers.profile, fitting), config, complete=False)
     except BadInput as error:
-        guilty = next((name for name in given if f"{name} = " in error.message), "")
+        guilty = error.option if error.option in given else ""
         whole = "" if guilty else str(error)
-        problems[guilty] = _without_place(error.message, guilty, given)
+        named = f"'{given[guilty]}': " if guilty in ("model", "dataset") else ""  # an option's row has it beside it
+        problems[guilty] = f"{named}{error.problem}" if guilty else error.message
     rows = [
         _option(spec, current, plain, given.get(spec.name), problems.get(spec.name, ""))
         for spec in options()
@@ -103,12 +104,6 @@ def _about_the_model(wanted: str, profile: Profile) -> tuple[str, str]:
         return "", ""
     said = f"the published model of {wanted} cannot be had: {profile.name} ({profile.model_name}) stands in"
     return said, "connect to the network for it"
-
-
-def _without_place(message: str, name: str, given: Mapping[str, str]) -> str:
-    """A row has its option's name beside it; a model or data set has not."""
-    problem = message.rpartition('": ')[2] if name else message
-    return f"'{given[name]}': {problem}" if name in ("model", "dataset") else problem
 
 
 def _problem(name: str, text: str) -> str:

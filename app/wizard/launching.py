@@ -176,11 +176,11 @@ def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
     """Put every problem into the row of its machine."""
     rows = []
     for name in names:
-        own = next((problem for problem in problems if problem.message.startswith(f"{name}: ")), None)
+        own = next((problem for problem in problems if problem.machine == name), None)
         status = Status.FAILED if own else Status.OK
         rows.append(
             LaunchRow(
-                name, name, status, cause=own.message.removeprefix(f"{name}: ") if own else "",
+                name, name, status, cause=own.problem if own else "",
                 fix=own.hint if own else "", cells=_cells(0, status),
             )
         )  # fmt: skip

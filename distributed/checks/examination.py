@@ -107,7 +107,7 @@ def _look_closer(able: Sequence[Examined], profile: Profile | None, dial: Dial) 
 def _of_readiness(one: Readiness) -> list[Finding]:
     found = judge_facts(one.facts) if one.facts is not None else []
     if one.problem is not None:
-        seen = one.problem.message.removeprefix(f"{one.link.name}: ")
+        seen = one.problem.beside(one.link.name)
         found.append(Finding("ready", "problem", seen, "ready to train", one.problem.hint, one.provisionable))
     return found
 

@@ -210,7 +210,7 @@ def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ..
 
 
 def _bad_config(target: SshTarget, error: BadInput) -> Problem:
-    return Problem("bad_config", error.message.removeprefix(f"{target.name}: "), error.hint)
+    return Problem("bad_config", error.beside(target.name), error.hint)
 
 
 def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:

@@ -112,7 +112,7 @@ def read_host_key(
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:
-        return Problem(error.cause, error.message.removeprefix(f"{endpoint.where}: "), error.hint)
+        return Problem(error.cause, error.beside(endpoint.where), error.hint)
     except OSError as error:
         return Failure(error, time.monotonic() - begin)
     raise AssertionError("a key was taken for a known one without any known_hosts file")

@@ -163,13 +163,9 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
-        return Readiness(link, problem=SshError(link.name, _after(error, link.name), PROVISION), provisionable=True)
+        return Readiness(link, problem=SshError(link.name, error.beside(link.name), PROVISION), provisionable=True)
     unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=unfit and _is_plain(link))
-
-
-def _after(error: MusterError, name: str) -> str:
-    return error.message.removeprefix(f"{name}: ")
 
 
 def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:

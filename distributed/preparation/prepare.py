@@ -175,7 +175,7 @@ def _without_absent(found: Sequence[Readiness], manner: Manner) -> list[Readines
         return list(found)
     for one in found:
         if one not in kept and one.problem is not None:
-            manner.tell(f"going on without {one.link.name}: {one.problem.message.removeprefix(f'{one.link.name}: ')}")
+            manner.tell(f"going on without {one.link.name}: {one.problem.beside(one.link.name)}")
     return kept
 
 

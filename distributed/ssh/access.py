@@ -112,7 +112,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         user=host.user if host else target.user,
         failed=Stage(ssh.stage) if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",
-        problem=error.message if through else error.message.removeprefix(f"{target.name}: "),
+        problem=error.beside(target.name),
         fix=_fix(error, host, through),
         seconds=seconds,
         fingerprint=ssh.fingerprint if isinstance(ssh, UnknownHostKey) else "",

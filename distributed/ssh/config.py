@@ -91,7 +91,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
         BadInput: the configuration has an error or was not accepted, or the target is no host name.
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
-        raise BadInput(f"{target.name}: '{target.host}' is not a host name", "see docs/hosts.md")
+        raise BadInput(f"'{target.host}' is not a host name", "see docs/hosts.md", machine=target.name)
     program = shutil.which("ssh")
     if target.from_hosts_file:
         check_accepted(target.config_file, target.name)
@@ -123,12 +123,11 @@ def _ask(program: str, target: SshTarget) -> str:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise BadInput(
-            f"{target.name}: ssh -G {target.host} does not end", "look at Match exec in ~/.ssh/config"
-        ) from None
+        problem, hint = f"ssh -G {target.host} does not end", "look at Match exec in ~/.ssh/config"
+        raise BadInput(problem, hint, machine=target.name) from None
     if result.returncode != 0:
         problem = " ".join(result.stderr.split()) or f"ssh -G ended with {result.returncode}"
-        raise BadInput(f"{target.name}: {problem}", f"try it by hand: ssh -G {target.host}")
+        raise BadInput(problem, f"try it by hand: ssh -G {target.host}", machine=target.name)
     return result.stdout
 
 
@@ -187,7 +186,7 @@ def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
 def _jump(text: str, target: SshTarget) -> SshTarget:
     match = re.fullmatch(r"(?:ssh://)?(?:([^@]*)@)?(\[[^\]]+\]|[^:/]+|[^/]*:[^/]*:[^/]*?)(?::(\d{1,5}))?/?", text)
     if not match:
-        raise BadInput(f"{target.name}: cannot understand ProxyJump {text!r}", "expected [user@]host[:port]")
+        raise BadInput(f"cannot understand ProxyJump {text!r}", "expected [user@]host[:port]", machine=target.name)
     host = match[2].strip("[]")
     port = int(match[3]) if match[3] else None
     name = f"{target.name} (through {host})"

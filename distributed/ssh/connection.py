@@ -106,7 +106,7 @@ class SshConnection:
         """Connect through the machines of ``jumps``, or of the configuration where it is ``None``."""
         if depth > _MAX_JUMPS:
             hint = "does ProxyJump in ~/.ssh/config go in a circle?"
-            raise BadInput(f"{target.name}: more than {_MAX_JUMPS} jumps", hint)
+            raise BadInput(f"more than {_MAX_JUMPS} jumps", hint, machine=target.name)
         host = resolve(target)
         gateway: SshConnection | None = None
         way = host.jumps if jumps is None else jumps
@@ -157,7 +157,7 @@ class SshConnection:
         except (Dropped, NoShell) as error:
             if isinstance(error, NoShell) and self._transport.is_active():
                 hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
-                raise NoShell(self.machine, error.message.partition(": ")[2], hint) from None
+                raise NoShell(self.machine, error.problem, hint) from None
             problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
                 "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "

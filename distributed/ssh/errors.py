@@ -54,8 +54,7 @@ class SshError(MachinesNotReady):
     """How far it came: the failure is on the way to ``reach``, ``host key``, ``login`` or ``shell``."""
 
     def __init__(self, machine: str, problem: str, hint: str = "") -> None:
-        super().__init__(f"{machine}: {_one_line(problem)}", _one_line(hint))
-        self.machine = machine
+        super().__init__(_one_line(problem), _one_line(hint), machine=machine)
 
 
 class NameUnknown(SshError):

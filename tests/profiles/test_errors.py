@@ -1,0 +1,33 @@
+"""What an error carries beside its words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distributed.ssh.errors import PortClosed
+from profiles.errors import BadInput, MusterError
+from profiles.resolve import profile_from_options
+from training.run_folder import RunFolder
+
+
+def test_a_message_begins_with_what_it_is_about_and_a_row_beside_it_need_not() -> None:
+    error = PortClosed("air", "nothing listens: port 22", "start it")
+    assert (error.message, error.machine) == ("air: nothing listens: port 22", "air")
+    assert (error.beside("air"), error.beside("airy")) == ("nothing listens: port 22", error.message)
+    plain = MusterError("air: is a word")
+    assert (plain.message, plain.problem, plain.beside("air")) == ("air: is a word",) * 3
+
+
+def test_a_value_that_does_not_fit_names_its_option() -> None:
+    with pytest.raises(BadInput) as caught:
+        profile_from_options("p", {"model_path": 'a": b', "batch_size": "none"})
+    assert caught.value.option == "batch_size"
+    assert caught.value.problem in caught.value.message and "none" not in caught.value.problem
+
+
+def test_a_folder_that_is_no_run_is_the_errors_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        RunFolder.open(tmp_path)
+    assert (caught.value.file, caught.value.message) == (str(tmp_path), f"{tmp_path}: {caught.value.problem}")
