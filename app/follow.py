@@ -11,8 +11,9 @@ from pathlib import Path
 from app.report import Ended
 from app.run_state import RunState, at_its_end
 from profiles.errors import MusterError
+from training.event_log import follow_events
 from training.event_log import follow_lines as follow_lines
-from training.events import Event, from_line
+from training.events import Event
 from training.outcome import NewestAttempt
 from training.plan import RunPlan
 from training.run_files import explain, is_live
@@ -34,13 +35,12 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.plan: RunPlan = RunFolder.open(path).plan()
-        self._lines = follow_lines(path / "events.jsonl", lambda: is_live(path))
+        self._events = follow_events(path / "events.jsonl", lambda: is_live(path))
         self._attempt = NewestAttempt()
 
     def events(self) -> Iterator[Event | None]:
         """Yield the events from the first one on, and ``None`` every now and then while nothing happens."""
-        for line in self._lines:
-            event = _parsed(line)
+        for event in self._events:
             if event is not None:
                 self._attempt.note(event)
             yield event
@@ -73,10 +73,3 @@ class Follower:
         if shutil.disk_usage(self.path).free < _ROOM:
             return explain(OSError(errno.ENOSPC, ""), self.path)
         return _INTERRUPTED, ""
-
-
-def _parsed(line: bytes) -> Event | None:
-    try:
-        return from_line(line) if line else None
-    except (ValueError, RecursionError):
-        return None

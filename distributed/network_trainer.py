@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
-from training.event_log import follow_lines
-from training.events import ErrorEvent, Event, from_line
+from training.event_log import follow_events
+from training.events import ErrorEvent, Event
 from training.outcome import LocalOutcome, NewestAttempt
 from training.plan import RunPlan
 from training.run_files import explain, is_live
@@ -200,10 +200,9 @@ def _move(folder: Path, place: Path) -> None:
 
 def _events(path: Path) -> Iterator[Event]:
     try:
-        for line in follow_lines(path / "events.jsonl", lambda: is_live(path)):
-            with contextlib.suppress(ValueError, RecursionError):  # a damaged line
-                if line:
-                    yield from_line(line)
+        for event in follow_events(path / "events.jsonl", lambda: is_live(path)):
+            if event is not None:
+                yield event
     except FileNotFoundError:
         raise RunFailed(f"{path}: the run folder is gone", "see what removed it, and start again") from None
 

@@ -34,8 +34,18 @@ def read_events(path: Path) -> Iterator[Event]:
 def _parse(line: bytes) -> Event | None:
     try:
         return from_line(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def follow_events(path: Path, goes_on: Callable[[], bool]) -> Iterator[Event | None]:
+    """Yield the events of a growing log, and ``None`` while there are none and for what is not one.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    for line in follow_lines(path, goes_on):
+        yield _parse(line) if line else None
 
 
 def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ class ProgressEvent(_Event):
 
 
 class StepEvent(_Event):
-    """One optimizer step of one member. Times in seconds; ``compute + wait`` is the step's wall time."""
+    """One optimizer step of one member. Times in seconds."""
 
     kind: Literal["step"] = "step"
     step: Step
@@ -89,6 +89,11 @@ class StepEvent(_Event):
     """``None`` also where it is not finite, as in a step that fp16 passes over."""
     bytes_sent: Count = 0
     bytes_received: Count = 0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        return self.compute + self.wait
 
 
 class SyncEvent(_Event):
@@ -122,6 +127,11 @@ class EvaluationEvent(_Event):
     """Only those that are finite are written."""
     samples: Count
     seconds: Seconds
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All that was measured by name: the metrics, and the loss last."""
+        return {**self.metrics, **({} if self.loss is None else {"loss": self.loss})}
 
     @field_serializer("metrics", when_used="json")
     def _finite(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -191,6 +201,8 @@ class ErrorEvent(_Event):
     kind: Literal["error"] = "error"
     message: Text
     hint: Text = ""
+    machine: Name = ""
+    """The far machine that the message begins with; empty: it names none, or needs none."""
     step: Step | None = None
     exit_code: int = Field(1, ge=0, le=255)
 

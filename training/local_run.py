@@ -156,6 +156,8 @@ class LocalRun:
 
     def _take(self, source: int, line: bytes) -> None:
         event = None if source in self.members.lost else self._intake.event(source, line)
+        if event is not None and source != HUB:
+            event = self.members.workers[source].process.told(event)
         if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
         if isinstance(event, RequestEvent):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
 from training.bounded import LONGEST_LINE
+from training.events import Event
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_PATIENCE = 120.0
@@ -34,6 +35,10 @@ class Worker(Protocol):
 
     def lines(self) -> Iterator[bytes]:
         """Event lines until the process ends."""
+        ...
+
+    def told(self, event: Event) -> Event:
+        """Take note of what it said, and return it as the run tells it."""
         ...
 
     def exit_code(self) -> int:
@@ -108,6 +113,9 @@ class SubprocessWorker:
         assert self._process.stdout is not None
         yield from bounded_lines(self._process.stdout)
 
+    def told(self, event: Event) -> Event:
+        return event
+
     def exit_code(self) -> int:
         code = self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -145,6 +153,9 @@ class SpawnedWorker:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 yield self._connection.recv_bytes()
+
+    def told(self, event: Event) -> Event:
+        return event
 
     def exit_code(self) -> int:
         self._process.join()

@@ -26,7 +26,7 @@ from distributed.ssh.errors import SshError
 from distributed.workers.agent_records import Greeting, Record, first_problem
 from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError
-from training.events import ErrorEvent, WarningEvent, from_line, to_line
+from training.events import ErrorEvent, Event, WarningEvent, to_line
 from training.processes import WAITING
 from training.stopping import Progress
 
@@ -62,7 +62,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-_NOTED = (b'"error"', b'"kind":"step"', b'"kind":"snapshot"')
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,15 @@ class RemoteWorker:
             self._unwanted = True
         self._post({"signal": int(number)})
 
+    def told(self, event: Event) -> Event:
+        """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
+        self._progress(event)
+        self._patience = self._patience.for_pace(self._progress)
+        if not isinstance(event, ErrorEvent) or event.machine:
+            return event
+        name = self._link.name
+        return event.model_copy(update={"message": f"{name}: {event.message}", "machine": name})
+
     def exit_code(self) -> int:
         self._done.wait()
         assert self._code is not None
@@ -194,9 +202,16 @@ class RemoteWorker:
             self._done.set()
 
     def _failure(self, error: MusterError | OSError) -> bytes:
-        message, hint = (error.message, error.hint) if isinstance(error, MusterError) else (str(error), "")
-        event = ErrorEvent(member=self._assignment.rank, message=message, hint=hint, exit_code=ExitCode.NOT_READY)
-        return to_line(event).encode()
+        known = error if isinstance(error, MusterError) else MusterError(str(error), machine=self._link.name)
+        return to_line(
+            ErrorEvent(
+                member=self._assignment.rank,
+                message=known.message,
+                hint=known.hint,
+                machine=known.machine,
+                exit_code=ExitCode.NOT_READY,
+            )
+        ).encode()
 
     # ------------------------------------------------------------------------------------------------------ start
 
@@ -318,8 +333,7 @@ class RemoteWorker:
         elif record.end is not None:
             self._code = LOST if record.why else record.end
             self.end_reason = record.why
-        line = record.event.encode()
-        return self._noted(line) if any(kind in line for kind in _NOTED) else line
+        return record.event.encode()
 
     def _keep_log(self, text: bytes) -> None:
         if self._logged > LOG_BUDGET:
@@ -330,18 +344,6 @@ class RemoteWorker:
         with contextlib.suppress(ValueError, OSError):  # closed: the run is over
             self._log.write(text)
             self._log.flush()
-
-    def _noted(self, line: bytes) -> bytes:
-        """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
-        try:
-            event = from_line(line)
-        except ValueError:
-            return line
-        self._progress(event.model_copy(update={"member": None}))
-        self._patience = self._patience.for_pace(self._progress)
-        if not isinstance(event, ErrorEvent) or event.message.startswith(self._link.name):
-            return line
-        return to_line(event.model_copy(update={"message": f"{self._link.name}: {event.message}"})).encode()
 
     def _lose(self, reason: str) -> None:
         if self._code is None:

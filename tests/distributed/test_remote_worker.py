@@ -24,6 +24,7 @@ from distributed.workers import remote_worker
 from distributed.workers.agent_records import Record
 from distributed.workers.remote_worker import LOST, Assignment, Patience, RemoteWorker
 from profiles.errors import ExitCode
+from tests.app.app_events import step
 from tests.waiting import until
 from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 
@@ -263,6 +264,16 @@ def test_a_machine_that_does_not_start_it_names_itself(machines: Machines) -> No
     (event,) = [json.loads(line) for line in worker.lines()]
     assert event["kind"] == "error" and event["exit_code"] == 3
     assert event["message"].startswith("far: ")
+
+
+def test_an_error_of_a_worker_names_its_machine_once_and_slow_steps_make_patient(machines: Machines) -> None:
+    worker = machines.worker()
+    said = worker.told(ErrorEvent(member=0, message="far too little memory"))
+    assert isinstance(said, ErrorEvent) and said.message == "far: far too little memory"
+    assert worker.told(said) == said
+    before = worker._patience.grace
+    worker.told(step(1, compute=1000.0))
+    assert worker._patience.grace > before
 
 
 def test_a_run_that_ends_does_not_wait_for_files_under_way(machines: Machines) -> None:

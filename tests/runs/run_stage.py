@@ -37,6 +37,9 @@ class Script:
     def lines(self) -> Iterator[bytes]:
         return iter(self._lines.get, None)
 
+    def told(self, event: Event) -> Event:
+        return event
+
     def exit_code(self) -> int:
         return self._code
 

@@ -10,7 +10,7 @@ from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
 from training.control import Command, Control
-from training.events import MemberEvent
+from training.events import Event, MemberEvent
 from training.membership import Membership, Watched
 from training.plan import MemberPlan
 
@@ -24,6 +24,9 @@ class Silent:
     def send(self, message: dict[str, Any]) -> None: ...
 
     def signal(self, number: int) -> None: ...
+
+    def told(self, event: Event) -> Event:
+        return event
 
     def exit_code(self) -> int:
         return 0
