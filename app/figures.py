@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from app.happenings import in_order
-from app.run_curves import RUN, names, of_member, of_run
-from app.run_state import Result, RunState, SplitResults
+from app.run_curves import RUN, evaluated, names, of_member, of_run
+from app.run_state import RunState, SplitResults
+from training.events import EvaluationEvent, SyncEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares of one and read best as per cent."""
@@ -30,11 +30,9 @@ def metric_label(name: str) -> str:
     return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
 
 
-def metrics_of(result: Result) -> dict[str, float]:
+def metrics_of(result: EvaluationEvent) -> dict[str, float]:
     """Metrics of an evaluation, error rates first, the loss last."""
-    every: dict[str, float] = dict(result.metrics)
-    if result.loss is not None:
-        every["loss"] = result.loss
+    every = result.figures
     first = [name for name in RATES if name in every]
     rest = sorted(name for name in every if name not in RATES and name != "loss")
     last = ["loss"] if "loss" in every else []
@@ -47,16 +45,31 @@ def headline(results: SplitResults, split: str) -> str:
     Texts that had not ended at their bound (``eval_max_new_tokens``) are told: with many of them the WER says little.
     Before the first step a model from scratch ends none.
     """
+    told = course(results, split)
+    return f"{told} (step {results.last.step})" if results.last.figures else told
+
+
+def course(results: SplitResults, split: str = "") -> str:
+    """Return the headline without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
     last = metrics_of(results.last)
     if not last:
-        return f"{split}: evaluated at step {results.last.step}"
+        return f"{f'{split}: ' if split else ''}evaluated at step {results.last.step}"
     name = next(iter(last))
     now = metric_text(name, last[name])
-    label = f"{metric_label(name)} on {split}"
+    label = f"{metric_label(name)} on {split}:" if split else metric_label(name)
     cut = f", {metric_text('cut', last['cut'])} of the texts cut" if "cut" in last and results.last.step else ""
     if results.first is not results.last:
         now = f"{metric_text(name, metrics_of(results.first).get(name))} -> {now}"
-    return f"{label}: {now}{cut} (step {results.last.step})"
+    return f"{label} {now}{cut}"
+
+
+def evaluated_series(state: RunState) -> dict[str, str]:
+    """Return the metric of every series that evaluations gave, by the name of the series."""
+    return {
+        evaluated(split, metric): metric
+        for split, results in state.evaluations.items()
+        for metric in {**results.first.figures, **results.last.figures}
+    }
 
 
 def state_document(state: RunState) -> dict[str, object]:
@@ -78,8 +91,8 @@ def state_document(state: RunState) -> dict[str, object]:
         "evaluations": evaluations_document(state),
         "series": series_document(state),
         "happenings": [one._asdict() for one in in_order(state.chronicles)],
-        "warnings": [{"member": w.member, "message": w.message, "time": w.time} for w in state.warnings],
-        "errors": [{"member": e.member, "message": e.message, "hint": e.hint} for e in state.errors],
+        "warnings": [{"member": w.member, "message": w.text, "time": w.time} for w in state.warnings],
+        "errors": [{"member": e.member, "message": e.text, "hint": e.hint} for e in state.errors],
     }
 
 
@@ -125,15 +138,15 @@ def _member_document(state: RunState, rank: int) -> dict[str, object]:
         "compute_share": compute,
         "wait_share": wait,
         "transfer_share": transfer,
-        "bytes_sent": member.bytes_sent,
-        "bytes_received": member.bytes_received,
-        "synchronisations": member.syncs,
+        "bytes_sent": member.work.bytes_sent,
+        "bytes_received": member.work.bytes_received,
+        "synchronisations": member.work.syncs,
         "weight_hash": member.last_sync.weight_hash if member.last_sync else "",
         "message": member.message,
         "epoch": member.epoch,
         "snapshot_step": member.snapshot_step,
         "cpu_percent": member.cpu_percent,
-        "last_synchronisation": dataclasses.asdict(member.last_sync) if member.last_sync else None,
+        "last_synchronisation": _sync_document(member.last_sync) if member.last_sync else None,
         "memory_peak": member.memory_peak,
         "device_memory_peak": member.device_memory_peak,
         "celsius": member.celsius,
@@ -145,3 +158,8 @@ def _member_document(state: RunState, rank: int) -> dict[str, object]:
         "battery_percent": member.battery_percent,
         "on_mains": member.on_mains,
     }
+
+
+def _sync_document(sync: SyncEvent) -> dict[str, object]:
+    names = {"round", "step", "bytes_sent", "bytes_received", "seconds", "wait", "weight_hash", "time"}
+    return {**sync.model_dump(include=names), "members": len(sync.members)}

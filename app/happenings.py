@@ -25,6 +25,8 @@ from training.events import (
 )
 
 FIRST, NEWEST = 40, 160
+KEPT_NOTICES = 50
+"""Warnings, and errors, that a list of them has."""
 Kind = Literal["run", "machine", "lost", "back", "error", "warning", "evaluation", "snapshot", "request"]
 
 
@@ -39,6 +41,8 @@ class Happening(NamedTuple):
     hint: str = ""
     step: int = -1
     """-1: none is known."""
+    status: str = ""
+    """Of the member, where it is told."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ def noted(chronicles: Chronicles, new: Happening | None) -> Chronicles:
     return every if new.kind in chronicles else dict(sorted(every.items()))
 
 
+def newest(chronicles: Chronicles, kind: Kind) -> tuple[Happening, ...]:
+    """Return the newest of one kind, oldest first."""
+    return chronicles.get(kind, Chronicle()).newest[-KEPT_NOTICES:]
+
+
 def in_order(chronicles: Chronicles) -> list[Happening]:
     """Return everything that is kept, oldest first."""
     return sorted(happening for chronicle in chronicles.values() for happening in chronicle.kept)
@@ -88,10 +97,11 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
         case RunEvent():
             return said("run", because(f"run {event.status}", event.message))
         case MemberEvent():
-            found = _of_member(event, member)
-            return said(*found) if found else None
+            found = member_news(event, member)
+            step = member.step if member and event.status in GONE else -1
+            return said(*found, step=step, status=event.status) if found else None
         case EvaluationEvent():
-            text = ", ".join(_metric_text(name, value) for name, value in sorted(_all_metrics(event).items()))
+            text = ", ".join(_metric_text(name, value) for name, value in sorted(event.figures.items()))
             return said("evaluation", f"{event.split}: {text}", step=event.step)
         case SnapshotEvent():
             return said("snapshot", f"snapshot of step {event.step} written", step=event.step)
@@ -111,12 +121,16 @@ def because(what: str, why: str) -> str:
     return f"{what}: {why}" if why else what
 
 
-def _of_member(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
-    """Return what a member's new state is to be told as; ``None``: it was told, or follows from what was."""
+def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
+    """Return what a member's new state is to be told as; ``None``: it was told, or follows from what was.
+
+    A member and the hub both say that it joined or left, and a loss is followed by what it led to: whoever shows a run
+    tells each once, by this rule.
+    """
     name = event.name or (before.label if before else f"member {event.member}")
     known = before.status if before is not None else ""
     if known == event.status:
-        return None  # the hub and the member both say it
+        return None
     if event.status in TROUBLE:
         return None if known in TROUBLE else ("lost", because(f"{name} {event.status}", event.message))
     if event.status == "left" and known in ("done", *TROUBLE):
@@ -125,10 +139,6 @@ def _of_member(event: MemberEvent, before: MemberState | None) -> tuple[Kind, st
         return "back", f"{name} is back"
     where = f" on {event.device}" if event.device else ""
     return "machine", because(f"{name} {event.status}{where}", event.message)
-
-
-def _all_metrics(event: EvaluationEvent) -> dict[str, float]:
-    return {**event.metrics, **({"loss": event.loss} if event.loss is not None else {})}
 
 
 def _metric_text(name: str, value: float) -> str:

@@ -21,30 +21,58 @@ OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | 
 
 
 @dataclass(frozen=True)
-class StepSample:
-    """What the sliding window keeps of one step."""
+class Work:
+    """What a member has done and exchanged. Seconds and bytes."""
 
-    time: float
-    samples: int
-    compute: float
-    wait: float
-    transfer: float
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    """Wall time of the steps: compute and wait."""
+    compute: float = 0.0
+    wait: float = 0.0
+    transfer: float = 0.0
+    step_sent: int = 0
+    step_received: int = 0
+    sync_sent: int = 0
+    sync_received: int = 0
+    syncs: int = 0
+    sync_seconds: float = 0.0
 
+    @property
+    def bytes_sent(self) -> int:
+        """Some strategies count bytes by step, others by synchronisation, some by both."""
+        return max(self.step_sent, self.sync_sent)
 
-@dataclass(frozen=True)
-class Sync:
-    """One synchronisation of a member."""
+    @property
+    def bytes_received(self) -> int:
+        return max(self.step_received, self.sync_received)
 
-    round: int
-    step: int
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-    wait: float
-    weight_hash: str
-    time: float = 0.0
-    members: int = 0
-    """How many contributions are in the result."""
+    def with_step(self, event: StepEvent) -> Work:
+        """Return the work with one more step."""
+        return changed(
+            self,
+            steps=self.steps + 1,
+            samples=self.samples + event.samples,
+            seconds=self.seconds + event.seconds,
+            compute=self.compute + event.compute,
+            wait=self.wait + event.wait,
+            transfer=self.transfer + event.transfer,
+            step_sent=self.step_sent + event.bytes_sent,
+            step_received=self.step_received + event.bytes_received,
+        )
+
+    def with_sync(self, event: SyncEvent) -> Work:
+        """Return the work with one more synchronisation."""
+        return changed(
+            self,
+            syncs=self.syncs + 1,
+            sync_seconds=self.sync_seconds + event.seconds,
+            sync_sent=self.sync_sent + event.bytes_sent,
+            sync_received=self.sync_received + event.bytes_received,
+        )
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -69,17 +97,17 @@ class MemberState:
     epoch: float = 0.0
     loss: float | None = None
     learning_rate: float | None = None
-    step_bytes_sent: int = 0
-    step_bytes_received: int = 0
-    sync_bytes_sent: int = 0
-    sync_bytes_received: int = 0
-    syncs: int = 0
-    recent_syncs: tuple[Sync, ...] = ()
+    work: Work = Work()
+    """Since its start, and ..."""
+    earlier: Work = Work()
+    """... in its starts before that."""
+    recent_syncs: tuple[SyncEvent, ...] = ()
     """The newest ones, oldest first."""
     began: tuple[float, int] | None = None
     """Time and number of its first step since its start."""
     times_lost: int = 0
-    window: tuple[StepSample, ...] = ()
+    window: tuple[StepEvent, ...] = ()
+    """Its newest steps, oldest first: what speeds and shares are means over."""
     cpu_percent: float | None = None
     others_percent: float | None = None
     """Of its machine's processors, used by programs that do not belong to the run."""
@@ -124,17 +152,13 @@ class MemberState:
         return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
 
     @property
-    def last_sync(self) -> Sync | None:
+    def last_sync(self) -> SyncEvent | None:
         return self.recent_syncs[-1] if self.recent_syncs else None
 
     @property
-    def bytes_sent(self) -> int:
-        """Bytes sent since the start; members that do not count them by step count them by synchronisation."""
-        return max(self.step_bytes_sent, self.sync_bytes_sent)
-
-    @property
-    def bytes_received(self) -> int:
-        return max(self.step_bytes_received, self.sync_bytes_received)
+    def total(self) -> Work:
+        """What it did over all its starts."""
+        return self.earlier + self.work
 
     @property
     def joules(self) -> float | None:
@@ -146,7 +170,7 @@ class MemberState:
         """Mean wall time of a step in the window."""
         if not self.window:
             return None
-        return sum(sample.compute + sample.wait for sample in self.window) / len(self.window)
+        return sum(step.seconds for step in self.window) / len(self.window)
 
     @property
     def samples_per_second(self) -> float:
@@ -155,16 +179,16 @@ class MemberState:
             busy = self.seconds_per_step
             return self.window[0].samples / busy if busy else 0.0
         elapsed = self.window[-1].time - self.window[0].time
-        return sum(sample.samples for sample in self.window[1:]) / elapsed if elapsed > 0 else 0.0
+        return sum(step.samples for step in self.window[1:]) / elapsed if elapsed > 0 else 0.0
 
     @property
     def shares(self) -> tuple[float, float, float]:
         """Shares of compute, exposed wait, and transfer (hidden or not) in the window's wall time."""
-        compute = sum(sample.compute for sample in self.window)
-        wait = sum(sample.wait for sample in self.window)
-        transfer = sum(sample.transfer for sample in self.window)
-        wall = compute + wait
-        return (compute / wall, wait / wall, min(1.0, transfer / wall)) if wall > 0 else (0.0, 0.0, 0.0)
+        seconds = sum(step.seconds for step in self.window)
+        if not seconds > 0:
+            return 0.0, 0.0, 0.0
+        compute, wait = sum(step.compute for step in self.window), sum(step.wait for step in self.window)
+        return compute / seconds, wait / seconds, min(1.0, sum(step.transfer for step in self.window) / seconds)
 
 
 def phase_text(phase: str, done: int, total: int | None) -> str:
@@ -217,6 +241,7 @@ def _status(member: MemberState, event: MemberEvent) -> MemberState:
             updated=member.updated,
             times_lost=member.times_lost,
             hottest=member.hottest,
+            earlier=member.total,
             earlier_joules=member.joules,
             meters=member.meters,
         )
@@ -235,7 +260,6 @@ def _gone(member: MemberState, status: str, why: str) -> MemberState:
 
 def _step(member: MemberState, event: StepEvent) -> MemberState:
     """Steps come late, from a machine that was cut off, too: they bring nobody back who was gone."""
-    sample = StepSample(event.time, event.samples, event.compute, event.wait, event.transfer)
     window = [old for old in member.window if old.time > event.time - WINDOW_SECONDS]
     return changed(
         member,
@@ -247,30 +271,16 @@ def _step(member: MemberState, event: StepEvent) -> MemberState:
         epoch=event.epoch,
         loss=event.loss,
         learning_rate=event.learning_rate,
-        step_bytes_sent=member.step_bytes_sent + event.bytes_sent,
-        step_bytes_received=member.step_bytes_received + event.bytes_received,
-        window=(*window, sample)[-WINDOW_STEPS:],
+        work=member.work.with_step(event),
+        window=(*window, event)[-WINDOW_STEPS:],
     )
 
 
 def _sync(member: MemberState, event: SyncEvent) -> MemberState:
-    sync = Sync(
-        event.round,
-        event.step,
-        event.bytes_sent,
-        event.bytes_received,
-        event.seconds,
-        event.wait,
-        event.weight_hash,
-        event.time,
-        len(event.members),
-    )
     return changed(
         member,
-        syncs=member.syncs + 1,
-        recent_syncs=(*member.recent_syncs, sync)[-KEPT_SYNCS:],
-        sync_bytes_sent=member.sync_bytes_sent + event.bytes_sent,
-        sync_bytes_received=member.sync_bytes_received + event.bytes_received,
+        recent_syncs=(*member.recent_syncs, event)[-KEPT_SYNCS:],
+        work=member.work.with_sync(event),
     )
 
 

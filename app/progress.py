@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from app.console import diagnostics, duration_text, interactive, say, visible
 from app.figures import four_digits, headline
+from app.happenings import member_news
 from app.run_state import RunState, apply
 from profiles.counts import counted
 from training.events import (
@@ -198,7 +199,7 @@ def change_line(before: RunState, event: Event) -> str:
             changed = event.status != before.status or before.started is None
             why = f": {event.message}" if event.message and event.status != "failed" else ""  # the error said it
             return f"run {event.status}{why}" if changed else ""
-        case MemberEvent() if _is_news(before, event):
+        case MemberEvent() if member_news(event, before.members.get(-1 if event.member is None else event.member)):
             where = f" on {event.device}" if event.device else ""
             why = f": {event.message}" if event.message and event.status in ("lost", "failed", "joined") else ""
             return f"{event.name or f'member {event.member}'} {event.status}{where}{why}"
@@ -211,9 +212,3 @@ def change_line(before: RunState, event: Event) -> str:
             return f"{what}: {event.outcome}{f', {event.message}' if event.message else ''}"
         case _:
             return ""
-
-
-def _is_news(before: RunState, event: MemberEvent) -> bool:
-    """Whether nobody has said it yet: a member and the hub may both report that it left."""
-    known = before.members.get(event.member) if event.member is not None else None
-    return known is None or known.status != event.status

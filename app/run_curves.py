@@ -44,10 +44,8 @@ def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step:
                 yield Figure("drift", event.step, event.drift)
         case EvaluationEvent():
             weight = float(event.samples or 1)
-            if event.loss is not None:
-                yield Figure(f"{event.split} loss", event.step, event.loss, weight)
-            for name, value in sorted(event.metrics.items()):
-                yield Figure(f"{event.split} {name}", event.step, value, weight)
+            for name, value in sorted(event.figures.items()):
+                yield Figure(evaluated(event.split, name), event.step, value, weight)
         case MachineEvent():
             yield Figure("processor", step, event.cpu_percent / 100)
             yield Figure("memory", step, event.memory_used)
@@ -59,16 +57,21 @@ def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step:
                 yield Figure("power", step, event.watts)
 
 
+def evaluated(split: str, metric: str) -> str:
+    """Return the name of the series of a metric on a split."""
+    return f"{split} {metric}"
+
+
 def _of_step(event: StepEvent) -> Iterator[Figure]:
-    step, wall = event.step, event.compute + event.wait
+    step, seconds = event.step, event.seconds
     yield Figure("loss", step, event.loss, event.weight)
     yield Figure("learning rate", step, event.learning_rate)
     if event.grad_norm is not None:
         yield Figure("gradient norm", step, event.grad_norm)
-    if wall > 0:
-        yield Figure("samples/s", step, event.samples / wall, wall)
-        yield Figure("wait share", step, event.wait / wall, wall)
-    yield Figure("step time", step, wall)
+    if seconds > 0:
+        yield Figure("samples/s", step, event.samples / seconds, seconds)
+        yield Figure("wait share", step, event.wait / seconds, seconds)
+    yield Figure("step time", step, seconds)
     yield Figure("bytes/step", step, event.bytes_sent + event.bytes_received)
 
 

@@ -8,15 +8,14 @@ look at who came first.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
 from app.frozen import changed
-from app.happenings import Chronicles, happening, noted
-from app.member_state import MemberState, OfMember, advance, phase_text, stopped
+from app.happenings import Chronicles, Happening, happening, in_order, newest, noted
+from app.member_state import GONE, MemberState, OfMember, advance, phase_text, stopped
 from app.run_curves import RUN, Curves, extended, figures
 from training.events import (
     AnswerEvent,
@@ -40,45 +39,16 @@ from training.run_metadata import FINAL
 
 INTERRUPTED = "interrupted"
 """Status of a run whose end nobody wrote down."""
-KEPT_WARNINGS = 50
 KEPT_REQUESTS = 20
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A warning or an error."""
-
-    time: float
-    member: int
-    """-1 for the run itself."""
-    message: str
-    hint: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One evaluation of one split."""
-
-    step: int
-    time: float
-    loss: float | None
-    metrics: Mapping[str, float]
-    samples: int
-    seconds: float
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Position among the evaluations of a split; the same for every order of arrival."""
-        return (self.step, self.time, self.samples, self.seconds, repr((self.loss, sorted(self.metrics.items()))))
 
 
 @dataclass(frozen=True)
 class SplitResults:
     """First, last and best evaluation of one split. Best: lowest WER, or loss where there is no WER."""
 
-    first: Result
-    last: Result
-    best: Result
+    first: EvaluationEvent
+    last: EvaluationEvent
+    best: EvaluationEvent
 
 
 @dataclass(frozen=True)
@@ -100,15 +70,21 @@ class RunState:
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
     snapshot_path: str = ""
-    warnings: tuple[Notice, ...] = ()
-    """The newest ones, oldest first."""
-    errors: tuple[Notice, ...] = ()
     curves: Mapping[int, Curves] = field(default_factory=dict)
     """Every figure over the steps, by rank (:data:`app.run_curves.RUN`: of the run) and name."""
     chronicles: Chronicles = field(default_factory=dict)
     """What happened, by kind; :func:`app.happenings.in_order` makes one list of it."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by their ids."""
+
+    @property
+    def warnings(self) -> tuple[Happening, ...]:
+        """The newest ones, oldest first."""
+        return newest(self.chronicles, "warning")
+
+    @property
+    def errors(self) -> tuple[Happening, ...]:
+        return newest(self.chronicles, "error")
 
     @property
     def resume_step(self) -> int | None:
@@ -184,21 +160,49 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_figures(_evaluation(state, event), event)
         case SnapshotEvent():
             return _with_member(_snapshot(state, event), event)
-        case WarningEvent():
-            return changed(state, warnings=_newest(state.warnings, _notice(event)))
-        case ErrorEvent():
-            errors = _newest(state.errors, changed(_notice(event), hint=event.hint))
-            return _with_member(changed(state, errors=errors), event)
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
             return changed(state, phase=phase_text(event.phase, event.done, event.total))
-        case MemberEvent() | ProgressEvent():
+        case MemberEvent() | ProgressEvent() | ErrorEvent():
             return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)
-        case TimingEvent() | AnswerEvent() | UnknownEvent():
+        case WarningEvent() | TimingEvent() | AnswerEvent() | UnknownEvent():
             return state
+
+
+def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
+    """Return when machines came and went, over the steps; not how every run begins and ends."""
+    found, away = [], dict[int, bool]()
+    for one in in_order(state.chronicles):
+        went = one.status in GONE or (one.kind == "error" and one.member >= 0)
+        if not went and one.kind != "back" and one.status != "joined":
+            continue
+        if away.get(one.member) == went or one.status == "done":
+            continue
+        away[one.member] = went
+        step = float(one.step) if one.step >= 0 else _step_at(state, one.time)
+        if step is None and went and one.member in state.members:
+            step = state.members[one.member].step
+        last = state.total_steps if state.total_steps is not None else math.inf
+        if step is not None and (went or step >= 1) and not (one.status == "left" and step >= last):
+            found.append((step, one))
+    return found
+
+
+def _step_at(state: RunState, moment: float) -> float | None:
+    """Return about which step was done at a time, between what is known of other times."""
+    known = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
+    known += [(one.time, one.step) for one in in_order(state.chronicles) if one.step >= 0 and not one.status]
+    known += [member.began for member in state.members.values() if member.began]
+    known += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
+    before = max((pair for pair in known if pair[0] <= moment), default=None)
+    after = min((pair for pair in known if pair[0] > moment), default=None)
+    if before is None or after is None:
+        return None
+    share = (moment - before[0]) / max(1e-9, after[0] - before[0])
+    return before[1] + share * max(0, after[1] - before[1])
 
 
 def _with_figures(state: RunState, event: StepEvent | SyncEvent | MachineEvent | EvaluationEvent) -> RunState:
@@ -256,28 +260,26 @@ def _snapshot(state: RunState, event: SnapshotEvent) -> RunState:
     return changed(state, snapshot_step=event.step, snapshot_path=event.path)
 
 
-def _notice(event: WarningEvent | ErrorEvent) -> Notice:
-    return Notice(event.time, -1 if event.member is None else event.member, event.message)
-
-
-def _newest(notices: tuple[Notice, ...], new: Notice) -> tuple[Notice, ...]:
-    return tuple(sorted((*notices, new), key=dataclasses.astuple)[-KEPT_WARNINGS:])
-
-
 def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
-    result = Result(event.step, event.time, event.loss, event.metrics, event.samples, event.seconds)
     known = state.evaluations.get(event.split)
-    results = (result,) if known is None else (known.first, known.last, known.best, result)
-    ordered = sorted(results, key=lambda one: one.order)
+    results = (event,) if known is None else (known.first, known.last, known.best, event)
+    ordered = sorted(results, key=_order)
     best = min(ordered, key=_badness)
     split = SplitResults(first=ordered[0], last=ordered[-1], best=best)
     evaluations = {**state.evaluations, event.split: split}
     return changed(state, evaluations=dict(sorted(evaluations.items())))
 
 
-def _badness(result: Result) -> tuple[object, ...]:
+def _order(result: EvaluationEvent) -> tuple[object, ...]:
+    """Return its position among the evaluations of a split; the same for every order of arrival."""
+    figures_text = repr(sorted(result.figures.items()))
+    member = -1 if result.member is None else result.member
+    return (result.step, result.time, result.samples, result.seconds, figures_text, member)
+
+
+def _badness(result: EvaluationEvent) -> tuple[object, ...]:
     value = result.metrics.get("wer", result.loss)
-    return (value if value is not None and math.isfinite(value) else math.inf, result.order)
+    return (value if value is not None and math.isfinite(value) else math.inf, _order(result))
 
 
 def _with_member(state: RunState, event: OfMember) -> RunState:

@@ -38,9 +38,9 @@ class RunView:
         if state.weights_differ:
             yield Text("weights differ between members after a synchronisation", style="bold red")
         for notice in state.warnings[-SHOWN_WARNINGS:]:
-            yield Text(visible(f"warning: {notice.message}"), style="yellow", no_wrap=True, overflow="ellipsis")
+            yield Text(visible(f"warning: {notice.text}"), style="yellow", no_wrap=True, overflow="ellipsis")
         for notice in state.errors[-SHOWN_WARNINGS:]:
-            yield Text(visible(f"error: {notice.message}"), style="bold red", no_wrap=True, overflow="ellipsis")
+            yield Text(visible(f"error: {notice.text}"), style="bold red", no_wrap=True, overflow="ellipsis")
 
     def _verdict(self) -> Table:
         state = self._state
@@ -73,7 +73,7 @@ def _members(state: RunState, narrow: bool) -> Table:
 
 
 def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
-    traffic = bytes_text(member.bytes_sent)
+    traffic = bytes_text(member.work.bytes_sent)
     return [
         Text(visible(member.label)),
         Text(visible(member.preparing or member.status), style=_STATUS_STYLES.get(member.status, "")),
@@ -81,7 +81,7 @@ def _row(member: MemberState, narrow: bool) -> list[RenderableType]:
         Text("-" if member.loss is None else four_digits(member.loss)),
         Text(f"{member.samples_per_second:.1f}" if member.active and member.window else "-"),
         time_bar(member, narrow),
-        Text(traffic if narrow else f"{traffic} / {bytes_text(member.bytes_received)}"),
+        Text(traffic if narrow else f"{traffic} / {bytes_text(member.work.bytes_received)}"),
     ]
 
 

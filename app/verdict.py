@@ -87,7 +87,7 @@ def ending(state: RunState, now: float) -> Ending | None:
         return None
     slowest = max(working, key=_pace)
     steps = max(0, state.total_steps - state.step)
-    times = [sample.compute + sample.wait for sample in slowest.window]
+    times = [step.seconds for step in slowest.window]
     doubt = steps * statistics.stdev(times) / math.sqrt(len(times))
     if slowest.began and slowest.step > slowest.began[1] and slowest.updated:
         overall = (slowest.window[-1].time - slowest.began[0]) / (slowest.step - slowest.began[1])
@@ -213,4 +213,4 @@ def _pace(member: MemberState) -> float:
 
 
 def _compute(member: MemberState) -> float:
-    return statistics.fmean(sample.compute for sample in member.window) if member.window else 0.0
+    return statistics.fmean(step.compute for step in member.window) if member.window else 0.0

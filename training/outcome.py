@@ -46,7 +46,7 @@ class _Attempt:
         return max(0.0, self.ended - self.begun) if self.ended is not None else self.longest
 
     def note(self, event: StepEvent) -> None:
-        first = self.first_steps.setdefault(event.member, event.time - event.compute - event.wait)
+        first = self.first_steps.setdefault(event.member, event.time - event.seconds)
         self.samples += event.samples
         self.longest = max(self.longest, event.time - first)
 

@@ -121,7 +121,7 @@ class Progress:
         match event:
             case StepEvent():
                 self.newest_step = max(self.newest_step, event.step)
-                self._steps.setdefault(rank, deque(maxlen=_WINDOW)).append(event.compute + event.wait)
+                self._steps.setdefault(rank, deque(maxlen=_WINDOW)).append(event.seconds)
                 if event.step <= self.last_step:
                     self.sign()
             case SnapshotEvent():

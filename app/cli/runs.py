@@ -221,7 +221,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.append(f"start     {parts}")
     lines += evaluation_lines(state)
     lines += run_lines(run.path)
-    lines += [f"warning   {notice.message}" for notice in state.warnings[-10:]]
+    lines += [f"warning   {notice.text}" for notice in state.warnings[-10:]]
     if run.status in _UNFINISHED and state.resume_step is not None:
         lines.append(f"resume    {command_about(run.path, 'distributed-train', '--resume')}")
     return [visible(line) for line in lines]

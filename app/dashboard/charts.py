@@ -13,9 +13,10 @@ from app.dashboard.chart import Chart, ChartData, value_text
 from app.dashboard.overview import marks
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
-from app.figures import RATES
+from app.figures import RATES, evaluated_series
 from app.run_curves import names, newest, of_member, of_run
 from app.run_series import Series, smoothed
+from app.run_state import RunState
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
@@ -39,9 +40,9 @@ UNITS = {
 }
 
 
-def unit_of(name: str) -> str:
+def unit_of(name: str, state: RunState) -> str:
     """Return the unit of a series."""
-    return "%" if name.rpartition(" ")[2] in RATES else UNITS.get(name, "")
+    return "%" if evaluated_series(state).get(name) in RATES else UNITS.get(name, "")
 
 
 class Charts(Pane):
@@ -130,7 +131,7 @@ class Charts(Pane):
             curves=tuple(curves),
             marks=marks(picture.state),
             legend=tuple(legend),
-            unit=unit_of(name),
+            unit=unit_of(name, picture.state),
             log=self._log,
             left=left,
             right=right,
@@ -163,5 +164,5 @@ class Charts(Pane):
 
 def _row(name: str, picture: Picture) -> Row:
     last = newest(picture.state.curves, name)
-    value = "-" if last is None else value_text(last, unit_of(name))
+    value = "-" if last is None else value_text(last, unit_of(name, picture.state))
     return Row(name, (literal(name), Content.styled(value, "$text-muted")))

@@ -42,7 +42,7 @@ class Events(Pane):
 
     def show(self, picture: Picture) -> None:
         state = picture.state
-        last = tuple(member.syncs for member in state.members.values())
+        last = tuple(member.work.syncs for member in state.members.values())
         seen = (state.chronicles, last)
         if seen == self._seen:
             return
@@ -73,12 +73,11 @@ def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
     found: dict[tuple[int, int], tuple[float, Row]] = {}
     for member in picture.state.members.values():
         for sync in member.recent_syncs:
-            who = counted(sync.members, "machine")
-            words = f"round {sync.round} at step {sync.step}: {who}, {value_text(sync.seconds, 's')}, "
+            words = f"round {sync.round} at step {sync.step}: {counted(len(sync.members), 'machine')}"
             cells = (
                 literal(clock_text(sync.time), "$text-muted"),
                 Mark.WORKING.show("sync", ascii_only=plain),
-                literal(words + f"{bytes_text(sync.bytes_sent)} sent"),
+                literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
             )
             row = (sync.time, Row(f"sync/{sync.step}/{sync.round}", cells))
             key = (sync.step, sync.round)

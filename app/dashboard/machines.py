@@ -89,7 +89,7 @@ def who_is_slow(picture: Picture) -> Content:
     if brake is None:
         return literal(f"nobody holds the others up; {statistics.fmean(waits.values()):.0%} of the time is wait",
                        "$text-muted")  # fmt: skip
-    compute = {m.rank: statistics.fmean(sample.compute for sample in m.window) for m in working}
+    compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
     own, rest = _seconds(compute[brake.rank]), _seconds(statistics.fmean(others))

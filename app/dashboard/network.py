@@ -13,11 +13,11 @@ from app.dashboard.chart import value_text
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
 from app.dashboard.words import Words
-from app.member_state import Sync
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
 from distributed.planning.document import Candidate
+from training.events import SyncEvent
 
 COLUMNS = (
     Column("round", "round", right=True, least=5),
@@ -71,22 +71,22 @@ def _nothing(picture: Picture) -> str:
     return "Synchronisations show here as they happen."
 
 
-def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, Sync]]]]:
+def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, SyncEvent]]]]:
     """Return the newest rounds with what each member said of them, the newest first."""
-    found: dict[tuple[int, int], list[tuple[int, Sync]]] = {}
+    found: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
     for member in picture.state.members.values():
         for sync in member.recent_syncs:
             found.setdefault((sync.step, sync.round), []).append((member.rank, sync))
     return sorted(found.items(), reverse=True)[:_SHOWN]
 
 
-def mbit(sync: Sync) -> float:
+def mbit(sync: SyncEvent) -> float:
     """Return the payload in the direction that carried more, over the time of the exchange, in Mbit/s."""
     most = max(sync.bytes_sent, sync.bytes_received)
     return most * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
 
 
-def _row(key: tuple[int, int], said: list[tuple[int, Sync]], picture: Picture, planned: float) -> Row:
+def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> Row:
     _, largest = max(said, key=lambda pair: pair[1].bytes_sent)
     slow, longest = max(said, key=lambda pair: pair[1].seconds)
     wait = max(sync.wait for _, sync in said)
@@ -95,7 +95,7 @@ def _row(key: tuple[int, int], said: list[tuple[int, Sync]], picture: Picture, p
     cells = (
         literal(number),
         literal(step),
-        literal(longest.members or len(said)),
+        literal(len(longest.members) or len(said)),
         literal(bytes_text(largest.bytes_sent)),
         literal(bytes_text(largest.bytes_received)),
         literal(value_text(longest.seconds, "s")),
@@ -109,8 +109,8 @@ def _row(key: tuple[int, int], said: list[tuple[int, Sync]], picture: Picture, p
 
 def _sums(picture: Picture) -> Iterator[Content]:
     members = list(picture.state.members.values())
-    sent, received = sum(m.bytes_sent for m in members), sum(m.bytes_received for m in members)
-    count = max((m.syncs for m in members), default=0)
+    sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
+    count = max((m.work.syncs for m in members), default=0)
     syncs = [sync for m in members for sync in m.recent_syncs]
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {count} synchronisations"]
     if syncs:

@@ -17,12 +17,12 @@ from app.dashboard.event_words import happening_line
 from app.dashboard.pane import Pane, shares_bar, sparks, state_of
 from app.dashboard.picture import Picture
 from app.dashboard.words import Words
-from app.figures import headline
+from app.figures import course, evaluated_series
 from app.happenings import in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_curves import names, of_run
 from app.run_series import smoothed
-from app.run_state import RunState
+from app.run_state import RunState, machine_changes
 from app.shell.frame import muster
 from app.shell.symbols import bar
 from app.shell.text import literal
@@ -108,29 +108,13 @@ def marks(state: RunState) -> tuple[Mark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
     found = [Mark(step, "┴", "'", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
-    for one in in_order(state.chronicles):
-        if one.kind == "evaluation" and one.step >= 0:
-            found.append(Mark(one.step, "◆", "e", "$text-accent"))
-        elif one.kind in ("lost", "back"):
-            step = _step_at(state, one.time)
-            sign = ("✗", "x", "bold $text-error") if one.kind == "lost" else ("+", "+", "bold $text-success")
-            if step is not None:
-                found.append(Mark(step, *sign))
+    evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
+    found += [Mark(step, "◆", "e", "$text-accent") for step in evaluated]
+    for step, one in machine_changes(state):
+        came = one.kind == "back" or one.status == "joined"
+        sign = ("+", "+", "bold $text-success") if came else ("✗", "x", "bold $text-error")
+        found.append(Mark(step, *sign))
     return tuple(found)
-
-
-def _step_at(state: RunState, moment: float) -> float | None:
-    """Return about which step was done at a time, between what is known of other times."""
-    known = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
-    known += [(one.time, one.step) for one in in_order(state.chronicles) if one.step >= 0]
-    known += [member.began for member in state.members.values() if member.began]
-    known += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
-    before = max((pair for pair in known if pair[0] <= moment), default=None)
-    after = min((pair for pair in known if pair[0] > moment), default=None)
-    if before is None or after is None:
-        return None
-    share = (moment - before[0]) / max(1e-9, after[0] - before[0])
-    return before[1] + share * max(0, after[1] - before[1])
 
 
 def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
@@ -158,14 +142,13 @@ def _reached(state: RunState) -> tuple[str, ...]:
     if not state.evaluations:
         return ("",)
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
-    whole = headline(results, split).partition(" (step")[0]
-    return (whole, whole.replace(f" on {split}:", ""))
+    return (course(results, split), course(results))
 
 
 def _error_chart(state: RunState) -> ChartData:
-    every = names(state.curves)
-    rates = [name for name in every if name.rpartition(" ")[2] in ("wer", "cer")]
-    shown = rates[:2] or [name for name in every if name.endswith(" loss")][:2]
+    every, metrics = names(state.curves), evaluated_series(state)
+    rates = [name for name in every if metrics.get(name) in ("wer", "cer")]
+    shown = rates[:2] or [name for name in every if metrics.get(name) == "loss"][:2]
     styles = ("$text-accent", "$text-secondary")
     curves, legend = [], []
     for name, style in zip(shown, styles):

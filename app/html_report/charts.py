@@ -6,14 +6,16 @@ A chart that has nothing to show is left out.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.console import visible
 from app.figures import RATES, metric_label
 from app.html_report.evidence import Evidence
-from app.html_report.record import Mark, Point, Record, curve
+from app.run_curves import evaluated, of_member, of_run
+from app.run_series import Point, coarser
+from app.run_state import RunState, machine_changes
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
@@ -41,14 +43,15 @@ def label(text: object) -> str:
 
 def charts_of(evidence: Evidence) -> list[Chart]:
     """Return the charts that have something to show."""
-    points = curve(evidence.record)
-    record = evidence.record
+    state = evidence.state
+    rate = of_run(state.curves, "samples/s")
+    width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
     every = (
-        _loss(points, evidence),
-        _rates(record),
-        _other_metrics(record),
-        _learning_rate(points),
-        _throughput(curve(record, THROUGHPUT_POINTS)),
+        _loss(evidence),
+        _rates(state),
+        _other_metrics(state),
+        _learning_rate(of_run(state.curves, "learning rate").points()),
+        _throughput(coarser(rate, width).points()),
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),
@@ -76,8 +79,8 @@ def _over_steps(title: str, **more: Any) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": title}, **more}}
 
 
-def _loss(points: Sequence[Point], evidence: Evidence) -> Chart | None:
-    shown = [point for point in points if point.loss is not None]
+def _loss(evidence: Evidence) -> Chart | None:
+    shown = of_run(evidence.state.curves, "loss").points()
     if not shown:
         return None
     steps = [point.step for point in shown]
@@ -92,20 +95,11 @@ def _loss(points: Sequence[Point], evidence: Evidence) -> Chart | None:
             "showlegend": True,
             "name": "smallest to largest",
         },
-        {"x": steps, "y": [p.loss for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
+        {"x": steps, "y": [p.mean for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
     ]
-    for number, (split, results) in enumerate(evidence.record.evaluations.items(), 1):
-        measured = [result for result in results if result.loss is not None]
-        colour = _COLOURS[number % len(_COLOURS)]
-        traces.append(
-            {
-                "x": [result.step for result in measured],
-                "y": [result.loss for result in measured],
-                "mode": "lines+markers",
-                "name": label(split),
-                "line": {"color": colour, "dash": "dot"},
-            }
-        )
+    for number, split in enumerate(evidence.state.evaluations, 1):
+        style = {"color": _COLOURS[number % len(_COLOURS)], "dash": "dot"}
+        traces += _measured(evidence.state, split, "loss", label(split), style)
     layout = _over_steps("loss")
     marks = _marks(evidence)
     note = "The band holds every step of every machine. A click on a name in the legend hides its line."
@@ -128,55 +122,61 @@ def _scale_buttons() -> dict[str, Any]:
 
 def _marks(evidence: Evidence) -> dict[str, Any]:
     """Return lines where machines came and went."""
-    marks: Sequence[Mark] = evidence.record.marks[:_SHOWN_MARKS]
     lines: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
-    for row, mark in enumerate(marks):
-        colour = GREEN if mark.status == "joined" else RED
-        place = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
+    for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
+        status = "back" if change.kind == "back" else change.status or "failed"
+        colour = GREEN if status in ("back", "joined") else RED
+        place = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
         lines.append({**place, "line": {"color": colour, "width": 1, "dash": "dash"}})
-        text = {"x": mark.step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
-        words = f"{label(evidence.name(mark.rank)[:40])} {mark.status}"
+        text = {"x": step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
+        words = f"{label(evidence.name(change.member)[:40])} {status}"
         texts.append({**text, "text": words, "font": {"color": colour, "size": 11}})
     return {"shapes": lines, "annotations": texts}
 
 
-def _rates(record: Record) -> Chart | None:
-    traces = _metric_lines(record, lambda name: name in RATES, 100)
-    if not traces:
-        return None
-    names = sorted({metric_label(n) for results in record.evaluations.values() for r in results for n in r.metrics})
-    title = ", ".join(label(name) for name in names if name.lower() in RATES)
+def _rates(state: RunState) -> Chart | None:
+    shown = {(split, name) for split, name in _metrics(state) if name in RATES}
+    names = sorted({metric_label(name) for _, name in shown})
+    note = "Measured on data that is not trained on."
     layout = _over_steps("per cent", rangemode="tozero")
-    return _chart("rates", title, "Measured on data that is not trained on.", traces, **layout)
+    title = ", ".join(label(name) for name in names)
+    return _chart("rates", title, note, _metric_lines(state, shown, 100), **layout) if shown else None
 
 
-def _other_metrics(record: Record) -> Chart | None:
-    traces = _metric_lines(record, lambda name: name not in (*RATES, "loss"), 1)
-    return _chart("metrics", "Other metrics", "", traces, **_over_steps("")) if traces else None
+def _other_metrics(state: RunState) -> Chart | None:
+    shown = {(split, name) for split, name in _metrics(state) if name not in (*RATES, "loss")}
+    return _chart("metrics", "Other metrics", "", _metric_lines(state, shown, 1), **_over_steps("")) if shown else None
 
 
-def _metric_lines(record: Record, wanted: Any, factor: float) -> list[dict[str, Any]]:
+def _metrics(state: RunState) -> set[tuple[str, str]]:
+    """Return splits and metrics that were measured."""
+    every = ((split, one) for split, results in state.evaluations.items() for one in (results.first, results.last))
+    return {(split, name) for split, one in every for name in one.figures}
+
+
+def _metric_lines(state: RunState, shown: Iterable[tuple[str, str]], factor: float) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    for split, results in record.evaluations.items():
-        for name in sorted({name for result in results for name in result.metrics if wanted(name)}):
-            measured = [result for result in results if name in result.metrics]
-            lines.append(
-                {
-                    "x": [result.step for result in measured],
-                    "y": [result.metrics[name] * factor for result in measured],
-                    "mode": "lines+markers",
-                    "name": f"{label(metric_label(name))} {label(split)}",
-                    "line": {"color": _COLOURS[len(lines) % len(_COLOURS)]},
-                }
-            )
+    for split, name in sorted(shown):
+        words = f"{label(metric_label(name))} {label(split)}"
+        lines += _measured(state, split, name, words, {"color": _COLOURS[len(lines) % len(_COLOURS)]}, factor)
     return lines
+
+
+def _measured(
+    state: RunState, split: str, name: str, words: str, style: Mapping[str, str], factor: float = 1.0
+) -> list[dict[str, Any]]:
+    """Return the course of one metric of a split as a line; none where it was never measured."""
+    points = of_run(state.curves, evaluated(split, name)).points()
+    line = {"mode": "lines+markers", "name": words, "line": style}
+    x, y = [point.step for point in points], [point.mean * factor for point in points]
+    return [{**line, "x": x, "y": y}] if points else []
 
 
 def _learning_rate(points: Sequence[Point]) -> Chart | None:
     line = {
         "x": [point.step for point in points],
-        "y": [point.learning_rate for point in points],
+        "y": [point.mean for point in points],
         "mode": "lines",
         "name": "learning rate",
         "line": {"color": ORANGE},
@@ -188,7 +188,7 @@ def _learning_rate(points: Sequence[Point]) -> Chart | None:
 def _throughput(points: Sequence[Point]) -> Chart | None:
     line = {
         "x": [point.step for point in points],
-        "y": [point.samples_per_second for point in points],
+        "y": [point.mean for point in points],
         "mode": "lines",
         "name": "all machines",
         "line": {"color": GREEN},
@@ -199,14 +199,13 @@ def _throughput(points: Sequence[Point]) -> Chart | None:
 
 
 def _bars(evidence: Evidence, name: str, values: Sequence[float], colour: str) -> dict[str, Any]:
-    ranks = sorted(evidence.record.totals)
-    names = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in ranks]
+    names = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in evidence.work]
     return {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "marker": {"color": colour}}
 
 
 def _bar_layout(evidence: Evidence, title: str) -> dict[str, Any]:
     return {
-        "height": 180 + 44 * max(2, len(evidence.record.totals)),
+        "height": 180 + 44 * max(2, len(evidence.work)),
         "xaxis": {"title": {"text": title}},
         "yaxis": {"autorange": "reversed", "automargin": True},
         "hovermode": "closest",
@@ -214,14 +213,14 @@ def _bar_layout(evidence: Evidence, title: str) -> dict[str, Any]:
 
 
 def _time_split(evidence: Evidence) -> Chart | None:
-    totals = [evidence.record.totals[rank] for rank in sorted(evidence.record.totals)]
-    if not any(one.steps for one in totals):
+    work = evidence.work.values()
+    if not work:
         return None
     bars = [
-        _bars(evidence, "compute", [one.compute for one in totals], GREEN),
-        _bars(evidence, "exposed wait", [one.wait for one in totals], ORANGE),
+        _bars(evidence, "compute", [one.compute for one in work], GREEN),
+        _bars(evidence, "exposed wait", [one.wait for one in work], ORANGE),
     ]
-    transfer = _bars(evidence, "transfer under way", [one.transfer for one in totals], GREY)
+    transfer = _bars(evidence, "transfer under way", [one.transfer for one in work], GREY)
     marker = {"symbol": "line-ns-open", "size": 22, "color": "#24292f", "line": {"width": 3}}
     bars.append({**transfer, "type": "scatter", "orientation": None, "mode": "markers", "marker": marker})
     note = (
@@ -232,12 +231,12 @@ def _time_split(evidence: Evidence) -> Chart | None:
 
 
 def _bytes(evidence: Evidence) -> Chart | None:
-    totals = [evidence.record.totals[rank].bytes for rank in sorted(evidence.record.totals)]
-    if not any(sent or received for sent, received in totals):
+    work = evidence.work.values()
+    if not any(one.bytes_sent or one.bytes_received for one in work):
         return None
     bars = [
-        _bars(evidence, "sent", [sent / 1e6 for sent, _ in totals], BLUE),
-        _bars(evidence, "received", [received / 1e6 for _, received in totals], GREY),
+        _bars(evidence, "sent", [one.bytes_sent / 1e6 for one in work], BLUE),
+        _bars(evidence, "received", [one.bytes_received / 1e6 for one in work], GREY),
     ]
     note = "As the exchange counted them; a run that was resumed counts everything that was really sent."
     return _chart("bytes", "Bytes", note, bars, barmode="group", **_bar_layout(evidence, "MB"))
@@ -245,16 +244,17 @@ def _bytes(evidence: Evidence) -> Chart | None:
 
 def _synchronisations(evidence: Evidence) -> Chart | None:
     traces: list[dict[str, Any]] = []
-    for rank, syncs in sorted(evidence.record.syncs.items()):
-        if not any(sync.seconds > 0 for sync in syncs):
+    curves = evidence.state.curves
+    for rank in evidence.state.members:
+        syncs, waits = of_member(curves, rank, "sync time").points(), of_member(curves, rank, "sync wait").points()
+        if not any(sync.high > 0 for sync in syncs):
             continue
-        width = max(1, -(-len(syncs) // 1000))
-        shown = syncs[::width]
+        waited = {point.step: point.mean for point in waits}
         traces.append(
             {
-                "x": [sync.step for sync in shown],
-                "y": [sync.seconds * 1000 for sync in shown],
-                "customdata": [sync.wait * 1000 for sync in shown],
+                "x": [sync.step for sync in syncs],
+                "y": [sync.mean * 1000 for sync in syncs],
+                "customdata": [waited.get(sync.step, 0.0) * 1000 for sync in syncs],
                 "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of them waited for",
                 "mode": "markers",
                 "name": label(evidence.name(rank)[:40]),

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.breakdown_words import predictions_in
-from app.html_report.record import Record, record_of
-from app.run_state import at_its_end
+from app.member_state import Work
+from app.run_state import RunState, at_its_end, reduce_events
 from distributed.planning.document import Planning, read_planning
 from distributed.planning.feedback import Comparison, compare
 from profiles.errors import BadInput
@@ -31,7 +31,7 @@ class Evidence:
     path: Path
     metadata: RunMetadata
     summary: RunSummary
-    record: Record
+    state: RunState
     plan: RunPlan | None
     planning: Planning | None
     """What the planner had predicted; ``None``: the run was started without a plan, or it cannot be read."""
@@ -43,9 +43,15 @@ class Evidence:
     predictions: tuple[list[Prediction], list[Prediction]]
     """What the model wrote before the first step and in its newest evaluation; empty: it is not kept."""
 
+    @property
+    def work(self) -> Mapping[int, Work]:
+        """What every member did that took a step, over all its starts."""
+        done = {rank: member.total for rank, member in self.state.members.items()}
+        return {rank: work for rank, work in done.items() if work.steps}
+
     def name(self, rank: int) -> str:
         """Return what the member is called: by itself, by the plan, or by its number."""
-        member = self.record.state.members.get(rank)
+        member = self.state.members.get(rank)
         if member is not None and member.name:
             return member.name
         planned = {host.get("rank"): host.get("name") for host in self.metadata.hosts}
@@ -61,14 +67,14 @@ def read_evidence(path: Path) -> Evidence:
     folder = RunFolder.open(path)
     planning, metrics = _planning(path / "planning.json"), _metrics(path / "metrics.json") or folder.metadata.metrics
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
-    summary, record = summarise(path), record_of(folder.events())
+    summary, state = summarise(path), reduce_events(folder.events())
     if not summary.live:
-        record.state = at_its_end(record.state, summary.status, folder.metadata.error_message)
+        state = at_its_end(state, summary.status, folder.metadata.error_message)
     return Evidence(
         path=path,
         metadata=folder.metadata,
         summary=summary,
-        record=record,
+        state=state,
         plan=_plan(folder),
         planning=planning,
         comparison=_comparison(metrics.get("prediction"), planning, folder),

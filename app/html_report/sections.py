@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 
 from app.console import bytes_text, command_line, duration_text, energy_text, visible
 from app.figures import metric_label, metric_text, metrics_of
+from app.happenings import Happening
 from app.html_report.evidence import Evidence
 from app.member_state import MemberState
-from app.run_state import Notice
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.words import sentence
 from profiles.counts import counted
@@ -50,7 +50,7 @@ def command(*words: str) -> str:
 
 def heading(evidence: Evidence) -> str:
     """Return name, verdict and the figures that matter most."""
-    metadata, summary, state = evidence.metadata, evidence.summary, evidence.record.state
+    metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
     good = "good" if summary.status in _GOOD else "bad"
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
     rate = evidence.metrics.get("samples_per_second")
@@ -71,7 +71,7 @@ def heading(evidence: Evidence) -> str:
 def _best_metrics(evidence: Evidence) -> list[tuple[str, str]]:
     """Return the most telling metric of every split, first and last."""
     cards = []
-    for split, results in evidence.record.state.evaluations.items():
+    for split, results in evidence.state.evaluations.items():
         first, last = metrics_of(results.first), metrics_of(results.last)
         if last:
             name = next(iter(last))
@@ -85,15 +85,15 @@ def machines(evidence: Evidence) -> str:
     header = ("rank", "machine", "device", "state", "batch", "steps", "samples", "compute", "wait", "transfer")
     rows = []
     hosts = {host.get("rank"): host for host in evidence.metadata.hosts}
-    state, totals = evidence.record.state, evidence.record.totals
-    for rank in sorted({*totals, *state.members, *(rank for rank in hosts if isinstance(rank, int))}):
-        member, total, host = state.members.get(rank), totals.get(rank), hosts.get(rank, {})
+    members = evidence.state.members
+    for rank in sorted({*members, *(rank for rank in hosts if isinstance(rank, int))}):
+        member, host = members.get(rank), hosts.get(rank, {})
+        done = member.total if member and member.total.steps else None
         device = (member.device if member else "") or host.get("device", "")
         status = f"{member.status}: {member.message}" if member and _telling(member.status) else ""
         row = [rank, evidence.name(rank), device, status or (member.status if member else "-")]
-        row += [host.get("batch_size", "-"), total.steps if total else "-", total.samples if total else "-"]
-        wall = (total.compute + total.wait if total else 0.0) or 1.0
-        parts = (total.compute, total.wait, total.transfer) if total else ()
+        row += [host.get("batch_size", "-"), done.steps if done else "-", done.samples if done else "-"]
+        wall, parts = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
         row += [f"{duration_text(part)} ({part / wall:.0%})" for part in parts] or ["-"] * 3
         memory = member.memory_peak if member else 0
         rows.append([*row, bytes_text(memory) if memory else "-", *_heat_and_energy(evidence, member)])
@@ -103,7 +103,7 @@ def machines(evidence: Evidence) -> str:
 
 def _known(evidence: Evidence) -> tuple[str, ...]:
     """Return the columns of heat and energy that a machine of this run could fill."""
-    state = evidence.record.state
+    state = evidence.state
     heat = any(member.hottest is not None for member in state.members.values())
     return (*(("hottest",) if heat else ()), *(("energy",) if state.joules is not None else ()))
 
@@ -118,7 +118,7 @@ def _heat_and_energy(evidence: Evidence, member: MemberState | None) -> list[str
 
 
 def _energy_note(evidence: Evidence) -> str:
-    state = evidence.record.state
+    state = evidence.state
     if state.joules is None:
         return ""
     measured = sorted({meter for member in state.members.values() for meter in member.meters})
@@ -134,15 +134,14 @@ def _telling(status: str) -> bool:
 
 def network(evidence: Evidence) -> str:
     """Return what the members exchanged."""
-    totals = [total for _, total in sorted(evidence.record.totals.items()) if any(total.bytes)]
-    if not totals:
+    exchanged = {rank: work for rank, work in evidence.work.items() if work.bytes_sent or work.bytes_received}
+    if not exchanged:
         return "<p>Nothing crossed between members: one worker trained alone.</p>"
     rows = []
-    for total in totals:
-        mean = f"{total.sync_seconds / total.syncs * 1000:.1f} ms" if total.syncs else "-"
-        sent, received = total.bytes
-        row = (evidence.name(total.rank), bytes_text(sent), bytes_text(received), total.syncs, mean)
-        rows.append((*row, duration_text(total.wait)))
+    for rank, work in exchanged.items():
+        mean = f"{work.sync_seconds / work.syncs * 1000:.1f} ms" if work.syncs else "-"
+        moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
+        rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
     header = ("machine", "sent", "received", "synchronisations reported", "mean of one", "waited in all")
     return table(header, rows, numbers=range(1, 6))
 
@@ -220,7 +219,7 @@ def result(evidence: Evidence) -> str:
     """Return what was reached, where the model is and what it can be used for."""
     rows = [
         (split, metric_label(name), *_course(name, [metrics_of(one) for one in (found.first, found.best, found.last)]))
-        for split, found in evidence.record.state.evaluations.items()
+        for split, found in evidence.state.evaluations.items()
         for name in metrics_of(found.last)
     ]
     reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
@@ -237,7 +236,7 @@ def _course(name: str, values: Sequence[dict[str, float]]) -> tuple[str, ...]:
 
 
 def _snapshot(evidence: Evidence) -> str:
-    step = evidence.record.state.resume_step
+    step = evidence.state.resume_step
     if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
         return ""
     how = command("distributed-train", "--resume", str(evidence.path.resolve()))
@@ -246,20 +245,20 @@ def _snapshot(evidence: Evidence) -> str:
 
 def notices(evidence: Evidence) -> str:
     """Return warnings and errors; the earliest error first, because what follows often follows from it."""
-    record = evidence.record
-    if not record.notices:
+    chronicles = [evidence.state.chronicles[kind] for kind in ("error", "warning") if kind in evidence.state.chronicles]
+    if not chronicles:
         return "<p>None.</p>"
-    errors = [one for one in record.notices if one[0] == "error"]
-    rows = "".join(_notice(evidence, *one) for one in (*errors, *(o for o in record.notices if o[0] != "error")))
-    dropped = f"<p>{record.dropped_notices} more are in events.jsonl.</p>" if record.dropped_notices else ""
-    return f'<ul class="notices">{rows}</ul>{dropped}'
+    rows = "".join(_notice(evidence, one) for chronicle in chronicles for one in chronicle.kept)
+    dropped = sum(chronicle.count - len(chronicle.kept) for chronicle in chronicles)
+    more = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
+    return f'<ul class="notices">{rows}</ul>{more}'
 
 
-def _notice(evidence: Evidence, kind: str, notice: Notice) -> str:
+def _notice(evidence: Evidence, notice: Happening) -> str:
     who = evidence.name(notice.member) if notice.member >= 0 else "run"
-    when = f"{_moment(notice.time)} UTC {kind}, {who}:"
+    when = f"{_moment(notice.time)} UTC {notice.kind}, {who}:"
     hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
-    return f'<li class="{kind}"><span>{text(when)}</span> {text(notice.message)}{hint}</li>'
+    return f'<li class="{notice.kind}"><span>{text(when)}</span> {text(notice.text)}{hint}</li>'
 
 
 def _moment(seconds: float) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from math import isfinite
-from typing import NamedTuple
 
+from app.run_curves import Figure
 from training.events import EvaluationEvent, Event, MachineEvent, StepEvent, SyncEvent
 
 _STEP = ("loss", "learning_rate", "epoch", "grad_norm", "compute", "wait", "transfer", "bytes_sent", "bytes_received")
@@ -13,18 +13,7 @@ _SYNC = ("seconds", "wait", "bytes_sent", "bytes_received", "drift")
 _MACHINE = ("cpu_percent", "memory_used", "device_memory_used", "celsius", "watts", "joules", "battery_percent")
 
 
-class Scalar(NamedTuple):
-    """One figure of a member, or of the run."""
-
-    tag: str
-    value: float
-    step: int
-    time: float
-    member: int | None
-    """``None``: of the whole run."""
-
-
-def scalars_of(event: Event, newest_step: int) -> Iterator[Scalar]:
+def scalars_of(event: Event, newest_step: int) -> Iterator[Figure]:
     """Yield the figures of an event.
 
     Args:
@@ -32,32 +21,37 @@ def scalars_of(event: Event, newest_step: int) -> Iterator[Scalar]:
     """
     match event:
         case StepEvent():
-            seconds = event.compute + event.wait
-            if seconds > 0:
-                yield Scalar("train/samples_per_second", event.samples / seconds, event.step, event.time, event.member)
+            if event.seconds > 0:
+                yield Figure("train/samples_per_second", event.step, event.samples / event.seconds)
             yield from _fields(event, "train", _STEP, event.step)
         case SyncEvent():
             yield from _fields(event, "sync", _SYNC, event.step)
         case MachineEvent():
             yield from _fields(event, "machine", _MACHINE, newest_step)
         case EvaluationEvent():
-            every = {**event.metrics, **({} if event.loss is None else {"loss": event.loss})}
-            for name, value in every.items():
+            for name, value in event.figures.items():
                 if isfinite(value):
-                    yield Scalar(f"{event.split}/{name}", float(value), event.step, event.time, None)
+                    yield Figure(f"{event.split}/{name}", event.step, float(value))
         case _:
             return
 
 
 def _fields(
     event: StepEvent | SyncEvent | MachineEvent, group: str, names: tuple[str, ...], step: int
-) -> Iterator[Scalar]:
+) -> Iterator[Figure]:
     for name in names:
         value = getattr(event, name)
         if value is not None and isfinite(value):
-            yield Scalar(f"{group}/{name}", float(value), step, event.time, event.member)
+            yield Figure(f"{group}/{name}", step, float(value))
 
 
-def by_name(scalars: Iterable[Scalar], name: Callable[[int], str]) -> dict[str, float]:
-    """Return figures of one event for trackers with flat names: a member's figures end with its name."""
-    return {s.tag if s.member is None else f"{s.tag}/{name(s.member)}": s.value for s in scalars}
+def owner(event: Event) -> int | None:
+    """Return the member whose figures an event has; ``None``: they are of the whole run."""
+    return None if isinstance(event, EvaluationEvent) else event.member
+
+
+def by_name(event: Event, newest_step: int, name: Callable[[int], str]) -> tuple[int, dict[str, float]]:
+    """Return step and figures of an event for trackers with flat names: a member's figures end with its name."""
+    found, member = list(scalars_of(event, newest_step)), owner(event)
+    end = "" if member is None else f"/{name(member)}"
+    return (found[0].step if found else newest_step), {f"{figure.name}{end}": figure.value for figure in found}

@@ -14,7 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from app.console import visible
 from app.trackers.base import TrackedRun
-from app.trackers.scalars import scalars_of
+from app.trackers.scalars import owner, scalars_of
 from training.events import Event, StepEvent
 
 RUN = "run"
@@ -36,10 +36,10 @@ class TensorboardFiles:
     def log(self, event: Event, newest_step: int) -> None:
         if isinstance(event, StepEvent) and event.step <= newest_step:
             self._begin_again(event)
-        for scalar in scalars_of(event, newest_step):
-            value = Summary.Value(tag=visible(scalar.tag), simple_value=scalar.value)
-            record = Record(wall_time=scalar.time, step=scalar.step, summary=Summary(value=[value]))
-            self._writer(scalar.member).add_event(record)
+        for figure in scalars_of(event, newest_step):
+            value = Summary.Value(tag=visible(figure.name), simple_value=figure.value)
+            record = Record(wall_time=event.time, step=figure.step, summary=Summary(value=[value]))
+            self._writer(owner(event)).add_event(record)
 
     def _begin_again(self, event: StepEvent) -> None:
         """After a resume TensorBoard is told to forget the steps that are done once more."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import trackio
 
 from app.trackers.base import TrackedRun
-from app.trackers.scalars import by_name, scalars_of
+from app.trackers.scalars import by_name
 from training.events import Event
 
 PROJECT = "muster"
@@ -31,9 +31,9 @@ class TrackioRun:
         )
 
     def log(self, event: Event, newest_step: int) -> None:
-        every = list(scalars_of(event, newest_step))
-        if every:
-            self._tracked.log(by_name(every, self._run.name), step=every[0].step)
+        step, figures = by_name(event, newest_step, self._run.name)
+        if figures:
+            self._tracked.log(figures, step=step)
 
     def flush(self) -> None:
         """Nothing to do: its library writes as it goes."""

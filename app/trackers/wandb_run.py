@@ -8,7 +8,7 @@ from pathlib import Path
 import wandb
 
 from app.trackers.base import TrackedRun
-from app.trackers.scalars import by_name, scalars_of
+from app.trackers.scalars import by_name
 from training.events import Event
 
 PROJECT = "muster"
@@ -35,9 +35,9 @@ class WandbRun:
         self._tracked.define_metric("*", step_metric="step")
 
     def log(self, event: Event, newest_step: int) -> None:
-        every = list(scalars_of(event, newest_step))
-        if every:
-            self._tracked.log({"step": every[0].step, **by_name(every, self._run.name)})
+        step, figures = by_name(event, newest_step, self._run.name)
+        if figures:
+            self._tracked.log({"step": step, **figures})
 
     def flush(self) -> None:
         """Nothing to do: its library writes as it goes."""

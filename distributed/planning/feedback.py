@@ -125,7 +125,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     if window is None:
         return None
     per_step = window.mean if choice.interval > 1 else window.middle
-    walls = [per_step(rank, lambda e: e.compute + e.wait) for rank in ranks]
+    walls = [per_step(rank, lambda e: e.seconds) for rank in ranks]
     waits = [per_step(rank, lambda e: e.wait) for rank in ranks]
     busy = [per_step(rank, lambda e: e.compute) for rank in ranks]
     wall, wait = max(walls), min(waits)
@@ -197,7 +197,7 @@ def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> fl
     """Return what the busiest machine moves, all its members' exchanges together; the hub's carries the others'."""
     if choice.alone:
         return 0.0
-    seconds = max(window.mean(rank, lambda e: e.compute + e.wait) for rank in ranks)
+    seconds = max(window.mean(rank, lambda e: e.seconds) for rank in ranks)
     moved = {
         name: window.mean(rank, lambda e: float(e.bytes_sent + e.bytes_received))
         for name, rank in zip(choice.members, ranks, strict=True)

@@ -5,7 +5,8 @@ from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.run_state import KEPT_WARNINGS, RunState, at_its_end, reduce_events
+from app.happenings import KEPT_NOTICES
+from app.run_state import RunState, at_its_end, reduce_events
 from training.events import (
     Event,
     MachineEvent,
@@ -58,7 +59,7 @@ def test_a_newcomer_does_not_take_the_runs_steps_away() -> None:
 def test_bytes_are_not_counted_twice() -> None:
     steps = [step(1, bytes_sent=70, bytes_received=150), step(2, bytes_sent=40, bytes_received=60)]
     member = reduce_events([*steps, sync(1)]).members[0]
-    assert (member.bytes_sent, member.bytes_received) == (110, 210)
+    assert (member.work.bytes_sent, member.work.bytes_received) == (110, 210)
 
 
 def test_first_last_and_best_evaluation() -> None:
@@ -80,8 +81,8 @@ def test_a_restarted_member_begins_with_an_empty_window() -> None:
 
 def test_only_the_newest_warnings_are_kept() -> None:
     state = reduce_events([WarningEvent(message=str(n), time=float(n)) for n in range(200)])
-    assert len(state.warnings) == KEPT_WARNINGS
-    assert state.warnings[-1].message == "199"
+    assert len(state.warnings) == KEPT_NOTICES
+    assert state.warnings[-1].text == "199"
 
 
 def test_peak_memory_does_not_fall() -> None:

@@ -95,9 +95,9 @@ def test_json_holds_it_and_null_where_it_is_unknown() -> None:
 
 
 def test_trackers_get_what_is_known() -> None:
-    sent = {scalar.tag: scalar.value for scalar in scalars_of(HOT[1], 3)}
+    sent = {scalar.name: scalar.value for scalar in scalars_of(HOT[1], 3)}
     assert (sent["machine/celsius"], sent["machine/watts"], sent["machine/joules"]) == (71.4, 120.0, 3600.0)
-    assert not any("watts" in scalar.tag for scalar in scalars_of(HOT[0], 3))
+    assert not any("watts" in scalar.name for scalar in scalars_of(HOT[0], 3))
     assert cell(("gpu", "processor")) == '["gpu", "processor"]'
 
 

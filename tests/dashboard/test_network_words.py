@@ -7,10 +7,10 @@ from run_folders import started, steps
 
 from app.dashboard.network import advice, mbit
 from app.dashboard.picture import Picture
-from app.member_state import Sync
 from app.run_state import reduce_events
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.job import Job
+from tests.app.app_events import sync
 from training.events import SyncEvent
 
 
@@ -49,8 +49,8 @@ def test_the_machine_alone_is_the_fastest_one_that_was_predicted() -> None:
 
 
 def test_the_rate_of_a_synchronisation() -> None:
-    assert mbit(Sync(1, 10, 1_000_000, 2_500_000, 0.2, 0.1, "")) == pytest.approx(100.0)
-    assert mbit(Sync(1, 10, 1, 1, 0.0, 0.0, "")) == 0.0
+    assert mbit(sync(1, bytes_sent=1_000_000, bytes_received=2_500_000, seconds=0.2)) == pytest.approx(100.0)
+    assert mbit(sync(1, seconds=0.0)) == 0.0
 
 
 def test_syncs_of_one_round_are_one_row() -> None:
