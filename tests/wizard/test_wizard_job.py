@@ -39,7 +39,7 @@ def test_the_demos_options_with_a_change() -> None:
     [
         ("batch_size", "many", "whole number"),
         ("learning_rate", "99", "<= 10"),
-        ("sync_delay", "77", "below sync_interval"),
+        ("diloco.sync_delay", "77", "below sync_interval"),
     ],
 )
 def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: str) -> None:
