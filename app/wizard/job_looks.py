@@ -22,7 +22,7 @@ from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library
-from profiles.options import OptionSpec, check_value, less_memory, options
+from profiles.options import OptionSpec, canonical, check_value, less_memory, options
 from profiles.resolve import Resolved
 from profiles.schema import Profile
 from training.memory_limit import total_memory
@@ -66,6 +66,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
     Raises:
         BadInput: there is no such profile.
     """
+    answers = JobAnswers(answers.profile, tuple((canonical(name), text) for name, text in answers.options))
     library = Library.open(config)
     plain = resolved(JobAnswers(answers.profile), config, complete=False)
     given = dict(answers.options)

@@ -13,6 +13,7 @@ from app.wizard.state import CheckRow, Job, MachineRow, OptionRow, Status
 from distributed.checks.findings import Health
 from distributed.checks.job_findings import judge_memory
 from distributed.planning.model_size import size_for
+from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
 from tests.wizard.fake_services import ANNA
 from training.data_findings import findings
@@ -40,10 +41,11 @@ def test_the_demos_options_with_a_change() -> None:
         ("batch_size", "many", "whole number"),
         ("learning_rate", "99", "<= 10"),
         ("diloco.sync_delay", "77", "below sync_interval"),
+        ("sync_delay", "77", "below sync_interval"),
     ],
 )
 def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: str) -> None:
-    row = option(job_of(JobAnswers("demo", ((name, value),))), name)
+    row = option(job_of(JobAnswers("demo", ((name, value),))), canonical(name))
     assert row.status is Status.FAILED and cause in row.cause and row.value == value
 
 

@@ -73,7 +73,7 @@ def codec_by_name(name: str) -> Codec:
     """
     kind, colon, argument = name.partition(":")
     found = _known.get(kind)
-    if found is None or bool(colon) != bool(found.example):
+    if found is None or (colon and not found.example):
         near = difflib.get_close_matches(name, _known, n=1, cutoff=0.4)
         raise BadInput(f"there is no codec '{name}'", f"did you mean {near[0]}?" if near else f"one of {_examples()}")
     try:
