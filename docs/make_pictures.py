@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from app.dashboard.app import DashboardApp
 from app.dashboard.screen import DashboardScreen
-from app.demo.run import DEMO_START, write_demo_run
+from app.demo.finished import DEMO_START, write_demo_run
 from app.demo.services import DemoServices
 from app.follow import Follower
 from app.screens.app import WizardApp
@@ -35,10 +35,10 @@ MACHINES = 3
 SIZE = (116, 24)
 SEEN_FOR = 6.0
 """Seconds for which the set-up has looked for machines when it is drawn."""
-PATIENCE = 60.0
+PATIENCE = 90.0
 _QUICK = 1000.0
-LOST, LATER = 72.0, 112.0
-"""Seconds after the start of the scripted run: a machine is lost; all train again."""
+LOST, LATER = 86.0, 132.0
+"""Seconds after the start of the recorded run: a machine is lost; all train again."""
 DASHBOARD = {LATER: ("overview", "charts", "network"), LOST: ("machines", "logs")}
 _FONT = re.compile(r"@font-face\s*{[^}]*}\s*")
 _GOOD = (Status.OK, Status.WARNING)
@@ -76,6 +76,7 @@ async def draw_wizard(folder: Path) -> None:
         wizard = Wizard(services)
         app = WizardApp(wizard, clock=lambda: DEMO_START)
         unsubscribe = wizard.subscribe(app.changed)
+        await asyncio.to_thread(wizard.wait, lambda state: bool(state.machines.rows), PATIENCE)  # the search has begun
         seconds = SEEN_FOR
         try:
             async with app.run_test(size=SIZE) as pilot:
@@ -97,7 +98,7 @@ async def _tour(wizard: Wizard, pictures: Pictures) -> None:
         wizard.do(do.Pick(row.key, True))
     await pictures.take("machines")
     wizard.do(do.Next())
-    await _reach(wizard, lambda state: all(row.status is Status.FAILED for row in state.access))
+    await _reach(wizard, lambda state: bool(state.access) and all(row.need is not Need.NOTHING for row in state.access))
     await pictures.take("access")
     for row in wizard.state.access:
         if row.need is Need.TRUST:
@@ -130,7 +131,7 @@ async def _reach(wizard: Wizard, until: Callable[[WizardState], bool]) -> None:
         return not state.busy and until(state)
 
     if not await asyncio.to_thread(wizard.wait, settled, PATIENCE):
-        raise SystemExit(f"the set-up came no further than {wizard.state.step.title}: {wizard.state.notice}")
+        raise SystemExit(f"the set-up came no further than {wizard.state.step.title()}: {wizard.state.notice}")
 
 
 # ------------------------------------------------------------------------------------------------------- the dashboard

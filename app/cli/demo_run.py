@@ -1,4 +1,4 @@
-"""``demo-run``: a scripted run, to look at without machines."""
+"""``demo-run``: a recorded run, to look at without machines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from profiles.errors import ExitCode
 
 
 def demo_run(
-    machines: Annotated[int, typer.Option("--machines", metavar="N", help="How many scripted machines, 1 to 8.")] = 3,
-    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="How much faster than scripted.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chances in it.")] = 0,
+    machines: Annotated[
+        int, typer.Option("--machines", metavar="N", help="How many machines of the tour, 1 to 8.")
+    ] = 3,
+    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="How much faster than recorded.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="0: at the recorded pace; else up to 5 % beside it.")] = 0,
     at_once: Annotated[bool, typer.Option("--at-once", help="Write it finished, and show nothing.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it in the background.")] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
@@ -26,18 +28,15 @@ def demo_run(
         bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
     ] = False,
 ) -> ExitCode:
-    """Show a scripted run: no machine trains, all its figures are made up, everything else is real."""
+    """Show a recorded run under the names of invented machines: no machine trains, nothing is asked."""
     from app.console import command_about, say, show_json, show_line
-    from app.demo.machines import scripted_machines
-    from app.demo.run import start_demo_run, write_demo_run
-    from app.demo.run_plan import demo_plan
-    from training.run_folder import new_run_id
+    from app.demo.finished import recommended, write_demo_run
+    from app.demo.run import start_demo_run
 
     if at_once:
         path = write_demo_run(output, machines, seed, time.time())
     else:
-        plan, planning = demo_plan(scripted_machines(machines), new_run_id())
-        path = start_demo_run(output, plan, planning, sys.argv, seed, speed)
+        path = start_demo_run(output, recommended(machines), sys.argv, seed, speed)
     if not (at_once or detach):
         from app.cli.attach import watch
 
@@ -45,7 +44,7 @@ def demo_run(
     if as_json:
         show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
         return ExitCode.DONE
-    say("scripted: no machine trains, all figures are made up")
+    say("scripted: no machine trains, the run is a recorded one")
     if not at_once:
         say(f"watch it with: {command_about(path, 'attach')}")
     show_line(str(path))

@@ -27,7 +27,6 @@ HEADLESS = """The guided set-up needs a terminal: its input or output is none. W
   python3 cli_typer.py plan PROFILE --hosts FILE        which way is fastest
   python3 cli_typer.py distributed-train PROFILE        train
 """
-_MOST_SCRIPTED = 8
 
 
 def options() -> argparse.ArgumentParser:
@@ -79,8 +78,6 @@ def services_for(scripted: int | None) -> Services:
         from app.wizard.real_services import RealServices
 
         return RealServices()
-    if not 1 <= scripted <= _MOST_SCRIPTED:
-        raise BadInput(f"--demo {scripted}: 1 to {_MOST_SCRIPTED} machines are scripted", "for example --demo 3")
     from app.demo.services import DemoServices
 
     return DemoServices(scripted)
@@ -95,10 +92,10 @@ def _checked_profile(name: str | None, scripted: bool) -> str:
     if name is None:
         return ""
     if scripted:
-        from app.demo.services import PROFILE_NAME
+        from app.demo import JOB
 
-        if name != PROFILE_NAME:
-            raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {PROFILE_NAME}")
+        if name != JOB:
+            raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {JOB}")
         return name
     from profiles.resolve import load_profile  # with pydantic, which --help does without
 

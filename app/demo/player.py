@@ -1,57 +1,269 @@
-"""Plays a script in its time and obeys requests like a run that trains."""
+"""Plays the recorded run into a run folder, each event when it is due, and obeys requests like a run that trains."""
 
 from __future__ import annotations
 
+import gzip
 import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
 
-from app.demo.beats import Beat
-from app.demo.requests_desk import ScriptedDesk, Stopped
-from app.demo.script import Script, metrics_of
-from app.demo.stage import Stage
+from app.demo import RECORD
+from app.run_state import reduce_events
 from distributed.run.prediction import prediction_metrics
-from training.events import RunEvent
+from distributed.run.requests import Request, take_requests
+from training.events import (
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    TimingEvent,
+    UnknownEvent,
+    from_line,
+)  # fmt: skip
+from training.plan import RunPlan
 from training.run_folder import RunFolder
+from training.run_metadata import Status
 
+HEADER, LOG = "record", "log"
+"""Kinds of lines that are no events: the first one, and a line of a log."""
 _POLL = 0.05
+_DURATIONS = ("compute", "wait", "transfer", "seconds")
+_WITH_DURATIONS = (StepEvent, SyncEvent, EvaluationEvent, SnapshotEvent, TimingEvent)
 
 
-def play(run: RunFolder, script: Script, speed: float = 1.0) -> str:
-    """Write a run as its script says, each thing when it is due; return how it ended.
+def recorded(plan: RunPlan) -> list[Event]:
+    """Return what happened to the members of a plan, with times from the start of the run on."""
+    with gzip.open(RECORD / "run.jsonl.gz") as stream:
+        header, *lines = (from_line(line) for line in stream)
+    names: Sequence[str] = _extra(header)["members"]
+    own = [member.name for member in plan.members]
+    ranks = {rank: own.index(name) for rank, name in enumerate(names) if name in own}
+    absent = [name for name in names if name not in own]
+    return [kept for line in lines if (kept := _of_plan(line, plan, ranks, absent)) is not None]
+
+
+def _extra(line: Event) -> Mapping[str, Any]:
+    return line.model_extra or {}
+
+
+def _of_plan(event: Event, plan: RunPlan, ranks: Mapping[int, int], absent: Sequence[str]) -> Event | None:
+    """Return an event as the members of a plan would have it; ``None`` where it is about others."""
+    words = [getattr(event, "message", ""), getattr(event, "machine", ""), *map(str, _extra(event).values())]
+    of_all = isinstance(event, RunEvent | EvaluationEvent)  # whichever member says it
+    if not (of_all or event.member is None or event.member in ranks) or any(name in " ".join(words) for name in absent):
+        return None
+    changes: dict[str, Any] = {} if event.member is None else {"member": ranks.get(event.member, 0)}
+    alone = plan.world_size == 1
+    if isinstance(event, ProgressEvent) and event.member is None:
+        changes |= {"done": min(event.done, plan.world_size), "total": plan.world_size}
+    elif isinstance(event, SyncEvent):
+        changes["members"] = [ranks[rank] for rank in event.members if rank in ranks]
+    elif isinstance(event, SnapshotEvent):
+        changes["live"] = tuple(ranks[rank] for rank in event.live if rank in ranks)
+    elif isinstance(event, StepEvent):
+        samples = plan.members[changes["member"]].batch_size * plan.profile.training.gradient_accumulation
+        changes |= {"samples": samples, "weight": float(samples)}
+        changes |= {"wait": 0.0, "transfer": 0.0, "bytes_sent": 0, "bytes_received": 0} if alone else {}
+    return None if alone and isinstance(event, SyncEvent) else event.model_copy(update=changes)
+
+
+class Stopped(Exception):
+    """The user ended the run."""
+
+
+class _Refused(Exception):
+    """What was asked for cannot be done."""
+
+
+class Player:
+    """Writes one run.
 
     Args:
         run: held by this process.
-        speed: how much faster than the script.
+        events: see :func:`recorded`.
+        start: when the run begins, in seconds since the epoch.
+        speed: how much faster than recorded; durations shrink with it, so that the figures fit together.
     """
-    began = time.time()
-    played: list[Beat] = []
-    with Stage(run, began, speed) as stage:
-        desk = ScriptedDesk(stage)
+
+    def __init__(self, run: RunFolder, events: Sequence[Event], start: float, speed: float) -> None:
+        self._run, self._events, self._start, self._speed = run, events, start, speed
+        self._names = [member.name for member in run.plan().members]
+        self._steps: dict[int, int] = {}
+        """Newest step of every member."""
+        self._gone: set[int] = set()
+        self._dropped: set[int] = set()
+        """Members whose part is left out, because a person let them go."""
+        self._paused_at: float | None = None
+
+    def write(self, until: float | None) -> None:
+        """Write all that happens until so many seconds after the start, at once; ``None``: to the end."""
+        for event in self._events:
+            if until is not None and event.time / self._speed > until:
+                return
+            self._put(event)
+        self._end("completed", self._due(self._events[-1]))
+
+    def play(self) -> str:
+        """Write everything when it is due; return how the run ended."""
         try:
-            for beat in script.beats:
-                _wait(stage, desk, beat.at)
-                stage.write(beat)
-                played.append(beat)
-            _wait(stage, desk, script.ends)
+            for event in self._events:
+                self._wait_for(event)
+                self._put(event)
         except Stopped as stop:
-            stage.say(RunEvent(status="cancelled", message=str(stop)), time.time())
-            desk.close("cancelled")
-            run.finish("cancelled", metrics_of(played, time.time() - began), str(stop))
+            self._end("cancelled", time.time(), str(stop))
             return "cancelled"
-        stage.say(RunEvent(status="completed"), time.time())
-        desk.close("completed")
-        metrics = metrics_of(played, time.time() - began)
-        run.finish("completed", {**metrics, **(prediction_metrics(run) if speed == 1.0 else {})})
+        self._end("completed", time.time())
         return "completed"
 
+    def _due(self, event: Event) -> float:
+        return self._start + event.time / self._speed
 
-def _wait(stage: Stage, desk: ScriptedDesk, at: float) -> None:
-    """Wait until something of the script is due, carrying out requests meanwhile."""
-    while True:
-        desk.poll()
-        left = stage.due(at) - time.time()
-        if desk.paused:
-            time.sleep(_POLL)
-        elif left <= 0:
-            return
-        else:
-            time.sleep(min(left, _POLL))
+    def _put(self, event: Event) -> None:
+        """Write an event, or a line of a log, with the time at which it is due."""
+        when = self._due(event)
+        if isinstance(event, UnknownEvent) and event.kind == LOG:
+            said = _extra(event)
+            stamp = f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
+            with self._run.log_path(said["log"]).open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp}Z {said['text']}\n")
+        elif event.member not in self._dropped:
+            shrunk = {}
+            if self._speed != 1.0 and isinstance(event, _WITH_DURATIONS):
+                shrunk = {name: getattr(event, name) / self._speed for name in _DURATIONS if hasattr(event, name)}
+            self._say(event.model_copy(update=shrunk), when)
+
+    def _say(self, event: Event, when: float | None = None) -> None:
+        """Append an event, and remember what a request needs to know."""
+        if isinstance(event, StepEvent) and event.member is not None:
+            self._steps[event.member] = event.step
+        elif isinstance(event, MemberEvent) and event.member is not None:
+            (self._gone.add if event.status in ("lost", "left", "done") else self._gone.discard)(event.member)
+        self._run.append(event.model_copy(update={"time": time.time() if when is None else when}))
+        if isinstance(event, RunEvent) and event.status in ("running", "paused"):
+            self._run.update_metadata(status=event.status)
+
+    def _end(self, status: Status, when: float, message: str = "") -> None:
+        self._say(RunEvent(status=status, message=message), when)
+        for request in take_requests(self._run.path):
+            self._tell(request, "refused", f"the run is {status}")
+        metrics = {**self._metrics(when), **(prediction_metrics(self._run) if self._speed == 1.0 else {})}
+        self._run.finish(status, metrics, message)
+        times = {"start_time": _utc_text(self._start), "end_time": _utc_text(when)}
+        self._run.update_metadata(**times)
+
+    def _metrics(self, when: float) -> dict[str, Any]:
+        events = list(self._run.events())
+        results = reduce_events(event for event in events if isinstance(event, EvaluationEvent)).evaluations
+        samples = sum(event.samples for event in events if isinstance(event, StepEvent))
+        seconds = when - self._start
+        return {
+            "before": {split: dict(found.first.metrics) for split, found in results.items() if found.first.step == 0},
+            "after": {split: dict(found.last.metrics) for split, found in results.items() if found.last.step},
+            "steps": max(self._steps.values(), default=0),
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": samples / seconds if seconds else 0.0,
+            "lost_members": [],
+        }
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _wait_for(self, event: Event) -> None:
+        """Wait until something is due, carrying out requests meanwhile."""
+        while True:
+            for request in take_requests(self._run.path):
+                self._answer(request)
+            left = self._due(event) - time.time()
+            if self._paused_at is None and left <= 0:
+                return
+            time.sleep(_POLL if self._paused_at is not None else min(left, _POLL))
+
+    def _answer(self, request: Request) -> None:
+        """Carry out what was asked for, and say what came of it.
+
+        Raises:
+            Stopped: the run shall end.
+        """
+        self._tell(request, "accepted")
+        try:
+            self._tell(request, "done", self._carry_out(request))
+        except _Refused as refusal:
+            self._tell(request, "refused", str(refusal))
+        except Stopped:
+            self._tell(request, "done", "the run is cancelled")
+            raise
+
+    def _tell(self, request: Request, outcome: str, message: str = "") -> None:
+        document = {"action": request.action, "machine": request.machine, "outcome": outcome, "message": message}
+        self._say(RequestEvent.model_validate({"request": request.id, **document}))
+
+    def _carry_out(self, request: Request) -> str:
+        match request.action:
+            case "pause" | "resume":
+                return self._pause(request.action == "pause")
+            case "snapshot":
+                return self._snapshot()
+            case "drop" | "add":
+                return self._change(request.machine, request.action == "add")
+            case "stop":
+                self._snapshot()
+                for rank in self._live():
+                    self._say_of(rank, "left", "stopped by the user")
+                raise Stopped("stopped")
+        raise Stopped("ended by the user")
+
+    def _pause(self, pause: bool) -> str:
+        """Stand still, or go on; what is still to come moves by as much as the run stood still."""
+        if pause == (self._paused_at is not None):
+            raise _Refused("the run is paused already" if pause else "the run is not paused")
+        now = time.time()
+        self._start += 0.0 if self._paused_at is None else now - self._paused_at
+        self._paused_at = now if pause else None
+        for rank in self._live():
+            self._say(RunEvent(member=rank, status="paused" if pause else "running"))
+        return f"the run is {'paused' if pause else 'running'}"
+
+    def _snapshot(self) -> str:
+        live = [rank for rank in self._live() if rank in self._steps]
+        step = max((self._steps[rank] for rank in live), default=0)
+        size = next((event.bytes for event in self._events if isinstance(event, SnapshotEvent)), 0)
+        for rank in live:
+            path = f"checkpoints/member-{rank}/step-{step:08d}"
+            self._say(SnapshotEvent(member=rank, step=step, path=path, bytes=size, seconds=0.1, live=tuple(live)))
+        return f"of step {step}"
+
+    def _change(self, machine: str, add: bool) -> str:
+        """Let a machine go, or take it back."""
+        if machine not in self._names:
+            raise _Refused(f"the tour has no '{machine}' in this run; it has {', '.join(self._names)}")
+        rank = self._names.index(machine)
+        if add != (rank in self._gone):
+            raise _Refused(f"{machine} {'trains already' if add else 'is not in the run'}")
+        if not add and len(self._live()) < 2:
+            raise _Refused("it is the last machine: stop the run instead")
+        if add:
+            self._dropped.discard(rank)
+            self._say_of(rank, "joined", "joins a running group")
+            self._say_of(rank, "ready", "")
+            return "trains with the others"
+        self._say_of(rank, "left", "let go by the user")
+        self._dropped.add(rank)
+        return "left after a synchronisation"
+
+    def _live(self) -> list[int]:
+        return [rank for rank in range(len(self._names)) if rank not in self._gone]
+
+    def _say_of(self, rank: int, status: str, message: str) -> None:
+        document = {"member": rank, "status": status, "name": self._names[rank], "message": message}
+        self._say(MemberEvent.model_validate(document))
+
+
+def _utc_text(when: float) -> str:
+    """Return a time as ``metadata.json`` holds it."""
+    return datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="seconds")

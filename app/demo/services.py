@@ -1,62 +1,41 @@
-"""The set-up's world with scripted machines: no network, no training, nothing is changed on any machine.
-
-Planner, run folders and pydantic are loaded where they are needed, so that the first screen does not wait for them.
-"""
+"""The set-up's own services over the tour's network: no machine is asked, nothing trains, nothing is saved."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from app.demo.entry import Entry
-from app.demo.examination import Examination
-from app.demo.lookout import Lookout, machine_row
-from app.demo.machines import HERE, ScriptedMachine, scripted_machine, scripted_machines
+from app.demo import CONFIG, JOB, MOST, PROFILE
 from app.demo.pace import Pace
-from app.wizard.services import JobAnswers, Request, Sight, Tell
-from app.wizard.state import (
-    AccessRow,
-    CandidateRow,
-    CheckRow,
-    DataRow,
-    FindingRow,
-    FitRow,
-    Home,
-    Job,
-    Launch,
-    LinkRow,
-    MachineRow,
-    Plan,
-    ProfileRow,
-    Status,
-    Strategy,
-)
-from profiles.counts import counted
+from app.wizard.real_services import RealServices
+from app.wizard.services import JobAnswers, Request
+from app.wizard.state import Home, Launch, Plan, Status
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
-    from app.demo.forecast import Forecast
-    from distributed.planning.document import Planning
-    from distributed.planning.job import Preference
-    from training.plan import RunPlan
+    from app.demo.outside import TourOutside
+    from distributed.run.planning import Planned
 
-MEASURING = 0.9
-PROFILE_NAME = "demo"
-"""What the set-up begins with; here it stands for the scripted job."""
+NOT_DONE = "scripted: nothing is saved, copied or trained, and a recorded run is played"
 
 
-class DemoServices:
-    """The scripted world.
+class DemoServices(RealServices):
+    """The tour.
 
     Args:
         number: of machines, this computer included.
-        speed: how much faster than the script.
-        output: where the scripted run's folder goes.
-        seed: of all chances.
+        speed: how much faster than recorded.
+        output: where the run's folder goes.
+        seed: of the run.
         clock: seconds since any moment; decides what has appeared by now.
+        open_doors: all machines let us in and have their packages.
+
+    Raises:
+        BadInput: fewer than one or more machines than there are.
     """
 
     def __init__(
@@ -66,109 +45,34 @@ class DemoServices:
         output: Path = Path("output"),
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        open_doors: bool = False,
     ) -> None:
-        self._machines = scripted_machines(number)
+        if not 1 <= number <= MOST:
+            raise BadInput(f"--demo {number}: the tour has 1 to {MOST} machines", "try: --demo 3")
+        super().__init__(CONFIG, output)
+        self._number, self._seed = number, seed
         self._pace = Pace(speed, clock)
-        self._entry = Entry(self._pace)
-        self._examination = Examination(self._pace)
-        self._output = output
-        self._seed = seed
+        self._open_doors = open_doors
 
-    # ------------------------------------------------------------------------------------------------ home, machines
+    @cached_property
+    def outside(self) -> TourOutside:
+        """Loaded when it is needed, so that the first screen does not wait for it."""
+        from app.demo.outside import TourOutside
+
+        return TourOutside(self._number, self._pace, self._open_doors)
 
     def home(self) -> Home:
-        """Scripted runs that can be attached to, and the one scripted profile."""
-        from app.demo.home import run_rows
-        from training.runs import list_runs
-
-        profile = ProfileRow(
-            PROFILE_NAME,
-            PROFILE_NAME,
-            Status.OK,
-            description=f"{counted(len(self._machines), 'scripted machine')}: nothing trains",
-        )
-        return Home(run_rows(list_runs(self._output)), (profile,), status=Status.OK)
-
-    def doctor(self) -> Sequence[FindingRow]:
-        here = self._machines[0]
-        return self._examination.look([(machine_row(here, here=True), here)])[0].findings
-
-    def watch(self, see: Callable[[Sight], None]) -> Lookout:
-        return Lookout(self._machines, self._pace, see)
-
-    def saved_machines(self, profile: str) -> Sequence[MachineRow]:
-        return ()
-
-    # ---------------------------------------------------------------------------------------------- access to links
-
-    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
-        return self._entry.check(machine, self._scripted(machine), trusted)
-
-    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
-        return self._entry.install_key(machine, self._scripted(machine), password)
-
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
-        return self._examination.look(self._pairs(machines))
-
-    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
-        self._examination.mend(self._pairs(machines), check, tell)
-
-    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
-        from app.demo.figures import link_between
-        from app.demo.plan_form import link_row
-
-        rows = []
-        pairs = list(combinations([self._scripted(row) for row in machines], 2))
-        for number, (one, other) in enumerate(pairs, 1):
-            pair = f"{one.name} - {other.name}"
-            tell(f"{pair}: link {number} of {len(pairs)}, both directions")
-            self._pace.work(MEASURING)
-            link = link_between(one, other)
-            tell(f"{pair}: {link.mbit:.0f} and {link.mbit_back:.0f} Mbit/s")
-            rows.append(link_row(link, one, other))
-        return rows
-
-    # ------------------------------------------------------------------------------------------------ job, strategy
-
-    def job(self, answers: JobAnswers) -> Job:
-        from app.demo.job_form import job_of
-
-        return job_of(answers)
-
-    def look_at_data(self, answers: JobAnswers) -> DataRow:
-        from app.demo.job_form import scripted_data
-
-        self._pace.work(0.5)
-        return scripted_data()
-
-    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
-        from app.demo.job_form import fits
-
-        return fits(self._pairs(machines), answers)
-
-    def forecast(self, request: Request, tell: Tell) -> Strategy:
-        from app.demo.forecast import strategy_of
-
-        for row in request.machines:
-            self._pace.work(0.5)
-            tell(f"{row.name}: a short run of the task with 2, 4 and 8 samples (scripted)")
-        return strategy_of(self._forecast(request))
-
-    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
-        from app.demo.forecast import with_interval
-
-        return with_interval(planning, index, steps)
-
-    # -------------------------------------------------------------------------------------------------- plan, launch
+        found = super().home()
+        return replace(found, runs=tuple(run for run in found.runs if run.name == PROFILE))
 
     def plan(self, request: Request) -> Plan:
-        from app.demo.plan_form import plan_of
-
-        found = self._forecast(request)
-        return plan_of(self._run_plan(request, found)[0], found.candidate(request.chosen), len(self._machines))
+        found = super().plan(request)
+        changes = tuple(change for change in found.changes if not change.key.startswith("file:"))
+        own = replace(found, changes=changes, files=(), command=command_of(self._number))
+        return replace(own, way=f"{found.way} ({NOT_DONE})", status=Status.WARNING, cause=NOT_DONE)
 
     def save(self, request: Request) -> tuple[str, ...]:
-        """Nothing: a scripted choice is worth no file.
+        """Nothing: the choices of a tour are worth no file.
 
         Raises:
             BadInput: always.
@@ -176,49 +80,47 @@ class DemoServices:
         raise BadInput("scripted machines are not saved", "without --demo the profile would be")
 
     def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
-        from app.demo.launching import follow_start
         from app.demo.run import start_demo_run
+        from app.wizard.launching import follow
 
-        plan, planning = self._run_plan(request, self._forecast(request))
-        command = ["wizard.py", "--demo", str(len(self._machines))]
-        path = start_demo_run(self._output, plan, planning, command, self._seed, self._pace.speed)
-        follow_start(path, plan, see, self._pace)
-        return path
+        planned = self.planned(request)
+        command = command_of(self._number).split()
+        path = start_demo_run(self._output, planned, command, self._seed, self._pace.speed)
+        return follow(path, planned.plan, see)
+
+    def planned(self, request: Request) -> Planned:
+        """Return the run as the Plan shows it.
+
+        Raises:
+            BadInput: the choices do not fit together.
+        """
+        from app.wizard.planning_looks import planned_run
+
+        found = planned_run(request, CONFIG)
+        if found is None:
+            raise BadInput("nothing fits these machines", "pick others")
+        return found
+
+    def recommended(self) -> Planned:
+        """Return the run that the set-up would recommend for all machines.
+
+        Raises:
+            BadInput: nothing fits.
+        """
+        from app.wizard.machine_entries import Naming
+        from distributed.discovery.discovery import Sources, machines
+
+        found = machines(self.outside.search(Sources()).state)
+        rows = Naming((), (), self.outside.this_computer).rows(found)
+        request = Request(rows, JobAnswers(JOB))
+        strategy = self.forecast(request, lambda line: None)
+        chosen = next((row for row in strategy.rows if row.recommended), None)
+        return self.planned(replace(request, chosen=chosen, planning=strategy.planning))
 
     def close(self) -> None:
         self._pace.close()
 
-    # ------------------------------------------------------------------------------------------------------- helpers
 
-    def _forecast(self, request: Request) -> Forecast:
-        from app.demo.forecast import Forecast, forecast
-
-        if isinstance(request.planning, Forecast):
-            return request.planning
-        machines = [self._scripted(row) for row in request.machines] or list(self._machines[:1])
-        return forecast(machines, request.job, cast("Preference", request.preference))
-
-    def _run_plan(self, request: Request, found: Forecast) -> tuple[RunPlan, Planning]:
-        from app.demo.run_plan import run_plan
-        from training.run_folder import new_run_id
-
-        chosen = found.candidate(request.chosen)
-        if chosen is None:
-            raise BadInput("nothing fits these machines", "pick others")
-        return run_plan(found.planning, chosen, found.cluster, found.job, found.profile, new_run_id())
-
-    def _pairs(self, rows: Sequence[MachineRow]) -> list[tuple[MachineRow, ScriptedMachine]]:
-        return [(row, self._scripted(row)) for row in rows]
-
-    def _scripted(self, row: MachineRow) -> ScriptedMachine:
-        """Return the machine of a row.
-
-        Raises:
-            BadInput: it is typed, and not in the script.
-        """
-        if row.here:
-            return scripted_machine(HERE)
-        for machine in self._machines:
-            if row.fingerprint == machine.fingerprint or row.address in (machine.address, machine.name):
-                return machine
-        raise BadInput(f"{row.name} is not in the script", "leave it out; without --demo it would be tried")
+def command_of(number: int) -> str:
+    """Return what to type for this tour."""
+    return f"python wizard.py --demo {number}"

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
@@ -34,8 +29,6 @@ _OWN = ("hosts", "workers", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """What is left to the planner where neither the person nor a saved profile has chosen."""
-_PROJECT = Path(__file__).resolve().parents[2]
-_PATIENCE = 120.0
 
 
 def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = True) -> Resolved:
@@ -190,22 +183,6 @@ def _about_broken(broken: int, too_many: bool) -> str:
     if too_many:
         return "remove their lines, or allow more with max_broken_share"
     return "they are left out" if broken else ""
-
-
-def ask_about_data(profile: Profile) -> Mapping[str, Any]:
-    """Ask a process of its own what a profile's data set is like: this one never loads torch."""
-    environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "training.data_findings"]
-    try:
-        done = subprocess.run(
-            command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment
-        )
-        return dict(json.loads(done.stdout))
-    except subprocess.TimeoutExpired:
-        return {"splits": {}, "note": f"not looked through within {_PATIENCE:.0f} s"}
-    except ValueError:
-        last = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"error": f"it could not be looked at: {last[-1] if last else 'no answer'}", "hint": ""}
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +48,7 @@ class Lookout:
     def __init__(self, see: Callable[[Sight], None], config: Path | None = None, outside: Outside = OUTSIDE) -> None:
         self._see = see
         self._outside = outside
-        self._begin = time.monotonic()
+        self._begin = outside.now()
         self._saved = dict(_readable(saved_hosts(config).items()))
         own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
         self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
@@ -106,7 +105,7 @@ class Lookout:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         found = machines(state)
         rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found, self._identities.aliases(found))
-        seconds = time.monotonic() - self._begin
+        seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
         advice = (*problems, *(ADVICE if alone else ()))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from app.wizard.outside import OUTSIDE, ThisComputer
 from app.wizard.state import MachineRow, PathRow, Status
-from app.wizard.this_computer import here_details
+from app.wizard.this_computer import LONGEST_NAME, here_details, plain_name
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
@@ -27,20 +26,9 @@ SSH_CONFIG = "ssh_config"
 """Setting of a row: the OpenSSH configuration that its hosts file names."""
 _KEPT = ("key", "python", "project_path", "devices", "interface", "found_at")
 """Fields of a hosts file's entry that a row has no place for."""
-_LONGEST_NAME = 64
 _MOST_TRAITS = 10_000
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
-
-
-def here_name() -> str:
-    """Return what this computer is called."""
-    return _plain(socket.gethostname().partition(".")[0]) or "this-computer"
-
-
-def _plain(name: str) -> str:
-    """A name that a hosts file takes, from text of the network."""
-    return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:_LONGEST_NAME]
 
 
 def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
@@ -159,13 +147,13 @@ class Naming:
 
 def _typed_entry(machine: FoundMachine, text: str) -> Machine:
     place = split_address(text)
-    name = _plain(machine.name) or str(place["name"])
+    name = plain_name(machine.name) or str(place["name"])
     return Machine(name=name, address=str(place["name"]), port=place["port"], user=place["user"] or "")
 
 
 def _found_entry(machine: FoundMachine, host: str) -> Machine:
     """By its alias, by its ``.local`` name at the address where it was found, or by that address."""
-    name = _plain(machine.name)
+    name = plain_name(machine.name)
     best = machine.paths[0].endpoint if machine.paths else None
     if best is None or (Origin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
         return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else _NO_HOST)
@@ -189,7 +177,7 @@ def machine_of(row: MachineRow, name: str = "") -> Machine:
     if row.here:
         return Machine(name=name or row.name, address="localhost", python=row.python or sys.executable)
     settings = {name: value for name, value in row.settings if name != SSH_CONFIG}
-    called = name or _plain(row.name) or "unnamed"
+    called = name or plain_name(row.name) or "unnamed"
     return Machine.model_validate(
         {**settings, "name": called, "address": row.address, "port": row.port, "user": row.user}
     )
@@ -200,8 +188,8 @@ def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
     machines = []
     taken: set[str] = set()
     for row in rows:
-        plain = _plain(row.name) or "unnamed"
-        numbered = (plain if number == 1 else f"{plain[: _LONGEST_NAME - 4]}-{number}" for number in range(1, 100))
+        plain = plain_name(row.name) or "unnamed"
+        numbered = (plain if number == 1 else f"{plain[: LONGEST_NAME - 4]}-{number}" for number in range(1, 100))
         name = next(name for name in numbered if name.casefold() not in taken)
         taken.add(name.casefold())
         machines.append(machine_of(row, name))

@@ -5,7 +5,13 @@ Everything above it (findings, rows, ways to train, plans) is the same code for 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
     from training.plan import RunPlan
 
 Tell = Callable[[str], None]
+_PROJECT = Path(__file__).resolve().parents[2]
+_PATIENCE = 120.0
 
 
 class ThisComputer(NamedTuple):
@@ -48,9 +56,12 @@ class Search(Protocol):
 class Outside:
     """The world as it is. Its methods import what they need, so that Home is painted at once."""
 
+    def now(self) -> float:
+        """Return seconds since any moment."""
+        return time.monotonic()
+
     def this_computer(self) -> ThisComputer:
-        from app.wizard.machine_entries import here_name
-        from app.wizard.this_computer import here_details
+        from app.wizard.this_computer import here_details, here_name
 
         return ThisComputer(here_name(), *here_details())
 
@@ -120,9 +131,7 @@ class Outside:
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
         """Return what :mod:`training.data_findings` says of a profile's data set."""
-        from app.wizard.job_looks import ask_about_data
-
-        return ask_about_data(profile)
+        return _ask_about_data(profile)
 
     def input_bytes(self, plan: RunPlan) -> int:
         """Return the bytes of code, data and model.
@@ -134,6 +143,22 @@ class Outside:
         from distributed.preparation.code_sync import collect
 
         return collect(plan).bytes
+
+
+def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
+    """Ask a process of its own what a profile's data set is like: this one never loads torch."""
+    environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "training.data_findings"]
+    try:
+        done = subprocess.run(
+            command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment
+        )
+        return dict(json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        return {"splits": {}, "note": f"not looked through within {_PATIENCE:.0f} s"}
+    except ValueError:
+        last = done.stderr.decode(errors="replace").strip().splitlines()
+        return {"error": f"it could not be looked at: {last[-1] if last else 'no answer'}", "hint": ""}
 
 
 OUTSIDE = Outside()

@@ -38,9 +38,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
     Raises:
         BadInput: the choices do not fit together.
     """
-    planning = chosen_planning(request)
-    kept = keeping(request, planning, config)
-    profile = profile_of(request, planning, kept, config)
+    planning, kept, profile = _choices(request, config)
     planned = _planned(request, planning, profile)
     run = planned.plan if planned is not None else None
     size = _bytes(run, outside) if run is not None and any(not row.here for row in request.machines) else 0
@@ -61,6 +59,22 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         hash=run.hash() if run is not None else "",
         status=Status.OK,
     )
+
+
+def planned_run(request: Request, config: Path | None = None) -> Planned | None:
+    """Return the run that would be started; ``None`` where nothing is known of its machines yet.
+
+    Raises:
+        BadInput: the choices do not fit together.
+    """
+    planning, _, profile = _choices(request, config)
+    return _planned(request, planning, profile)
+
+
+def _choices(request: Request, config: Path | None) -> tuple[Planning | None, Keeping, Profile]:
+    planning = chosen_planning(request)
+    kept = keeping(request, planning, config)
+    return planning, kept, profile_of(request, planning, kept, config)
 
 
 def profile_of(request: Request, planning: Planning | None, kept: Keeping, config: Path | None) -> Profile:

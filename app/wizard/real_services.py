@@ -51,6 +51,11 @@ class RealServices:
         self._checks: dict[str, CheckRow] = {}
         self._trusted: tuple[str, ...] = ()
 
+    @property
+    def outside(self) -> Outside:
+        """Machines and data, real or recorded."""
+        return self._outside
+
     # ---------------------------------------------------------------------------------------------- home and machines
 
     def home(self) -> Home:
@@ -64,12 +69,12 @@ class RealServices:
     def doctor(self) -> Sequence[FindingRow]:
         from app.wizard.machine_looks import doctor_rows
 
-        return doctor_rows(self._outside)
+        return doctor_rows(self.outside)
 
     def watch(self, see: Callable[[Sight], None]) -> Watch:
         from app.wizard.lookout import Lookout
 
-        return Lookout(see, self._config, self._outside)
+        return Lookout(see, self._config, self.outside)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         from app.wizard.machine_entries import row_of
@@ -89,31 +94,31 @@ class RealServices:
         from app.wizard.machine_looks import access_row
 
         self._trusted = tuple(trusted)
-        return access_row(machine, trusted, self._outside)
+        return access_row(machine, trusted, self.outside)
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
         from app.wizard.machine_looks import row_after_password
 
-        return row_after_password(machine, password, trusted, self._outside)
+        return row_after_password(machine, password, trusted, self.outside)
 
     def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
         from app.wizard.machine_looks import check_rows
 
-        rows = check_rows(machines, self._task(job), self._trusted, self._outside)
+        rows = check_rows(machines, self._task(job), self._trusted, self.outside)
         self._checks.update({row.key: row for row in rows})
         return rows
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         from app.wizard.machine_looks import mend
 
-        mend(machines, self._task(job), tell, self._outside)
+        mend(machines, self._task(job), tell, self.outside)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
         from app.wizard.job_looks import resolved
         from app.wizard.machine_looks import link_rows
 
         profile = resolved(job, self._config, complete=False).profile
-        return link_rows(machines, profile, self._trusted, tell, self._outside)
+        return link_rows(machines, profile, self._trusted, tell, self.outside)
 
     def _task(self, job: JobAnswers) -> str:
         from app.wizard.job_looks import resolved
@@ -130,7 +135,7 @@ class RealServices:
     def look_at_data(self, answers: JobAnswers) -> DataRow:
         from app.wizard.job_looks import data_of, resolved
 
-        return data_of(resolved(answers, self._config, complete=False).profile, self._outside)
+        return data_of(resolved(answers, self._config, complete=False).profile, self.outside)
 
     def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
         from app.wizard.job_looks import fit_rows, resolved
@@ -145,7 +150,7 @@ class RealServices:
 
         self._check_code(request.job)
         profile = resolved(request.job, self._config).profile
-        return strategy_of(make_forecast(request, profile, tell, self._outside))
+        return strategy_of(make_forecast(request, profile, tell, self.outside))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
         from app.wizard.forecasting import moved
@@ -155,7 +160,7 @@ class RealServices:
     def plan(self, request: Request) -> Plan:
         from app.wizard.planning_looks import plan_of
 
-        return plan_of(request, self._config, self._outside)
+        return plan_of(request, self._config, self.outside)
 
     def save(self, request: Request) -> tuple[str, ...]:
         from app.wizard.keeping import keeping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,17 @@ from pathlib import Path
 
 _PATIENCE = 2.0
 _LONGEST_FILE = 65_536
+LONGEST_NAME = 64
+
+
+def here_name() -> str:
+    """Return what this computer is called."""
+    return plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
+
+
+def plain_name(name: str) -> str:
+    """A name that a hosts file takes, from text of the network."""
+    return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:LONGEST_NAME]
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 WORDS = {
     "machines": ("Which machines shall train?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),
-    "access": ("May we log in there?", "first meeting", "password", "SHA256:"),
+    "access": ("May we log in there?", "first meeting", "no key", "ssh-copy-id"),
     "checks": ("Can they train?", "torch", "demo-pc"),
     "links": ("How fast is the network", "demo-studio", "Wi-Fi"),
     "strategy": ("How do they work together?", "diloco mxfp4", "alone", "3 machines with diloco"),
@@ -31,7 +31,8 @@ WORDS = {
 def text_of(picture: Path) -> str:
     """Return what a picture says, blanks put together."""
     parts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
-    return " ".join(html.unescape(" ".join(parts)).replace("\xa0", " ").split())
+    said = " ".join(html.unescape(" ".join(parts)).replace("\xa0", " ").split())
+    return re.sub(r"\b[0-9a-f]{16}\b", "HASH", said)  # of a plan: it counts the folder that the data lie in
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.demo.run import write_demo_run
+from app.demo.finished import write_demo_run
 from app.html_report import open_report, write_report
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence

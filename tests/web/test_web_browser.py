@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.demo.run import write_demo_run
+from app.demo.finished import write_demo_run
 from tests.web.chromium import Page, chromium, needs_chromium
 
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
@@ -42,7 +42,7 @@ def test_the_dashboard_appears_takes_a_key_and_ends_with_the_server(tmp_path: Pa
         async with chromium() as page:
             await page.size(1200, 800)
             await page.open(address)
-            await page.until(lambda: drawn(page, "Overview", "Completed", "demo-pc", "320/320"))
+            await page.until(lambda: drawn(page, "Overview", "Completed", "demo-pc", "240/240"))
             before = len(screen_text(page))
             await page.press("2")
             await page.until(lambda: drawn(page, "samples/s", "compute/wait", after=before))

@@ -1,0 +1,78 @@
+"""What was recorded for the tour: its machines, the links between them, and the data of its job."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from app.demo import RECORD
+from distributed.checks.findings import Health
+from distributed.measuring.link_figures import PairFigures
+from distributed.planning.cluster import Machine
+from distributed.planning.job import Workload
+
+HERE = "demo-macbook"
+"""The machine that plays this computer."""
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Trouble(_Said):
+    """What stands between a machine and its first step."""
+
+    error: str
+    """Cause of the :class:`distributed.ssh.errors.SshError` that it ends with."""
+    seconds: float = 0.0
+    """After so many it is over by itself; 0: not by itself."""
+    lacks: tuple[str, ...] = ()
+    """Packages that are missing there until they are installed."""
+
+
+class TourMachine(_Said):
+    """One machine of the tour."""
+
+    name: str
+    chip: str
+    """Processor or graphics card as a person calls it."""
+    system: str
+    uname: str
+    memory: int
+    address: str
+    interface: str
+    kind: Literal["wired", "wifi"]
+    found_by: str
+    trouble: Trouble | None
+    facts: dict[str, Any]
+    """What the first look of a check is answered."""
+    health: Health
+    speed: Machine
+    """As measuring the job there would find it."""
+
+    @property
+    def key_blob(self) -> bytes:
+        """Of its host key."""
+        return f"the host key of {self.name}".encode()
+
+
+class Fixture(_Said):
+    """The whole fixture."""
+
+    machines: tuple[TourMachine, ...]
+    pairs: tuple[PairFigures, ...]
+    workload: Workload
+    data: dict[str, Any]
+    """What :mod:`training.data_findings` says of the job's data."""
+    input_bytes: int
+
+    def pair(self, one: str, other: str) -> PairFigures:
+        """Return the figures of a link, whichever of its ends was the source."""
+        return next(pair for pair in self.pairs if {pair.source, pair.target} == {one, other})
+
+
+@lru_cache
+def fixture() -> Fixture:
+    return Fixture.model_validate_json((RECORD / "machines.json").read_bytes())

@@ -1,0 +1,336 @@
+"""The tour's network: machines appear, let us in, are looked at and measured as they were recorded.
+
+It stands at the seam of connection and discovery, so that everything above it is the product's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from app.demo.fixture import HERE, TourMachine, Trouble, fixture
+from app.demo.pace import Pace
+from app.wizard.outside import Outside, Tell, ThisComputer
+from distributed.checks.examination import Examined, examine
+from distributed.discovery.discovery import Sources
+from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.sightings import (
+    Browsed,
+    Failed,
+    Identified,
+    Observation,
+    Origin,
+    Problem,
+    Sighted,
+    Sighting,
+    SightingKey,
+    State,
+    apply,
+)  # fmt: skip
+from distributed.hosts.file import Hosts, Machine, typed_machine
+from distributed.machine.here import HERE_NAME, Connection, HereConnection, Process
+from distributed.machine.link import Link
+from distributed.measuring.interface_figures import AllInterfaces
+from distributed.measuring.link_figures import PairFigures
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.measuring.measure import Measured, Wish
+from distributed.preparation.preflight import check, ready
+from distributed.preparation.prepare import Manner
+from distributed.run.planning import Ready
+from distributed.ssh.access import AccessReport, explain
+from distributed.ssh.config import ResolvedHost
+from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.errors import (
+    REMOTE_LOGIN,
+    ConnectTimeout,
+    HostKeyChanged,
+    NameUnknown,
+    NoKeyAccepted,
+    PasswordRefused,
+    PortClosed,
+    SshError,
+    UnknownHostKey,
+    UserRefused,
+)  # fmt: skip
+from distributed.ssh.forward import Forward
+from distributed.ssh.host_keys import HostKeyInfo, fingerprint
+from distributed.ssh.process import Completed
+from profiles.errors import MusterError
+from profiles.schema import Profile
+from training.plan import RunPlan
+
+USER = "me"
+WRONG = "wrong"
+"""The one password that is refused."""
+APPEAR_EVERY = 0.7
+_ASKING, _LOOKING, _MEASURING, _INSTALLING = 0.7, 1.6, 0.9, 0.6
+_NOWHERE = "no network: a tour"
+_ABSENT = ("the tour has no machine of this name", "without --demo it would be looked up and tried")
+
+
+class TourConnection:
+    """A connection to a machine of the tour: it answers what a check asks, as recorded."""
+
+    def __init__(self, machine: TourMachine, lacks: Sequence[str]) -> None:
+        self.machine = machine.name
+        self.fingerprint = HereConnection.fingerprint if machine.name == HERE else fingerprint(machine.key_blob)
+        self._machine, self._lacks = machine, lacks
+
+    def run(
+        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
+    ) -> Completed:
+        said: object = None
+        if "probe" in argv:
+            lacking = {"missing": self._lacks, "torch": ""} if self._lacks else {}
+            said = {**self._machine.facts, **lacking, "time": time.time()}
+        elif argv[-1] == "facts":
+            said = self._machine.health.model_dump()
+        elif "reach" in argv:
+            words = argv[argv.index("reach") + 1 :]
+            said = {f"{host} {port}": "" for host, port in zip(words[::2], words[1::2])}
+        return Completed(0, b"" if said is None else json.dumps(said).encode(), b"")
+
+    def stream(self, argv: Sequence[str]) -> Process:
+        return _Listener()
+
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
+        """Nothing is kept."""
+
+    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
+        return Forward(local_address[1], lambda: None)
+
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Listener:
+    """The program that listens on a free port, while others connect to it."""
+
+    stderr = b""
+
+    def write(self, data: bytes) -> None: ...
+
+    def end_input(self) -> None: ...
+
+    def read(self, timeout: float | None = None) -> bytes:
+        return b""
+
+    def read_line(self, timeout: float | None = None) -> bytes:
+        return b"47100\n"
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class TourSearch:
+    """Machines that appear one after the other; the one that sleeps wakes up.
+
+    Args:
+        typed: the only one that is looked for; ``None``: all.
+    """
+
+    def __init__(self, machines: Sequence[TourMachine], pace: Pace, typed: Machine | None) -> None:
+        self._machines, self._pace, self._typed = machines, pace, typed
+
+    @property
+    def state(self) -> State:
+        state = State()
+        for observation in self._observations():
+            state = apply(state, observation)
+        return state
+
+    def wait(self, seen: int, timeout: float) -> int:
+        self._pace.work(min(timeout * self._pace.speed, APPEAR_EVERY))
+        return seen + 1
+
+    def close(self) -> None:
+        """Nothing goes on."""
+
+    def _observations(self) -> Sequence[Observation]:
+        if self._typed is None:
+            here = Sighting(SightingKey(Origin.HERE, "", HERE), HERE)
+            present = self._machines[1 : 1 + int(self._pace.passed / APPEAR_EVERY)]
+            return [Browsed((_NOWHERE,)), Sighted(here), *(one for machine in present for one in self._seen(machine))]
+        for machine in self._machines[1:]:
+            if self._typed.host in (machine.name, machine.address, f"{machine.name}.local"):
+                return self._seen(machine, Origin.TYPED, self._typed.host)
+        key = SightingKey(Origin.TYPED, "", self._typed.host)
+        return [Sighted(Sighting(key, self._typed.name, self._typed.host, problem=Problem("name_unknown", *_ABSENT)))]
+
+    def _seen(self, machine: TourMachine, origin: Origin | None = None, host: str = "") -> Sequence[Observation]:
+        origin = origin or Origin(machine.found_by)
+        endpoint = Endpoint(machine.address, machine.interface, kind=PathKind(machine.kind))
+        key = SightingKey(origin, "", host or machine.name)
+        details = (("devices", machine.chip), ("memory", str(machine.memory)), ("system", machine.system))
+        sighted = Sighted(Sighting(key, host or machine.name, host, (endpoint,), details))
+        trouble = machine.trouble
+        if trouble is not None and trouble.error == ConnectTimeout.cause and self._pace.passed < trouble.seconds:
+            asleep = Problem(trouble.error, "nothing answers there: asleep, or switched off", "wake it up")
+            return sighted, Failed(endpoint, asleep)
+        return sighted, Identified(endpoint, fingerprint(machine.key_blob))
+
+
+class TourOutside(Outside):
+    """The machines of the tour; remembers what was mended.
+
+    Args:
+        number: of machines, this computer included.
+        pace: of the tour.
+        open_doors: all machines let us in and have their packages.
+    """
+
+    def __init__(self, number: int, pace: Pace, open_doors: bool = False) -> None:
+        self.machines = fixture().machines[:number]
+        self.pace = pace
+        self._mended = {machine.name for machine in self.machines if open_doors}
+        self._equipped = set(self._mended)
+        self._tried: dict[str, float] = {}
+
+    def now(self) -> float:
+        return self.pace.passed
+
+    def this_computer(self) -> ThisComputer:
+        here = self.machines[0]
+        return ThisComputer(here.name, here.chip, f"{here.memory / 2**30:.0f} GB", here.system)
+
+    def search(self, sources: Sources, browse: bool = True) -> TourSearch:
+        return TourSearch(self.machines, self.pace, None if browse else typed_machine(sources.typed[0]))
+
+    # ---------------------------------------------------------------------------------------------------- connections
+
+    def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> Link:
+        """Return the link to a machine; see :data:`distributed.machine.link.Dial`."""
+        return Link(machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.here else machine.host)
+
+    def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
+        self.pace.work(_ASKING)
+        machine = Machine(name=target.name, address=target.host)
+        known = self._known(machine)
+        host = ResolvedHost(target.name, known.address if known else target.host, 22, USER)
+        try:
+            connection = self._connect(machine, trust)
+        except SshError as error:
+            return explain(target, host, error)
+        assert known is not None  # a connection was made
+        return AccessReport(target.name, host.where, USER, fingerprint=connection.fingerprint, system=known.uname)
+
+    def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
+        if password == WRONG:
+            raise PasswordRefused(target.name, "it refused this password")
+        known = self._known(Machine(name=target.name, address=target.host))
+        if known is not None:
+            self._mended.add(known.name)
+        return self.check_access(target, trust)
+
+    def _known(self, machine: Machine) -> TourMachine | None:
+        if machine.here:
+            return self.machines[0]
+        names = (machine.host, machine.found_at, machine.host.removesuffix(".local"))
+        return next((one for one in self.machines if one.name in names or one.address in names), None)
+
+    def _connect(self, machine: Machine, trust: Trust | None) -> Connection:
+        """Connect, or say what stands between.
+
+        Raises:
+            SshError: it cannot be reached, or lets nobody in.
+        """
+        known = self._known(machine)
+        if known is None:
+            raise NameUnknown(machine.name, *_ABSENT)
+        trouble = known.trouble
+        if trouble is None or known.name in self._mended or self._is_over(known.name, trouble):
+            lacks = trouble.lacks if trouble is not None and known.name not in self._equipped else ()
+            return TourConnection(known, lacks)
+        key = HostKeyInfo(machine.name, known.name, "ssh-ed25519", known.key_blob)
+        if trouble.error == UnknownHostKey.cause and trust is not None and trust(key):
+            self._mended.add(known.name)
+            return self._connect(machine, trust)
+        raise _refusal(trouble.error, key, known)
+
+    def _is_over(self, name: str, trouble: Trouble) -> bool:
+        """Whether a trouble that ends by itself has ended; time counts from the first try on."""
+        first = self._tried.setdefault(name, self.pace.passed)
+        return trouble.seconds > 0 and self.pace.passed - first >= trouble.seconds
+
+    # ------------------------------------------------------------------------------------------------ looks and figures
+
+    def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
+        self.pace.work(_LOOKING)
+        return examine(hosts, task, trust, dial=self.dial)
+
+    def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
+        for name in [one.name for one in found if one.readiness.provisionable]:
+            for step in ("making an environment from the lock file", "213 MB of packages", "its environment is ready"):
+                tell(f"{name}: {step}")
+                self.pace.work(_INSTALLING)
+            self._equipped.add(name)
+        return []
+
+    def ready(self, hosts: Hosts, task: str, trust: Trust | None) -> Sequence[Ready]:
+        return ready(check(hosts, task, trust, dial=self.dial))
+
+    def prepare(self, hosts: Hosts, task: str, manner: Manner) -> Sequence[Ready]:
+        return self.ready(hosts, task, manner.trust)
+
+    def measure(self, machines: Sequence[Ready], profile: Profile, wish: Wish, tell: Tell) -> Measured:
+        names = {link.name: self._name(link) for link, _ in machines}
+        here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
+        found = Measured([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
+        known = {**names, here: HERE}
+        if wish.links:
+            found.pairs = [self._pair(one, other, known, tell) for one, other in combinations(found.names, 2)]
+        for name in names if wish.machines else ():
+            tell(f"{name}: a short run of the task, as recorded")
+            self.pace.work(_MEASURING)
+            speed = next(machine.speed for machine in self.machines if machine.name == names[name])
+            workload = fixture().workload
+            found.speeds.append(SpeedFigures(machine=speed.model_copy(update={"name": name}), workload=workload))
+        found.interfaces = AllInterfaces()
+        return found
+
+    def _name(self, link: Link) -> str:
+        known = self._known(link.machine)
+        assert known is not None  # it was connected to
+        return known.name
+
+    def _pair(self, one: str, other: str, known: Mapping[str, str], tell: Tell) -> PairFigures:
+        self.pace.work(_MEASURING)
+        recorded = fixture().pair(known[one], known[other])
+        ends = (one, other) if recorded.source == known[one] else (other, one)
+        tell(f"{one} - {other}: as recorded")
+        return recorded.model_copy(update={"source": ends[0], "target": ends[1]})
+
+    def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
+        self.pace.work(_ASKING)
+        return fixture().data
+
+    def input_bytes(self, plan: RunPlan) -> int:
+        return fixture().input_bytes
+
+
+def _refusal(cause: str, key: HostKeyInfo, machine: TourMachine) -> SshError:
+    """Return the error of a machine that lets nobody in."""
+    name = key.machine
+    match cause:
+        case "unknown_host_key":
+            return UnknownHostKey(key)
+        case "no_key_accepted":
+            return NoKeyAccepted(name, "none of our keys fits (a tour: any password but 'wrong' will do)", "", True)
+        case "port_closed":
+            problem = "it answers, but no SSH server listens on port 22 (a tour: one will, in some seconds)"
+            return PortClosed(name, problem, REMOTE_LOGIN)
+        case "host_key_changed":
+            problem = f"its host key is not the one that {machine.name} had: another machine may pose as it"
+            return HostKeyChanged(name, problem, f"if you know why: ssh-keygen -R {machine.address}; or leave it out")
+        case "user_refused":
+            return UserRefused(name, f"'{USER}' may not log in there", f"add it as: USER@{machine.address}")
+    return ConnectTimeout(name, f"nothing answers at {machine.address}", "wake it up")
