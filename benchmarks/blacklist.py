@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=200)
     parser.add_argument("--wrong", type=int, default=20)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--whole", action="store_true", help="train the encoder too")
     parser.add_argument("--unlabelled", type=int, default=0)

@@ -26,7 +26,7 @@ def blacklist(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with runs that are done, or a run.")],
     folds: Annotated[
         int, typer.Option("--folds", min=0, max=20, help="Parts held out in turns; 0: no training, the model listens.")
-    ] = 4,
+    ] = 3,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=10, help="How often they are divided anew.")] = 1,
     local: Annotated[
         int, typer.Option("--local", min=0, max=64, help="Workers of each training; 0: as the run had.")
