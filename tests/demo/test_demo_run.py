@@ -111,12 +111,12 @@ def test_too_many_machines(number: int) -> None:
 
 
 def test_played_run_ends_completed_at_its_pace(tmp_path: Path, three: Planned) -> None:
+    begun = time.time()
     run, playing = player(tmp_path, three)
     script = recorded(three.plan)
     with run:
-        began = time.monotonic()
         assert playing.play() == "completed"
-        assert time.monotonic() - began >= script[-1].time / FAST
+        assert time.time() >= begun + script[-1].time / FAST
     assert len(list(run.events())) == len([e for e in script if e.kind != LOG]) + 1
     assert (run.path / "completed").exists()
 

@@ -69,7 +69,7 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.press("F")
         terminal.until("3 of 3 ready")
         terminal.press("Enter")
-        terminal.until("How fast is the network", "3 links", "Wi-Fi")
+        terminal.until("How fast is the network", "3 links", "en7 to enp5s0")
         terminal.press("Enter")
         terminal.until("What is to be trained", "tiny-commands", "3880 samples")
         terminal.press("n")

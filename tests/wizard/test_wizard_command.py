@@ -65,7 +65,7 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
         terminal.type("")
         terminal.wait_for("Machines, 2 of")
         terminal.wait_for("leave:")
-        while "  2  " not in terminal.screen:
+        while "  2  demo-studio" not in terminal.screen:
             terminal.type("l")
             terminal.wait_for("leave:")
         terminal.type("2")
@@ -115,9 +115,9 @@ def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path, at: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--demo", "0"], "error: --demo 0: 1 to 8 machines are scripted"),
-        (["--demo", "-1"], "error: --demo -1: 1 to 8 machines are scripted"),
-        (["--demo", "9" * 30, "--plain"], f"error: --demo {'9' * 30}: 1 to 8 machines are scripted"),
+        (["--demo", "0"], "error: --demo 0: the tour has 1 to 8 machines"),
+        (["--demo", "-1"], "error: --demo -1: the tour has 1 to 8 machines"),
+        (["--demo", "9" * 30, "--plain"], f"error: --demo {'9' * 30}: the tour has 1 to 8 machines"),
         (["--demo", "2", "--profile", "mine"], "error: --profile mine: the scripted machines have one profile"),
         (["--profile", "nobody"], "error: there is no profile 'nobody'"),
         (["--profile", "", "--plain"], "error: there is no profile ''"),
