@@ -27,7 +27,7 @@ from whisper_windows import rates
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = 16
-"""Samples of one step, over all workers."""
+"""Samples of one worker in a step."""
 
 LORA = {"tuning": "lora", "learning_rate": "1e-3", "lora_dropout": "0", "weight_decay": "0"}
 FULL = {"tuning": "full", "learning_rate": "1e-4"}

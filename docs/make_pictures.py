@@ -62,10 +62,16 @@ class Pictures:
         self._app, self._settle, self._folder = app, settle, folder
 
     async def take(self, name: str) -> None:
-        """Write the screen as it is."""
-        await self._settle()
-        drawing = self._app.export_screenshot(title=f"python wizard.py --demo {MACHINES}")
+        """Write the screen once it stays as it is: a scrollbar that comes changes how lines are cut."""
+        before, drawing = "", self._drawn()
+        while drawing != before:
+            await self._settle()
+            await asyncio.sleep(0.1)
+            before, drawing = drawing, self._drawn()
         (self._folder / f"{name}.svg").write_text(_FONT.sub("", drawing))
+
+    def _drawn(self) -> str:
+        return self._app.export_screenshot(title=f"python wizard.py --demo {MACHINES}")
 
 
 async def draw_wizard(folder: Path) -> None:

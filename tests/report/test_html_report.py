@@ -84,7 +84,9 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
-    assert "<td>chosen</td>" in page and "one machine alone" in page and "measured / predicted" in page
+    assert (
+        "<td>chosen</td>" in page and "Candidates that are in planning.json" in page and "measured / predicted" in page
+    )
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
     (run / "planning.json").write_text("{}")
     assert "No plan was kept with this run" in shown(run)

@@ -235,6 +235,7 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     commands = [line.split("cli_typer.py ")[1] for line in lines[lines.index("next") + 1 :]]
     about = f"run --output {tmp_path}"
     speech = [f"transcribe {about} FILE.wav", f"evaluate {about} {plan.profile.data.dataset_path}"]
+    speech += [f"compare {about}", f"export {about} --to ctranslate2"]
     wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
     assert commands == [*wanted, f"runs show {about}"]
 
