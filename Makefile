@@ -47,7 +47,7 @@ $(STAMP):
 	@rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup ## the main job on this machine as two workers: training, WER before and after, the model
-	@$(PY) cli_typer.py distributed-train demo --local 2
+	@$(PY) cli_typer.py distributed-train demo --local 2 --strategy diloco
 
 wizard: setup ## guided set-up
 	@$(PY) wizard.py

@@ -39,6 +39,7 @@ def train(profile: str, seed: int, output: Path) -> dict[str, Any]:
     """Train the demo; seconds of the whole command, and of its steps alone (``trained``)."""
     begin = time.monotonic()
     settings = ["--set", f"seed={seed}", "--set", f"output_dir={output}"]
+    settings += ["--strategy", "diloco"] if profile == "demo" else []
     found = command("distributed-train", profile, "--local", "2", *settings)
     seconds = time.monotonic() - begin
     return {"profile": found["profile"], "model": found["model"], "seconds": seconds, "trained": trained_for(found)}

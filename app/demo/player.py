@@ -6,6 +6,7 @@ import gzip
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from app.demo import RECORD
@@ -100,6 +101,7 @@ class Player:
         self._dropped: set[int] = set()
         """Members whose part is left out, because a person let them go."""
         self._paused_at: float | None = None
+        self._logs: dict[str, Path] = {}
 
     def write(self, until: float | None) -> None:
         """Write all that happens until so many seconds after the start, at once; ``None``: to the end."""
@@ -130,7 +132,9 @@ class Player:
         if isinstance(event, UnknownEvent) and event.kind == LOG:
             said = _extra(event)
             stamp = f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
-            with self._run.log_path(said["log"]).open("a", encoding="utf-8") as stream:
+            if said["log"] not in self._logs:
+                self._logs[said["log"]] = self._run.log_path(said["log"])
+            with self._logs[said["log"]].open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp}Z {said['text']}\n")
         elif event.member not in self._dropped:
             shrunk = {}

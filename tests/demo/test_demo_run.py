@@ -43,6 +43,7 @@ def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
     second = write_demo_run(tmp_path / "b")
     for name in ("events.jsonl", "plan.json", "metrics.json", *(f"logs/{log.name}" for log in first.glob("logs/*"))):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    assert {log.stem for log in first.glob("logs/*")} == {"hub", "demo-macbook", "demo-studio"}
     (summary,) = list_runs(tmp_path / "a")
     assert (summary.status, summary.live) == ("completed", False)
     assert (

@@ -116,7 +116,7 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "commands"),
     [
-        ("demo", ["cli_typer.py distributed-train demo --local 2"]),
+        ("demo", ["cli_typer.py distributed-train demo --local 2 --strategy diloco"]),
         ("wizard", ["wizard.py"]),
         ("test", ["-m pytest -n auto -m not lab", "-m pytest -m lab"]),
         ("test-fast", ["-m pytest -n auto -m not slow and not lab"]),
