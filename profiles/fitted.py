@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiles.layers import Merged, Origin, Setting
+from profiles.layers import Merged, Setting
 from profiles.schema import FITTED, Profile
 
 _NOBODY, _PROFILE, _COMMAND = range(3)
@@ -29,12 +29,11 @@ def left_open(merged: Merged) -> str:
 
 
 def _who(setting: Setting | None) -> int:
-    origin = setting.origin if setting is not None else Origin("default")
     if setting is None:
         return _NOBODY
-    if origin.file is None:
+    if setting.origin.file is None:
         return _COMMAND
-    return _PROFILE if origin.section.startswith(("profile:", "distributed:")) else _NOBODY
+    return _PROFILE if setting.origin.section.startswith(("profile:", "distributed:")) else _NOBODY
 
 
 def open_settings(profile: Profile) -> frozenset[str]:

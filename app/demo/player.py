@@ -97,7 +97,8 @@ class Player:
         self._names = [member.name for member in run.plan().members]
         self._steps: dict[int, int] = {}
         """Newest step of every member."""
-        self._gone: set[int] = set()
+        self._said: dict[int, str] = {}
+        """Newest status of every member."""
         self._dropped: set[int] = set()
         """Members whose part is left out, because a person let them go."""
         self._paused_at: float | None = None
@@ -147,7 +148,7 @@ class Player:
         if isinstance(event, StepEvent) and event.member is not None:
             self._steps[event.member] = event.step
         elif isinstance(event, MemberEvent) and event.member is not None:
-            (self._gone.add if event.status in ("lost", "left", "done") else self._gone.discard)(event.member)
+            self._said[event.member] = event.status
         self._run.append(event.model_copy(update={"time": time.time() if when is None else when}))
         if isinstance(event, RunEvent) and event.status in ("running", "paused"):
             self._run.update_metadata(status=event.status)
@@ -173,7 +174,7 @@ class Player:
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds if seconds else 0.0,
-            "lost_members": [],
+            "lost_members": sorted(rank for rank, status in self._said.items() if status == "lost"),
         }
 
     # -------------------------------------------------------------------------------------------------------- requests
@@ -247,7 +248,7 @@ class Player:
         if machine not in self._names:
             raise _Refused(f"the tour has no '{machine}' in this run; it has {', '.join(self._names)}")
         rank = self._names.index(machine)
-        if add != (rank in self._gone):
+        if add == (rank in self._live()):
             raise _Refused(f"{machine} {'trains already' if add else 'is not in the run'}")
         if not add and len(self._live()) < 2:
             raise _Refused("it is the last machine: stop the run instead")
@@ -261,7 +262,7 @@ class Player:
         return "left after a synchronisation"
 
     def _live(self) -> list[int]:
-        return [rank for rank in range(len(self._names)) if rank not in self._gone]
+        return [rank for rank in range(len(self._names)) if self._said.get(rank) not in ("lost", "left", "done")]
 
     def _say_of(self, rank: int, status: str, message: str) -> None:
         document = {"member": rank, "status": status, "name": self._names[rank], "message": message}
