@@ -112,7 +112,7 @@ SAID = {"en": ("one", "two", "open"), "de": ("eins", "zwei", "auf")}
 def spoken(tmp_path: Path) -> Path:
     """English and German words of a synthesizer."""
     if not shutil.which("espeak-ng"):
-        pytest.skip("needs espeak-ng")
+        pytest.skip("needs espeak-ng")  # a synthesizer of two languages, which pip cannot install
     (tmp_path / "audio").mkdir()
     rows = []
     for code, words in SAID.items():
