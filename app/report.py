@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,17 @@ from app.console import command_about, command_line, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
 from profiles.counts import counted
-from profiles.errors import ExitCode
 from training.kept import NOT_THIS_RUN
+from training.outcome import RunOutcome
 from training.plan import RunPlan
 from training.runs import RunSummary
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that has ended."""
+@dataclass(frozen=True, kw_only=True)
+class Ended(RunOutcome):
+    """A run that has ended, and what its events told."""
 
     plan: RunPlan
-    run_dir: Path
-    status: str
-    exit_code: ExitCode
-    message: str
-    hint: str
-    metrics: Mapping[str, Any]
     state: RunState
 
     @property

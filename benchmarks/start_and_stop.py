@@ -2,11 +2,13 @@
 they go.
 
     .venv/bin/python benchmarks/start_and_stop.py [--strategy auto] [--repeats 3] [--profiles demo nanogpt] [--hosts 3]
+    .venv/bin/python benchmarks/start_and_stop.py --cold --strategy auto --profiles demo-scratch
 
 Needs root and Linux: the hosts are network namespaces with an sshd each (``tests/lab``), and share the processors of
 this machine, so its CPU seconds are shown beside the wall time. The hosts are prepared: a run before the first counted
-one has brought code and data there. The command is the real one, in a process of its own, without a terminal. CPU
-seconds are those of the whole machine: run nothing else meanwhile. About five minutes.
+one has brought code and data there; with ``--cold`` every run has new hosts, to which nothing was brought and of which
+nothing is known, so ``auto`` measures and plans first. The command is the real one, in a process of its own, without a
+terminal. CPU seconds are those of the whole machine: run nothing else meanwhile. About two minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -174,28 +176,34 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
+def measure(arguments: argparse.Namespace, profile: str) -> Iterator[tuple[Start, Stop]]:
+    """Every counted start and stop; the uncounted one before them is left out where hosts are new each time."""
+    for _ in range(arguments.repeats if arguments.cold else 1):
+        with Lab(*(f"host{n}" for n in range(arguments.hosts))) as lab, tempfile.TemporaryDirectory() as folder:
+            commands = Commands(Path(folder), lab.hosts_file, arguments.strategy)
+            for counted in [True] if arguments.cold else [False] + [True] * arguments.repeats:
+                run, start = measure_start(commands, profile)
+                wait_for_step(run, RunFolder.open(run).plan().world_size, STEPS_BEFORE_STOP)
+                stop = measure_stop(commands, run)
+                if counted:
+                    yield start, stop
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--strategy", default="allreduce", help="auto: planned from figures of the run before")
     parser.add_argument("--profiles", nargs="+", default=["demo-scratch", "nanogpt"])
+    parser.add_argument("--cold", action="store_true", help="new hosts for every run")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
-    with Lab(*(f"host{n}" for n in range(arguments.hosts))) as lab, tempfile.TemporaryDirectory() as folder:
-        commands = Commands(Path(folder), lab.hosts_file, arguments.strategy)
-        for profile in arguments.profiles:
-            starts, stops = [], []
-            for number in range(arguments.repeats + 1):
-                run, start = measure_start(commands, profile)
-                wait_for_step(run, RunFolder.open(run).plan().world_size, STEPS_BEFORE_STOP)
-                stop = measure_stop(commands, run)
-                if number:
-                    starts.append(start)
-                    stops.append(stop)
-            show(profile, starts, stops)
-            figures[profile] = {"starts": [asdict(start) for start in starts], "stops": [asdict(s) for s in stops]}
+    for profile in arguments.profiles:
+        runs = list(measure(arguments, profile))
+        starts, stops = [start for start, _ in runs], [stop for _, stop in runs]
+        show(profile, starts, stops)
+        figures[profile] = {"starts": [asdict(start) for start in starts], "stops": [asdict(s) for s in stops]}
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     return 0

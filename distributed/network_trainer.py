@@ -25,11 +25,10 @@ from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
 from training.event_log import follow_events
 from training.events import ErrorEvent, Event
-from training.outcome import LocalOutcome, NewestAttempt
+from training.outcome import NewestAttempt, RunOutcome
 from training.plan import RunPlan
 from training.run_files import explain, is_live
 from training.run_folder import RunFolder, folder_name
-from training.run_metadata import FINAL
 from training.simulation import ObjectTrainer
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class NetworkTrainer(ObjectTrainer):
 
         check_names(parts)
 
-    def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
+    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
         from distributed.hosts.file import load_hosts
         from distributed.hosts.local_python import accept_pythons
         from distributed.launcher import DistributedLauncher
@@ -105,7 +104,7 @@ class NetworkTrainer(ObjectTrainer):
                 raise
         return self._to_the_end(path, plan)
 
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
         """It trains what is in its folder, whatever has changed since."""
         from distributed.hosts.file import RUN_HOSTS, load_hosts
         from distributed.launcher import resume_run
@@ -118,7 +117,7 @@ class NetworkTrainer(ObjectTrainer):
         resume_run(path, plan, self._manner(), ["NetworkTrainer.fit"])
         return self._to_the_end(path, plan, known)
 
-    def _to_the_end(self, path: Path, plan: RunPlan, known: int = 0) -> LocalOutcome:
+    def _to_the_end(self, path: Path, plan: RunPlan, known: int = 0) -> RunOutcome:
         """Hand the events on, but those that are known, until the run has ended."""
         attempt = NewestAttempt()
         try:
@@ -129,7 +128,9 @@ class NetworkTrainer(ObjectTrainer):
         except BaseException:
             _stop(path)
             raise
-        outcome = _outcome(path, plan, attempt)
+        outcome = attempt.outcome(path)
+        if attempt.error is not None and outcome.status == "failed":
+            outcome = dataclasses.replace(outcome, message=_with_machine(attempt.error, plan))
         if outcome.status == "completed":
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
         return outcome
@@ -220,23 +221,6 @@ def _stop(path: Path) -> None:
             leave_request(path, "kill")
             for _ in _events(path):
                 continue
-
-
-def _outcome(path: Path, plan: RunPlan, attempt: NewestAttempt) -> LocalOutcome:
-    """Say how a run ended, from its folder; the folder is gone where its input could not be used."""
-    try:
-        metadata = RunFolder.open(path).metadata
-        status, message = attempt.ending(metadata)
-        metrics = metadata.metrics
-    except MusterError:
-        status, message, metrics = "failed", "", {}
-    if status not in FINAL:
-        status, message = "failed", "interrupted: its supervisor is gone"
-    code, error = attempt.exit_code(status), attempt.error
-    if status == "failed":
-        message, hint = (_with_machine(error, plan), error.hint) if error else (message, f"see {path / 'logs'}")
-        return LocalOutcome(status, path, metrics, code, message, hint)
-    return LocalOutcome(status, path, metrics, code, message if status == "cancelled" else "")
 
 
 def _with_machine(error: ErrorEvent, plan: RunPlan) -> str:

@@ -33,7 +33,7 @@ from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome, write_end
+from training.outcome import RunOutcome, write_end
 from training.plan import RunPlan
 from training.processes import thread_limits
 from training.run_folder import RunFolder
@@ -77,7 +77,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.engine)
 
-    def supervise(self) -> LocalOutcome:
+    def supervise(self) -> RunOutcome:
         """Carry the run out.
 
         Raises:

@@ -28,7 +28,7 @@ from training.intake import HUB, Intake
 from training.local_engine import LocalEngine, StartHub
 from training.membership import Membership, Watched
 from training.orders import OrderAction
-from training.outcome import LocalOutcome, Tally, write_end
+from training.outcome import RunOutcome, Tally, write_end
 from training.plan import MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
@@ -140,7 +140,7 @@ class LocalRun:
         self._seen.tally.note(written)
         self._on_event(written)
 
-    def wait(self) -> LocalOutcome:
+    def wait(self) -> RunOutcome:
         """Merge events until all workers have ended; write the end into the run folder."""
         try:
             while self.members.goes_on():
@@ -349,7 +349,7 @@ class LocalRun:
 
     # ---------------------------------------------------------------------------------------------------------- end
 
-    def _outcome(self) -> LocalOutcome:
+    def _outcome(self) -> RunOutcome:
         error = self._seen.first_error or (None if self.folder.model.is_dir() else self._seen.after_work)
         status: FinalStatus
         if error is not None:
@@ -360,7 +360,7 @@ class LocalRun:
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
-        return LocalOutcome(status, self.folder.path, metrics, code, message, hint)
+        return RunOutcome(status, self.folder.path, metrics, code, message, hint)
 
     def _error_code(self, error: ErrorEvent) -> ExitCode:
         """Bad input is exit code 2 only where nothing had begun yet."""

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import errno
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.events import ErrorEvent, EvaluationEvent, Event, RunEvent, StepEvent
+from training.run_files import explain
 from training.run_folder import RunFolder
-from training.run_metadata import FINAL, FinalStatus, RunMetadata
+from training.run_metadata import FINAL, FinalStatus
 from training.run_removal import remove_unused
+
+_ROOM = 1_000_000
+"""Bytes without which the end of a run cannot be written down."""
 
 
 @dataclass(frozen=True)
-class LocalOutcome:
-    """How a local run ended."""
+class RunOutcome:
+    """How a run ended."""
 
     status: str
     """``completed``, ``failed`` or ``cancelled``."""
     run_dir: Path
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     exit_code: ExitCode
     message: str = ""
     hint: str = ""
@@ -175,13 +181,33 @@ class NewestAttempt:
         elif isinstance(event, ErrorEvent) and self.error is None:
             self.error = event
 
-    def ending(self, metadata: RunMetadata) -> tuple[str, str]:
-        """Return status and message: of the attempt's end or, where it was not written down, of the metadata."""
-        if self.end is None or (self.end.status == metadata.status and not self.end.message):
-            return metadata.status, metadata.error_message
-        return self.end.status, self.end.message
+    def outcome(self, path: Path) -> RunOutcome:
+        """Return how the run of this folder ended; the folder is gone where its input could not be used."""
+        try:
+            metadata = RunFolder.open(path).metadata
+        except MusterError:
+            return self._outcome(path, "failed", self.error.message if self.error else "", {})
+        status, message = metadata.status, metadata.error_message
+        if self.end is not None and (self.end.status != status or self.end.message):
+            status, message = self.end.status, self.end.message
+        if status in FINAL:
+            return self._outcome(path, status, message, metadata.metrics)
+        message, hint = self._interruption(path)
+        return replace(self._outcome(path, "failed", message, metadata.metrics), hint=hint)
 
-    def exit_code(self, status: str) -> ExitCode:
+    def _outcome(self, path: Path, status: str, message: str, metrics: Mapping[str, Any]) -> RunOutcome:
+        hint = self.error.hint if self.error else ""
+        return RunOutcome(status, path, metrics, self._exit_code(status), message, hint)
+
+    def _interruption(self, path: Path) -> tuple[str, str]:
+        """Return message and hint where nobody wrote the end down: its supervisor was killed, or could not write."""
+        if self.error is not None:
+            return self.error.message, self.error.hint
+        if shutil.disk_usage(path).free < _ROOM:
+            return explain(OSError(errno.ENOSPC, ""), path)
+        return "interrupted: its supervisor is gone", ""
+
+    def _exit_code(self, status: str) -> ExitCode:
         """Return the exit code of an attempt that ended with ``status``."""
         if status == "completed":
             return ExitCode.DONE

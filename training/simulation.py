@@ -25,7 +25,7 @@ from training.events import Event, EventSink
 from training.kept import NOT_THIS_RUN
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome, noted_failure
+from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan, read_plan
 from training.processes import SpawnedWorker, Worker
 from training.run_folder import RunFolder
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from training.tasks.base import SizedDataset
     from training.tasks.object_files import JobParts
 
-__all__ = ["LocalOutcome", "LocalRun", "LocalTrainer", "ObjectTrainer", "plan_local_run"]
+__all__ = ["LocalRun", "LocalTrainer", "ObjectTrainer", "RunOutcome", "plan_local_run"]
 
 _ERRORS: dict[ExitCode, type[MusterError]] = {
     ExitCode.BAD_INPUT: BadInput,
@@ -77,7 +77,7 @@ class ObjectTrainer(ABC):
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model
-        self.outcome: LocalOutcome | None = None
+        self.outcome: RunOutcome | None = None
         self._given = (train_dataset, val_dataset, loss, collate)
         self._output_dir = Path(output_dir)
         self._on_event = on_event or (lambda event: None)
@@ -132,11 +132,11 @@ class ObjectTrainer(ABC):
         return path, plan
 
     @abstractmethod
-    def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
+    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
         """Carry a new run out and say how it ended."""
 
     @abstractmethod
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
         """Let the run in ``path`` go on and say how it ended."""
 
     def _check(self, parts: JobParts) -> None:
@@ -162,14 +162,14 @@ class LocalTrainer(ObjectTrainer):
         super().__init__(model, train_dataset, val_dataset, **settings)
         self.workers = workers
 
-    def _run(self, profile: Profile, parts: JobParts) -> LocalOutcome:
+    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
         plan = plan_local_run(profile, self.workers)
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), parts)
 
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> LocalOutcome:
+    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
         return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), parts)
 
-    def _carry_out(self, folder: RunFolder, parts: JobParts) -> LocalOutcome:
+    def _carry_out(self, folder: RunFolder, parts: JobParts) -> RunOutcome:
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), _say) as stop:
             run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
             run.start()
@@ -181,7 +181,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _failure(outcome: LocalOutcome) -> MusterError:
+def _failure(outcome: RunOutcome) -> MusterError:
     """Return what :meth:`ObjectTrainer.fit` raises; it says how to go on where there is something to go on from."""
     hints = [outcome.hint] if outcome.hint else []
     if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:

@@ -10,10 +10,9 @@ from app.console import say
 from app.progress import Progress
 from app.report import Ended
 from distributed.run.request_desk import LocalMachines, RequestDesk
-from profiles.errors import ExitCode
 from training.events import Event
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome, noted_failure
+from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.stop_signals import Stoppable, stopped_by
@@ -26,7 +25,7 @@ class Run(Stoppable, Protocol):
 
     def start(self) -> None: ...
 
-    def wait(self) -> LocalOutcome: ...
+    def wait(self) -> RunOutcome: ...
 
 
 StartRun = Callable[[RunPlan, RunFolder, Callable[[Event], None]], Run]
@@ -63,16 +62,7 @@ def run_to_end(
         stop.watch(run)
         desks += _desk_of(run, plan, folder)
         outcome = run.wait()
-    return Ended(
-        plan,
-        outcome.run_dir,
-        outcome.status,
-        ExitCode(outcome.exit_code),
-        outcome.message,
-        outcome.hint,
-        outcome.metrics,
-        progress.state,
-    )
+    return Ended(**vars(outcome), plan=plan, state=progress.state)
 
 
 def _desk_of(run: Run, plan: RunPlan, folder: RunFolder) -> list[RequestDesk]:

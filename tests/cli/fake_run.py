@@ -16,7 +16,7 @@ from training.events import (
     StepEvent,
     SyncEvent,
 )
-from training.outcome import LocalOutcome, write_end
+from training.outcome import RunOutcome, write_end
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.run_metadata import Status
@@ -95,7 +95,7 @@ class FakeRun:
         self.calls.append("start")
         self._on_start(self)
 
-    def wait(self) -> LocalOutcome:
+    def wait(self) -> RunOutcome:
         if self._events:
             self._folder.begin("running")
         for event in self._events:
@@ -108,7 +108,7 @@ class FakeRun:
             (self._folder.path / "model" / "config.json").write_text("{}")
         metrics = {"after": {"test": {"wer": 0.03}}, "seconds": 83.0, "samples_per_second": 32.0}
         write_end(self._folder, self._folder.append, self._status, self._code, self._message, lambda: metrics)
-        return LocalOutcome(self._status, self._folder.path, metrics, self._code, self._message, "the hint")
+        return RunOutcome(self._status, self._folder.path, metrics, self._code, self._message, "the hint")
 
     def request_stop(self, message: str) -> None:
         self.calls.append(f"stop: {message}")

@@ -15,7 +15,7 @@ from tests.waiting import until
 from training.events import Event, MemberEvent, RequestEvent, SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome
+from training.outcome import RunOutcome
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -36,7 +36,7 @@ def test_a_local_run_obeys_its_folder(tmp_path: Path) -> None:
         desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
         run.start()
         desk.open()
-        ended: list[LocalOutcome] = []
+        ended: list[RunOutcome] = []
         waiting = threading.Thread(target=lambda: ended.append(run.wait()))
         waiting.start()
 

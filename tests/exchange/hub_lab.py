@@ -11,8 +11,9 @@ from typing import Any
 from tests.waiting import PATIENCE
 from training.events import MemberEvent, WarningEvent
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.hub import Hub, HubConfig
+from training.exchange.hub import Hub
 from training.exchange.member import HubMember
+from training.exchange.seat import HubConfig
 
 RUN = "test-run"
 

@@ -15,8 +15,9 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import HUB_NAME, issue_run_certificates, read_credentials
 from training.exchange.codecs import codec_by_name
-from training.exchange.hub import Hub, HubConfig
+from training.exchange.hub import Hub
 from training.exchange.member import HubMember
+from training.exchange.seat import HubConfig
 
 
 @pytest.fixture(scope="module")

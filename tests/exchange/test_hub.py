@@ -20,12 +20,11 @@ from training.exchange import base, wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.group import Group
-from training.exchange.hub import Hub, HubConfig
+from training.exchange.hub import Hub
 from training.exchange.hub_pb2 import Hello
 from training.exchange.member import HubMember
 from training.exchange.outbox import Outbox
-from training.exchange.seat import GroupSettings, Seat
-from training.exchange.wire import HubLimits
+from training.exchange.seat import HubConfig, Seat
 
 FP32 = codec_by_name("fp32")
 
@@ -240,7 +239,7 @@ def test_a_silent_member_is_lost_within_its_lease(tmp_path: Path, monkeypatch: p
 def test_a_member_on_the_hubs_machine_is_lost_with_its_connection_not_by_silence() -> None:
     """Where others take the processors, a heartbeat may be late; the end of a process closes its connection at once."""
     events: list[MemberEvent | WarningEvent] = []
-    group = Group(GroupSettings(RUN, ("a", "b"), HubLimits.for_model(8), local=frozenset({0})), events.append)
+    group = Group(HubConfig(run_id=RUN, names=("a", "b"), elements=8, local=frozenset({0})), events.append)
     seats = [
         group.hello(
             Hello(version=wire.PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=2, name="ab"[rank]), Outbox(1 << 16)
@@ -475,8 +474,7 @@ def test_traffic_in_clear_stays_on_this_machine(address: str) -> None:
 def test_a_group_that_falls_silent_all_at_once_with_a_newcomer_is_lost_whole() -> None:
     """As when the hub's own cable is pulled: the last member's end takes the newcomer along, whose turn is next."""
     events: list[MemberEvent | WarningEvent] = []
-    limits = HubLimits.for_model(8)
-    group = Group(GroupSettings(RUN, ("a", "b"), limits), events.append)
+    group = Group(HubConfig(run_id=RUN, names=("a", "b"), elements=8), events.append)
 
     def sit(rank: int) -> Seat:
         seat = group.hello(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +22,8 @@ from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEven
 from training.kept import NOT_THIS_RUN
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome, Tally, write_end
+from training.outcome import RunOutcome, Tally, write_end
+from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.run_removal import remove_run_folder, remove_unused
 from training.runs import summarise
@@ -32,7 +36,7 @@ def new_folder(output: Path) -> RunFolder:
     return RunFolder.create(output, plan, ["test"])
 
 
-def attempt(folder: RunFolder, said: list[Event], code: int) -> LocalOutcome:
+def attempt(folder: RunFolder, said: list[Event], code: int) -> RunOutcome:
     """Carry out one attempt of a worker that says and does what it is told."""
     worker = Script()
     for event in said:
@@ -212,13 +216,19 @@ def test_a_resume_tells_how_many_steps_it_makes_again(tmp_path: Path, kept: int,
     assert said == told
 
 
+def _ended(plan: RunPlan, path: Path, state: RunState, metrics: Mapping[str, Any] | None = None) -> Ended:
+    return Ended(
+        status="completed", run_dir=path, metrics=metrics or {}, exit_code=ExitCode.DONE, plan=plan, state=state
+    )
+
+
 def test_the_time_of_a_run_is_that_of_its_attempts(tmp_path: Path) -> None:
     with new_folder(tmp_path) as folder:
         folder.update_metadata(start_time="2026-11-20T10:00:00+00:00")
         folder.finish("completed", {"steps": 40, "seconds": 40.0, "attempts": 2, "samples_per_second": 3.0})
     summary, metadata = summarise(folder.path), RunFolder.open(folder.path).metadata
     assert summary.seconds == 40.0
-    ended = Ended(folder.plan(), folder.path, "completed", ExitCode.DONE, "", "", metadata.metrics, RunState())
+    ended = _ended(folder.plan(), folder.path, RunState(), metrics=metadata.metrics)
     assert completed_lines(ended)[1] == "Done: 40 steps in 0:40 over 2 attempts, 3.0 samples/s over the whole run"
 
 
@@ -230,7 +240,7 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     plan = plan_local_run(load_profile(name).profile, 1)
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "model" / "config.json").touch()
-    ended = Ended(plan, tmp_path / "run", "completed", ExitCode.DONE, "", "", {}, RunState())
+    ended = _ended(plan, tmp_path / "run", RunState())
     lines = completed_lines(ended)
     commands = [line.split("cli_typer.py ")[1] for line in lines[lines.index("next") + 1 :]]
     about = f"run --output {tmp_path}"
@@ -245,10 +255,10 @@ def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, g
     with new_folder(tmp_path) as folder:
         state = reduce_events([SnapshotEvent(member=0, step=80, path="x", seconds=0.1, bytes=1, live=(0,))])
         assert state.resume_step == 80
-        ended = Ended(folder.plan(), folder.path, "failed", ExitCode.BAD_INPUT, "m", hint, {}, state)
+        ended = replace(_ended(folder.plan(), folder.path, state), status="failed", hint=hint)
         assert ("--resume" in failure_hint(ended)) is goes_on
         (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
-        outcome = LocalOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)
+        outcome = RunOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)
         assert ("fit(resume=" in _failure(outcome).hint) is goes_on
 
 

@@ -12,7 +12,7 @@ from profiles.resolve import profile_from_options
 from training.events import SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import LocalOutcome
+from training.outcome import RunOutcome
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 
@@ -29,7 +29,7 @@ def build():
 """
 
 
-def carry_out(folder: RunFolder, stop_after_snapshot: bool = False) -> LocalOutcome:
+def carry_out(folder: RunFolder, stop_after_snapshot: bool = False) -> RunOutcome:
     def watch(event: object) -> None:
         if stop_after_snapshot and isinstance(event, SnapshotEvent):
             run.request_stop("enough")
@@ -66,7 +66,7 @@ def test_whatever_is_wrong_at_a_resume_the_run_stays_as_it_was(tmp_path: Path) -
     before, kept = RunFolder.open(first.run_dir).metadata, sorted(first.run_dir.glob("checkpoints/*/*"))
     assert kept
 
-    def away(file: Path, change: Callable[[RunPlan], RunPlan] = lambda plan: plan) -> LocalOutcome:
+    def away(file: Path, change: Callable[[RunPlan], RunPlan] = lambda plan: plan) -> RunOutcome:
         """Resume while a file is missing."""
         hidden = file.rename(file.with_suffix(".away"))
         try:

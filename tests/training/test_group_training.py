@@ -17,8 +17,9 @@ from toy_task import ToyTask, toy_plan
 from training.control import Command, Control
 from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.hub import Hub, HubConfig
+from training.exchange.hub import Hub
 from training.exchange.member import HubMember
+from training.exchange.seat import HubConfig
 from training.exchange.solo import SoloExchange
 from training.plan import RunPlan
 from training.trainer import Ending

@@ -16,7 +16,7 @@ from training.exchange.hub_pb2 import Hello, Status
 from training.exchange.model_size import ModelSize
 from training.exchange.outbox import Outbox
 from training.exchange.rounds import Closing, Contribution, Round, RoundBook
-from training.exchange.seat import MOST_NOT_FINITE, GroupSettings, Seat
+from training.exchange.seat import MOST_NOT_FINITE, HubConfig, Seat
 from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, MeanChunk, ResidualChunk, WireError
 
 Log = Callable[[MemberEvent | WarningEvent], None]
@@ -32,10 +32,10 @@ class Group:
     Averaging runs in the thread that brought the last contribution, outside the lock.
     """
 
-    def __init__(self, settings: GroupSettings, log: Log) -> None:
-        self._settings = settings
+    def __init__(self, config: HubConfig, log: Log) -> None:
+        self._config = config
         self._log = log
-        self._size = ModelSize(settings.limits, len(settings.names) + settings.spare)
+        self._size = ModelSize(config.limits, len(config.names) + config.spare)
         self._lock = threading.RLock()
         self._seats: dict[int, Seat] = {}
         self._banned: set[int] = set()
@@ -47,9 +47,9 @@ class Group:
         self._start_age = 0.0
         self._residuals = MeanResiduals(self.limits.elements)
         self._book = RoundBook(
-            settings.quorum,
-            settings.round_deadline,
-            settings.give_up,
+            config.quorum,
+            config.round_deadline,
+            config.give_up,
             self.limits,
         )
 
@@ -164,20 +164,20 @@ class Group:
         Args:
             elapsed: seconds since the last call, at most a few ticks, so that a hub that was asleep drops nobody.
         """
-        settings = self._settings
+        config = self._config
         with self._lock:
             for seat in list(self._seats.values()):
                 seat.silent += elapsed
-                if seat.silent > settings.lease and seat.rank not in settings.local:
-                    self._vacate(seat, "lost", f"silent for {settings.lease:g} s")
+                if seat.silent > config.lease and seat.rank not in config.local:
+                    self._vacate(seat, "lost", f"silent for {config.lease:g} s")
             self._since_status += elapsed
             if self._since_status >= STATUS_INTERVAL:
                 self._tell_all()
             self._start_age += elapsed if self._started else 0.0
-            for rank in self._size.silent(self._live()) if self._start_age > _MODEL_SHARE * settings.give_up else ():
+            for rank in self._size.silent(self._live()) if self._start_age > _MODEL_SHARE * config.give_up else ():
                 self._vacate(self._seats[rank], "lost", "has not said what model it has")
             for late in self._book.overdue(now):
-                self._fail(late, f"could not close within {settings.give_up:g} s")
+                self._fail(late, f"could not close within {config.give_up:g} s")
         self._close_rounds()
 
     def close(self, reason: str) -> None:
@@ -191,13 +191,13 @@ class Group:
     # -- members -----------------------------------------------------------------------------------------------------
 
     def _check_hello(self, hello: Hello) -> None:
-        settings = self._settings
+        config = self._config
         if hello.version != wire.PROTOCOL_VERSION:
             raise WireError(f"protocol version {hello.version}, the hub speaks {wire.PROTOCOL_VERSION}")
-        if hello.run_id != settings.run_id:
+        if hello.run_id != config.run_id:
             raise WireError("a member of another run")
-        planned = len(settings.names)
-        if hello.world_size != planned or hello.rank >= planned + settings.spare:
+        planned = len(config.names)
+        if hello.world_size != planned or hello.rank >= planned + config.spare:
             raise WireError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
         if hello.rank >= planned and not self._started:
             raise WireError(f"rank {hello.rank} comes later, and the run has not begun")
@@ -210,13 +210,13 @@ class Group:
 
     def _complete(self) -> bool:
         ready = [seat for seat in self._seats.values() if seat.bulk is not None]
-        return len(ready) == len(self._settings.names)
+        return len(ready) == len(self._config.names)
 
     def _missing(self) -> list[str]:
         if self._started:
             return []
         seated = {seat.rank for seat in self._seats.values() if seat.bulk is not None}
-        return [f"rank {rank} ({name})" for rank, name in enumerate(self._settings.names) if rank not in seated]
+        return [f"rank {rank} ({name})" for rank, name in enumerate(self._config.names) if rank not in seated]
 
     def _tell_all(self) -> None:
         """Send everyone the state of the group; who does not read what waits for it is not sent more."""

@@ -10,11 +10,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
-from pydantic import BaseModel, ConfigDict, Field
 
 from profiles.errors import BadInput
 from training.events import MemberEvent, WarningEvent
@@ -22,8 +20,8 @@ from training.exchange import transport, wire
 from training.exchange.certificates import member_uri
 from training.exchange.group import Group, Log
 from training.exchange.outbox import Outbox
-from training.exchange.seat import GroupSettings, Seat
-from training.exchange.wire import HubLimits, WireError
+from training.exchange.seat import HubConfig, Seat
+from training.exchange.wire import WireError
 
 _TICK = 0.1
 _CONTROL_BYTES = 1 << 16
@@ -31,48 +29,6 @@ _MOST_HELLOS = 30
 _MOST_REFUSALS = 120
 _IDENTIFY_WITHIN = 10.0
 """Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
-
-
-class HubConfig(BaseModel):
-    """What a hub must know; also the document of ``--config``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run_id: str = Field(min_length=1, max_length=128)
-    names: tuple[str, ...] = Field(min_length=1, max_length=wire.MAX_RANKS)
-    """Machine names by rank; as many as there are members."""
-    spare: int = Field(0, ge=0, le=64)
-    """Ranks after those of ``names`` for members that come while the run is on."""
-    local: frozenset[int] = frozenset()
-    """Ranks on the hub's own machine, see :class:`training.plan.MemberPlan`."""
-    elements: int | None = Field(None, ge=0)
-    """Elements of the longest vector of one exchange; ``None``: what the members say of their model."""
-    address: str = "127.0.0.1"
-    """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
-    port: int = Field(0, ge=0, le=65535)
-    certificates: Path | None = None
-    """Folder ``hub/`` of the run's certificates; without one the traffic goes in clear, on loopback only."""
-    quorum: float = Field(1.0, ge=0, le=1)
-    round_deadline: float = Field(60.0, gt=0)
-    give_up: float = Field(900.0, gt=0)
-    """Seconds after which a round that can not close fails."""
-    lease: float = Field(5.0, gt=0)
-    """Seconds of silence after which a member is lost."""
-
-    def group_settings(self) -> GroupSettings:
-        ranks = len(self.names) + self.spare
-        limits = None if self.elements is None else HubLimits.for_model(self.elements, ranks)
-        return GroupSettings(
-            self.run_id,
-            self.names,
-            limits,
-            self.quorum,
-            self.round_deadline,
-            self.give_up,
-            self.lease,
-            self.spare,
-            self.local,
-        )
 
 
 class Hub:
@@ -86,7 +42,7 @@ class Hub:
     def __init__(self, config: HubConfig, log: Log | None = None) -> None:
         self._config = config
         self._log: Log = log or _ignore
-        self._group = Group(config.group_settings(), self._log)
+        self._group = Group(config, self._log)
         self._stopping = threading.Event()
         self._streams: set[_Stream] = set()
         self._streams_lock = threading.Lock()

@@ -26,7 +26,8 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import EventSink, MemberEvent, WarningEvent
 
 if TYPE_CHECKING:
-    from training.exchange.hub import Hub, HubConfig
+    from training.exchange.hub import Hub
+    from training.exchange.seat import HubConfig
 
 _MOST_FILES = 8192
 """Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
@@ -81,7 +82,7 @@ def _allow_connections() -> None:
 
 
 def _read_config(path: Path) -> HubConfig:
-    from training.exchange.hub import HubConfig
+    from training.exchange.seat import HubConfig
 
     try:
         return HubConfig.model_validate_json(path.read_bytes())

@@ -1,10 +1,14 @@
-"""What the hub is told of a group, and one of its members as the hub sees it."""
+"""What a hub must know of its group, and one of its members as the hub sees it."""
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from training.exchange import wire
 from training.exchange.outbox import Outbox
 from training.exchange.wire import BytesChunk, HubLimits, WireError
 
@@ -12,23 +16,36 @@ MOST_NOT_FINITE = 3
 """Operations in which a member may send NaN or infinity before it is dropped."""
 
 
-@dataclass(frozen=True)
-class GroupSettings:
-    """What the launcher decides about a group."""
+class HubConfig(BaseModel):
+    """What a hub must know; also the document of ``--config``."""
 
-    run_id: str
-    names: tuple[str, ...]
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str = Field(min_length=1, max_length=128)
+    names: tuple[str, ...] = Field(min_length=1, max_length=wire.MAX_RANKS)
     """Machine names by rank; as many as there are members."""
-    limits: HubLimits | None = None
-    """``None``: they follow the model, of which the members tell."""
-    quorum: float = 1.0
-    round_deadline: float = 60.0
-    give_up: float = 900.0
-    lease: float = 5.0
-    spare: int = 0
+    spare: int = Field(0, ge=0, le=64)
     """Ranks after those of ``names`` for members that come while the run is on."""
     local: frozenset[int] = frozenset()
     """Ranks on the hub's own machine: they are not lost by silence, but with their connections."""
+    elements: int | None = Field(None, ge=0)
+    """Elements of the longest vector of one exchange; ``None``: what the members say of their model."""
+    address: str = "127.0.0.1"
+    """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
+    port: int = Field(0, ge=0, le=65535)
+    certificates: Path | None = None
+    """Folder ``hub/`` of the run's certificates; without one the traffic goes in clear, on loopback only."""
+    quorum: float = Field(1.0, ge=0, le=1)
+    round_deadline: float = Field(60.0, gt=0)
+    give_up: float = Field(900.0, gt=0)
+    """Seconds after which a round that can not close fails."""
+    lease: float = Field(5.0, gt=0)
+    """Seconds of silence after which a member is lost."""
+
+    @property
+    def limits(self) -> HubLimits | None:
+        """What one member may make the hub hold; ``None``: that follows the model, of which the members tell."""
+        return None if self.elements is None else HubLimits.for_model(self.elements, len(self.names) + self.spare)
 
 
 @dataclass(eq=False)
