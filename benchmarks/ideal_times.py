@@ -11,8 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.planning.cost_model import LINE_SHARE, payload_bytes, periodic_step, sharded, synchronous_step
-from distributed.planning.cost_model import star as star_at
+from distributed.planning.cost_model import LINE_SHARE, payload_bytes, transfer
 from training.strategies.allreduce import OVERLAP
 
 __all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
@@ -20,14 +19,19 @@ __all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
 
 def ring(size: float, members: int, mbit: float) -> float:
     """Return the time of an exchange in which every member sends ``2 (n-1)/n`` of ``size``: a ring, or by owner."""
-    return sharded(size, members, mbit * LINE_SHARE)
+    return transfer(2 * (members - 1) / members * size, mbit * LINE_SHARE)
 
 
 def star(size: float, mbit: float) -> float:
     """Return the time of an exchange over a hub that is on no member's machine and has a faster link than theirs."""
-    return star_at(size, 1, mbit * LINE_SHARE, hub_trains=False)
+    return transfer(size, mbit * LINE_SHARE)
 
 
 def per_step(compute: float, exchange: float) -> float:
     """Return the time of a step that exchanges gradients, as much of it hidden as DDP was measured to hide."""
-    return synchronous_step(compute, exchange, OVERLAP * compute)
+    return compute + max(0.0, exchange - OVERLAP * compute)
+
+
+def periodic_step(compute: float, exchange: float, interval: int) -> float:
+    """Return the mean time of a step with an exchange every ``interval`` steps."""
+    return compute + exchange / interval

@@ -305,29 +305,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the hyper-parameters of the groups as JSON; the rest of :func:`optimizer_tensors`."""
-    groups = optimizer.state_dict()["param_groups"]
-    return {"groups": [{name: value for name, value in group.items() if name != "params"} for group in groups]}
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Give an optimizer over the same parameters the state of another, bit for bit.
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer over the same parameters the state of another, bit for bit; its hyper-parameters stay.
 
     Args:
         optimizer: its parameters are in the same order and have the same shapes.
         tensors: from :func:`optimizer_tensors`.
-        state: from :func:`optimizer_state`; empty keeps the hyper-parameters as they are.
     """
     document = optimizer.state_dict()
     document["state"] = {}
     for key, tensor in tensors.items():
         index, name = key.split("/", 1)
         document["state"].setdefault(int(index), {})[name] = tensor.clone()
-    groups = document["param_groups"]
-    for group, saved in zip(groups, state.get("groups", groups), strict=True):
-        # JSON has no tuples (betas)
-        group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
     optimizer.load_state_dict(document)
 
 

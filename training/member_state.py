@@ -61,7 +61,7 @@ class MemberState:
         buffers = persistent_buffers(self._model)
         for name, value in part("buffers", tensors).items():
             buffers[name].copy_(value)
-        load_optimizer(self._optimizer, part("optimizer", tensors), {})
+        load_optimizer(self._optimizer, part("optimizer", tensors))
         self._scaler.load_state_dict(dict(state["scaler"]))
 
 

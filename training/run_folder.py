@@ -157,10 +157,6 @@ class RunFolder:
         return self._folder_lock.held or is_live(self.path)
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -83,19 +83,6 @@ def transfer(size: float, rate: float) -> float:
     return size * 8 / (rate * 1e6)
 
 
-def star(size: float, members: int, rate: float, a: float = 0.0, hub_trains: bool = True) -> float:
-    """Star, up and down at the same time: ``(n-1) S/B + 2 a`` where a member carries the hub, else ``n S/B + 2 a``.
-
-    B is the hub's own rate in each direction.
-    """
-    return transfer((members - hub_trains) * size, rate) + 2 * a
-
-
-def sharded(size: float, members: int, rate: float) -> float:
-    """Reduce-scatter by owner and all-gather, without a ring's chain: ``2 (n-1)/n S/B``. The torch engine."""
-    return transfer(2 * (members - 1) / members * size, rate)
-
-
 # --------------------------------------------------------------------------------------------- links as they really are
 
 Flows = Mapping[tuple[str, str], float]
@@ -178,24 +165,6 @@ def longest_round_trip(cluster: Cluster, flows: Flows) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
-
-
-def synchronous_step(compute: float, exchange: float, credit: float) -> float:
-    """Return the time of a step that exchanges gradients: ``t + max(0, T - credit)``.
-
-    Args:
-        compute: of the slowest member, all its micro-batches.
-        credit: compute that hides the exchange.
-    """
-    return compute + max(0.0, exchange - credit)
-
-
-def periodic_step(compute: float, exchange: float, interval: int, delay: int = 0) -> float:
-    """Return the mean time of a step with an exchange every ``interval`` steps: ``t + max(0, T - D t)/H``.
-
-    With ``delay`` D steps the exchange overlaps with training; ``D = H`` gives the fully overlapped ``max(t, T/H)``.
-    """
-    return compute + max(0.0, exchange - delay * compute) / interval
 
 
 def expected_last(means: Sequence[float], deviations: Sequence[float], steps: int = 1) -> float:

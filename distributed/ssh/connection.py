@@ -26,7 +26,7 @@ from distributed.ssh import files as ssh_files
 from distributed.ssh.auth import Login
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import CommandTimeout, Dropped, ForwardRefused, NoShell, SshError, UserRefused
-from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, listen_here
+from distributed.ssh.forward import LOOPBACK, FarPorts, Forward
 from distributed.ssh.heartbeat import Heartbeat
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.process import Completed, RemoteProcess
@@ -231,22 +231,6 @@ class SshConnection:
             OSError: the local file cannot be written.
         """
         ssh_files.get(self, remote, local, timeout)
-
-    def forward_local(self, remote_port: int, remote_host: str = LOOPBACK, local_port: int = 0) -> Forward:
-        """Listen on a loopback port here and carry its connections to ``remote_host:remote_port`` as seen from there.
-
-        Raises:
-            OSError: the local port is in use.
-        """
-
-        def open_far(origin: tuple[str, int]) -> Any:
-            return self._transport.open_channel(
-                "direct-tcpip", (remote_host, remote_port), origin, timeout=CONNECT_TIMEOUT
-            )
-
-        forward = listen_here(local_port, open_far)
-        self._forwards.append(forward)
-        return forward
 
     def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
         """Listen on a loopback port there and carry its connections to ``local_address`` as seen from here.

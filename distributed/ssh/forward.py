@@ -73,33 +73,6 @@ class Forward:
         self.close()
 
 
-def listen_here(port: int, open_far: Callable[[tuple[str, int]], Any]) -> Forward:
-    """Listen on loopback of this machine; each connection is joined with what ``open_far(origin)`` returns.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    listener = socket.create_server((LOOPBACK, port))
-    forward = Forward(listener.getsockname()[1], lambda: _stop_listening(listener))
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):  # the listener was closed
-            while True:
-                near, origin = listener.accept()
-                threading.Thread(target=connect, args=(near, origin), daemon=True).start()
-
-    def connect(near: socket.socket, origin: tuple[str, int]) -> None:
-        try:
-            far = open_far(origin)
-        except Exception:  # noqa: BLE001 - whatever the reason, the near side sees a closed connection
-            near.close()
-            return
-        forward.join(near, far)
-
-    threading.Thread(target=accept, name="ssh-forward", daemon=True).start()
-    return forward
-
-
 class FarPorts:
     """The ports that the far side listens on for us."""
 
@@ -152,12 +125,6 @@ def _join_new(forward: Forward, address: tuple[str, int], channel: Any) -> None:
     near.settimeout(None)
     near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     forward.join(near, channel)
-
-
-def _stop_listening(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)  # wakes accept() on Linux; on macOS closing does
-    listener.close()
 
 
 def _carry(source: Any, sink: Any) -> None:

@@ -56,7 +56,7 @@ def step(number: int, time: float) -> StepEvent:
 
 
 def snapshot_in(folder: RunFolder, number: int) -> Path:
-    place = folder.checkpoints / "member-0" / f"step-{number:08d}"
+    place = folder.path / "checkpoints" / "member-0" / f"step-{number:08d}"
     place.mkdir(parents=True)
     (place / "state.safetensors").write_bytes(b"weights")
     return place

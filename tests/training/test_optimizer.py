@@ -28,7 +28,7 @@ def weights(steps: int, fused: bool, reload_after: int = -1) -> list[torch.Tenso
         optimizer.step()
         if step == reload_after:
             saved = {name: one.contiguous() for name, one in optimizer_tensors(optimizer).items()}
-            load_optimizer(optimizer, saved, {})
+            load_optimizer(optimizer, saved)
     return [parameter.detach().clone() for parameter in parameters]
 
 
