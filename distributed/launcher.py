@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.planning.words import why_in_words
-from distributed.preparation.code_sync import REPOSITORY
 from distributed.preparation.prepare import Manner, hosts_of, prepare
 from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
 from distributed.run.prediction import keep_planning
-from profiles.errors import RunFailed
 from profiles.schema import Profile
+from training.background_process import BackgroundProcess
 from training.events import TimingEvent
 from training.plan import RunPlan
-from training.processes import START_PATIENCE, environment
-from training.run_files import is_live, private_file
 from training.run_folder import RunFolder
 from training.timing import Laps
 
@@ -54,7 +44,7 @@ class DistributedLauncher:
         self._wish = wish or PlanWish()
         self._timings: list[TimingEvent] = []
         self._laps = Laps(self._timings.append, whole_process)
-        self._stand_by: StandBy | None = None
+        self._stand_by: BackgroundProcess | None = None
 
     def plan(self) -> Planned:
         """Make all machines ready and return the plan of a run on them; their connections are closed again.
@@ -64,7 +54,7 @@ class DistributedLauncher:
             BadInput: the profile does not fit that many members.
         """
         self._laps.end("command: program")
-        self._stand_by = StandBy()
+        self._stand_by = _supervisor()
         machines: Sequence[Ready] = ()
         try:
             machines = prepare(self._hosts, self._profile.model.task, self._manner)
@@ -96,7 +86,7 @@ class DistributedLauncher:
             BadInput: the folder cannot be made.
             RunFailed: the supervisor did not start.
         """
-        supervisor, self._stand_by = self._stand_by or StandBy(), None
+        supervisor, self._stand_by = self._stand_by or _supervisor(), None
         try:
             path = self._folder(planned, command)
             fill(path)
@@ -135,61 +125,8 @@ def resume_run(path: Path, plan: RunPlan, manner: Manner, command: Sequence[str]
     folder = RunFolder.resume(path, plan, list(command))
     save_hosts(hosts_of(hosts, links), path / RUN_HOSTS)
     folder.close()
-    start_supervisor(path)
+    _supervisor().start(path)
 
 
-class StandBy:
-    """The process of a supervisor, started before anybody knows its run: it imports while the machines are asked.
-
-    It ends by itself when this process ends before :meth:`start`.
-    """
-
-    def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by dismiss() and start()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "distributed.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            env={**environment(0), "PYTHONPATH": environment(0)["PYTHONPATH"] or str(REPOSITORY)},
-            start_new_session=True,
-        )
-
-    def dismiss(self) -> None:
-        """End it: there is nothing to supervise. Idempotent."""
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def start(self, run_dir: Path) -> None:
-        """Give it its run; it outlives this process and its terminal.
-
-        Raises:
-            RunFailed: it did not begin with it in time, and is ended.
-        """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as words:
-            words.write(os.fsencode(run_dir.resolve()))
-        threading.Thread(target=self._process.wait, daemon=True).start()  # no zombie, where this process goes on
-        end = time.monotonic() + START_PATIENCE
-        with self._errors:
-            while not is_live(run_dir):
-                if not run_dir.is_dir() or self._process.poll() == 0:
-                    return  # it was very quick: the folder tells how it ended
-                if self._process.poll() is not None or time.monotonic() > end:
-                    self._process.kill()  # a run of which this process says that it did not start must not start later
-                    log = run_dir / "logs" / "supervisor.log"
-                    self._errors.seek(0)
-                    with open(log, "ab", opener=private_file) as kept:
-                        kept.write(self._errors.read())
-                    raise RunFailed("the supervisor did not start", f"see {log}")
-                time.sleep(0.01)
-
-
-def start_supervisor(run_dir: Path) -> None:
-    """Start the background process of a prepared run; it outlives this process and its terminal.
-
-    Raises:
-        RunFailed: it did not begin with it in time, and is ended.
-    """
-    StandBy().start(run_dir)
+def _supervisor() -> BackgroundProcess:
+    return BackgroundProcess("distributed.supervisor")

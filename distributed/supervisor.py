@@ -31,6 +31,7 @@ from distributed.run.start_watch import StartWatch
 from distributed.workers.remote_hub import RemoteHub
 from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
+from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
@@ -363,13 +364,9 @@ def _leave_failure(folder: RunFolder, error: MusterError) -> None:
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    words = sys.stdin.buffer.read()
-    if not words:
-        return 0  # whoever might have needed us does not
-    path = Path(os.fsdecode(words))
-    _log_to(path / "logs" / "supervisor.log")
+    path = told_run()
+    if path is None:
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))
     awake = keep_awake()
     try:
@@ -377,13 +374,6 @@ def main() -> int:
     finally:
         if awake is not None:
             awake.kill()
-
-
-def _log_to(path: Path) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run of this machine in the background: ``python -m app.cli.background RUN_FOLDER`` carries it out.
+"""A run of this machine in the background: ``python -m app.cli.background`` carries it out.
 
 Whoever shows it reads its folder, and whoever commands it leaves a request there, as for a run on several machines.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from app.cli.local_run import run_to_end
 from app.cli.train import TrainRequest, prepared
-from app.holder import start_holder
 from app.progress import PlainProgress
 from app.run_state import RunState
 from profiles.errors import ExitCode, MusterError
+from training.background_process import BackgroundProcess, told_run
 from training.run_folder import RunFolder
 
 
@@ -26,16 +26,16 @@ def start_in_background(request: TrainRequest) -> Path:
     """
     _, folder = prepared(request)
     folder.close()
-    start_holder("app.cli.background", folder.path)
+    BackgroundProcess("app.cli.background").start(folder.path)
     return folder.path
 
 
 def main() -> int:
-    """Carry out the run of the command line; how it ended is in its folder."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Carry out the run that this process is told; how it ended is in its folder."""
+    path = told_run()
+    if path is None:
+        return ExitCode.DONE
     try:
-        path = Path(sys.argv[1])
         plan = RunFolder.open(path).plan()  # before the folder is held: who started this waits for that
         unseen = PlainProgress("", RunState(), write=lambda line: None)
         run_to_end(plan, RunFolder.take_over(path), unseen, stop_signals=(signal.SIGTERM,))

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from app.demo import PROFILE
 from app.demo.player import Player, recorded
-from app.holder import start_holder
 from distributed.planning.words import why_in_words
 from distributed.run.prediction import keep_planning
 from distributed.run.requests import leave_request
+from training.background_process import BackgroundProcess, told_run
 from training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def start_demo_run(
     """
     run = create(output_dir, planned, command)
     run.close()
-    start_holder("app.demo.run", run.path, "--seed", str(seed), "--speed", str(speed))
+    BackgroundProcess("app.demo.run", "--seed", str(seed), "--speed", str(speed)).start(run.path)
     return run.path
 
 
@@ -63,16 +63,16 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
 
 
 def main() -> int:
-    """Play the run of the command line to its end."""
+    """Play the run that this process is told to its end."""
     parser = argparse.ArgumentParser(prog="python -m app.demo.run", description="Play the recorded run.")
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--speed", type=float, default=1.0)
     arguments = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: leave_request(arguments.folder, "stop"))
-    with RunFolder.take_over(arguments.folder) as run:
+    path = told_run()
+    if path is None:
+        return os.EX_OK
+    signal.signal(signal.SIGTERM, lambda *_: leave_request(path, "stop"))
+    with RunFolder.take_over(path) as run:
         Player(run, recorded(run.plan()), time.time(), pace_of(arguments.seed) * arguments.speed).play()
     return os.EX_OK
 

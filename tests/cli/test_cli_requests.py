@@ -10,10 +10,10 @@ import pytest
 
 from app.cli.main import main
 from app.cli.requests import _answer
-from app.holder import start_holder
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
+from training.background_process import BackgroundProcess
 from training.events import RequestEvent, RunEvent
 from training.run_folder import RunFolder
 
@@ -51,7 +51,7 @@ def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [])
     (folder / "plan.json").write_text("{")
     with pytest.raises(RunFailed, match="the run did not start: .*plan.json"):
-        start_holder("app.cli.background", folder)
+        BackgroundProcess("app.cli.background").start(folder)
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

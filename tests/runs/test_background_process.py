@@ -1,4 +1,4 @@
-"""A supervisor that cannot begin: why is in its log, and it does not begin later."""
+"""A background process that cannot begin: why is in its log, and it does not begin later."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed import launcher
-from distributed.launcher import StandBy
 from profiles.errors import RunFailed
+from training.background_process import BackgroundProcess
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_the_log_keeps_why_a_supervisor_ended(run_dir: Path) -> None:
     with pytest.raises(RunFailed, match="did not start") as caught:
-        StandBy().start(run_dir)
+        BackgroundProcess("distributed.supervisor").start(run_dir)
     log = run_dir / "logs" / "supervisor.log"
     assert caught.value.hint == f"see {log}"
     assert "metadata.json" in log.read_text()
@@ -31,8 +30,7 @@ def test_one_that_is_given_up_is_ended(run_dir: Path, tmp_path: Path, monkeypatc
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr(launcher, "START_PATIENCE", 0.1)
-    standing_by = StandBy()
+    standing_by = BackgroundProcess("distributed.supervisor", patience=0.1)
     with pytest.raises(RunFailed, match="did not start"):
         standing_by.start(run_dir)
     assert standing_by._process.wait(60) < 0
