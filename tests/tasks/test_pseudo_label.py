@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> No
     ]
     kept = read_speech(str(sounds / "pseudo.csv"))["train"]
     assert {clip.id for clip in kept} == {row.id for row in rows if not row.left_out}
+
+
+def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whisper: Path, sounds: Path) -> None:
+    (sounds / "audio" / "clip0.wav").rename(sounds / "audio" / unicodedata.normalize("NFD", "größe.wav"))
+    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    label(job, files, table, silent)
+    assert {row.id for row in read_rows(table)} == {name for name, _ in files}
+    assert all(row.path.is_file() for row in read_rows(table))
 
 
 def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Path) -> None:

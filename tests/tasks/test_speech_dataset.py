@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -36,6 +38,21 @@ def test_text_column_setting_chooses(tmp_path: Path) -> None:
     rows = [(*row, f"chosen {row[0]}") for row in write_clips(tmp_path, 1)]
     write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,subtitle")
     assert read_speech(str(tmp_path), "subtitle")["train"][0].text == "chosen clip0"
+
+
+@pytest.mark.parametrize("on_disk", ["NFC", "NFD"])
+@pytest.mark.parametrize("in_table", ["NFC", "NFD"])
+def test_a_name_with_umlauts_is_found_however_disk_and_table_spell_it(
+    tmp_path: Path, on_disk: Literal["NFC", "NFD"], in_table: Literal["NFC", "NFD"]
+) -> None:
+    folder = tmp_path / "größen"
+    folder.mkdir()
+    write_clips(folder, 1)
+    name = unicodedata.normalize(on_disk, "äpfel/ölfaß.wav")
+    (folder / name).parent.mkdir()
+    (folder / "audio/clip0.wav").rename(folder / name)
+    write_csv(folder / "train.csv", [("a", unicodedata.normalize(in_table, name), "one")])
+    assert read_speech(str(folder))["train"][0].audio == FileSource(folder / name)
 
 
 def test_audiofolder_with_one_table(tmp_path: Path) -> None:

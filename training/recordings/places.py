@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.recordings.recording import Fault, NoSource, Reason, Unusable, UrlSource
 from training.tasks.speech_clips import FileSource
+from training.tasks.tables import as_stored
 
 if TYPE_CHECKING:
     from training.recordings.recording import Source
@@ -60,7 +61,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
     outside = False
     for root in roots:
         try:
-            path = (root / cell).resolve()
+            path = as_stored(root, cell).resolve()
             mode = path.stat().st_mode
         except (OSError, ValueError, RuntimeError):  # not there; a zero byte; links in a circle
             continue

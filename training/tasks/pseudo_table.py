@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 from profiles.errors import BadInput
-from training.tasks.tables import Row, read_table
+from training.tasks.tables import Row, as_stored, read_table
 
 NAME = "pseudo.csv"
 KEPT = "kept"
@@ -95,7 +96,7 @@ def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
     folder, root = folder.resolve(), root.resolve()
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _AUDIO and path.is_file())
     found = [
-        (path.relative_to(root if path.is_relative_to(root) else folder).as_posix(), path)
+        (normalize("NFC", path.relative_to(root if path.is_relative_to(root) else folder).as_posix()), path)
         for path in paths
         if not any(part.startswith(".") for part in path.relative_to(folder).parts) and str(path).isprintable()
     ]
@@ -125,10 +126,10 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
 
 
 def _row(row: Row) -> PseudoRow:
-    cells, path = row.cells, Path(row.cells["audio_path"])
+    cells = row.cells
     return PseudoRow(
         id=cells["id"],
-        path=path if path.is_absolute() else row.table.parent.resolve() / path,
+        path=as_stored(row.table.parent.resolve(), cells["audio_path"]),
         text=cells["text"],
         confidence=_number(row, "confidence"),
         agreement=_number(row, "agreement"),

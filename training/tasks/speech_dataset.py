@@ -19,7 +19,7 @@ from training.tasks.patches import Change, Patches, patched, read_patches, unkno
 from training.tasks.pseudo_table import KEPT
 from training.tasks.pseudo_table import NAME as PSEUDO
 from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out, id_hash
-from training.tasks.tables import Row, read_table
+from training.tasks.tables import Row, as_stored, read_table
 
 logger = logging.getLogger("muster.data")
 
@@ -280,8 +280,8 @@ def _table(path: Path, text_column: str) -> _Part:
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
         raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
-    path = Path(row.cells[audio]).expanduser()
-    source = FileSource(row.table.parent / path, path.is_absolute())
+    absolute = Path(row.cells[audio]).expanduser().is_absolute()
+    source = FileSource(as_stored(row.table.parent, row.cells[audio]), absolute)
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
     language, seconds = row.cells.get("language", ""), row.number("duration")

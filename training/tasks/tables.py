@@ -6,6 +6,7 @@ import csv
 import difflib
 import io
 import json
+import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,21 @@ def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Ta
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
+
+
+def as_stored(folder: Path, cell: str) -> Path:
+    """Return the file that a cell names, below ``folder`` if it is relative, as the disk spells it.
+
+    Cells are composed (NFC). Files that come from a Mac may have decomposed names, where an umlaut is two characters.
+    """
+    parts = Path(cell).expanduser()
+    if cell.isascii() or os.path.exists(folder / parts):
+        return folder / parts
+    found = folder
+    for part in parts.parts:
+        apart = found / unicodedata.normalize("NFD", part)
+        found = apart if os.path.exists(apart) and not os.path.exists(found / part) else found / part
+    return found
 
 
 def _content(path: Path) -> bytes:
