@@ -5,7 +5,8 @@
 3. Adapters instead of all weights (LoRA), where the model is trained already: another way to train. They are given ten
    times the learning rate, unless that was set (Schulman et al. 2025, "LoRA Without Regret").
 
-Each is tried with all smaller micro-batches before the next; the first that fits is taken.
+Each is tried with all smaller micro-batches before the next; the first that fits is taken. With each micro-batch the
+batches of evaluations are halved until they fit.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def fitted(profile: Profile, size: ModelSize | None, rooms: Sequence[Room], alon
         if all(needs * room.members <= room.usable for room in known):
             found = Fitted(candidate, _changes(profile, candidate), needed, needs, tightest)
             return found if found.changes else replace(found, tightest=None)
-    least = _least(profile, open_)
+    least = min(_candidates(profile, open_), key=lambda candidate: _needed(candidate, size, alone))
     needs = _needed(least, size, alone)
     if needs * tightest.members > tightest.total * DOUBT:
         raise _too_large(profile, size, tightest, alone, needs)
@@ -134,12 +135,9 @@ def _need(profile: Profile, size: ModelSize, alone: bool) -> Need:
 def _candidates(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
     """Yield the profile as it is, then with what may be changed, in the fixed order."""
     for step in _steps(profile, open_):
-        yield from (_with_batch(step, batch, open_) for batch in _batches(step, open_))
-
-
-def _least(profile: Profile, open_: frozenset[str]) -> Profile:
-    """Return the candidate that needs least: the last one."""
-    return list(_candidates(profile, open_))[-1]
+        for batch in _batches(step, open_):
+            changed = _with_batch(step, batch, open_)
+            yield from (_with_evaluations(changed, size) for size in _evaluations(changed, open_))
 
 
 def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
@@ -172,8 +170,20 @@ def _with_batch(profile: Profile, batch: int, open_: frozenset[str]) -> Profile:
         return profile
     more = training.gradient_accumulation * training.batch_size // batch
     profile = _changed(profile, "training", batch_size=batch, gradient_accumulation=more)
-    smaller = "eval_batch_size" in open_ and heard > batch
-    return _changed(profile, "evaluation", eval_batch_size=batch) if smaller else profile
+    return _with_evaluations(profile, min(heard, batch)) if "eval_batch_size" in open_ else profile
+
+
+def _evaluations(profile: Profile, open_: frozenset[str]) -> list[int]:
+    """Return the batches of evaluations to try, the largest first. They hear whole windows, and change no result."""
+    heard = profile.evaluation.eval_batch_size
+    size = heard or profile.training.batch_size
+    smaller = [size >> halvings for halvings in range(1, size.bit_length())]
+    return [heard, *smaller] if "eval_batch_size" in open_ else [heard]
+
+
+def _with_evaluations(profile: Profile, heard: int) -> Profile:
+    same = heard == profile.evaluation.eval_batch_size
+    return profile if same else _changed(profile, "evaluation", eval_batch_size=heard)
 
 
 def _changed(profile: Profile, section: str, **values: Any) -> Profile:
@@ -193,6 +203,8 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
         values = tuple(as_text(getattr(getattr(one, section), name)) for one in (before, after))
         if values[0] != values[1]:
             found[name] = (values[0], values[1])
+    if found.get("eval_batch_size", ("",))[0] == "0":  # which stands for the batch size
+        found["eval_batch_size"] = (as_text(before.training.batch_size), found["eval_batch_size"][1])
     return found
 
 

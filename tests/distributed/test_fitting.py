@@ -75,6 +75,21 @@ def test_accumulation_keeps_the_batch_of_a_step_that_is_no_power_of_two(whispers
     assert training.batch_size < 9 and training.batch_size * training.gradient_accumulation == 18
 
 
+@pytest.mark.parametrize("set_by_person", ["", "batch_size = 1\n"])
+def test_evaluations_follow_whether_or_not_the_batch_does(whispers: Path, set_by_person: str) -> None:
+    config = whispers / "config.ini"
+    config.write_text(
+        "[group:g]\nbatch_size = 1\neval_batch_size = 64\n"
+        f"[profile:p]\ngroup = g\nmodel = {whispers / 'small'}\ndataset = /nowhere\n{set_by_person}"
+    )
+    profile = load_profile("p", config=config).profile
+    found = fitted(profile, size_for(profile), [Room("studio", 12 * GB)])
+    assert set(found.changes) == {"eval_batch_size"}
+    assert found.needs <= found.needed / 2
+    size = found.profile.evaluation.eval_batch_size
+    assert fitted(found.profile, size_for(profile), [Room("studio", 12 * GB)]).profile is found.profile and size > 1
+
+
 def test_what_the_person_set_stays(whispers: Path) -> None:
     found = fit(whispers / "medium", 16, tuning="full", batch_size=8)
     assert set(found.changes) == {"gradient_checkpointing"}
