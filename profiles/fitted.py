@@ -20,7 +20,8 @@ def left_open(merged: Merged) -> str:
     wanted = said.value if said is not None else "auto"
     if wanted.strip() == "off":
         return "off"
-    names = FITTED if wanted.strip() == "auto" else tuple(part.strip() for part in wanted.split(","))
+    parts = FITTED if wanted.strip() == "auto" else tuple(part.strip() for part in wanted.split(","))
+    names = [name for name in FITTED if name in parts]
     last = _who(said) if said is not None and wanted.strip() != "auto" else _NOBODY
     found = [
         name for name in names if all(_who(merged.settings.get(option)) <= last for option in _WITH.get(name, (name,)))

@@ -40,6 +40,13 @@ def test_a_profile_may_leave_open_what_it_sets(tmp_path: Path) -> None:
         opened(tmp_path, "fit_memory = everything\n")
 
 
+def test_a_list_is_read_back_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "config.ini").write_text(f"{START}fit_memory = tuning, , batch_size\n")
+    profile = load_profile("p", {}, tmp_path / "config.ini").profile
+    assert profile.run.fit_memory == "batch_size, tuning"
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
 def test_a_saved_profile_keeps_what_was_left_open(tmp_path: Path) -> None:
     opened(tmp_path)
     config = tmp_path / "config.ini"
