@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from profiles.declarations import Section, declare, option, withdraw
 from profiles.errors import BadInput
-from profiles.options import OptionSpec, check_value, nearest, options, options_by_name
+from profiles.options import OptionSpec, canonical, check_value, nearest, options, options_by_name
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 from tests.waiting import until
@@ -14,6 +15,19 @@ from tests.waiting import until
 
 def test_names_are_unique_over_all_sections() -> None:
     assert len(options_by_name()) == len(options())
+
+
+def test_an_alias_takes_no_name_of_another_option() -> None:
+    class Greedy(Section):
+        rate: float = option(1.0, "a rate", alias="learning_rate")
+
+    declare("strategy", "greedy", "takes a name", Greedy)
+    try:
+        with pytest.raises(ValueError, match="'learning_rate' is an option of training and of greedy"):
+            options()
+    finally:
+        withdraw("strategy", "greedy")
+    assert canonical("learning_rate") == "learning_rate"
 
 
 @pytest.mark.parametrize("spec", options(), ids=lambda spec: spec.name)
