@@ -44,8 +44,30 @@ def test_other_texts_or_settings_are_judged_anew(tmp_path: Path, make_profile: P
 
 
 def test_few_samples_cannot_be_divided(tmp_path: Path, make_profile: ProfileMaker) -> None:
-    with pytest.raises(BadInput, match="3 samples cannot be divided into 2 folds"):
+    with pytest.raises(BadInput, match="3 samples cannot be divided into 2 folds") as none:
         plan_folds(tmp_path, make_profile(), clips(3), 2, 1)
+    assert none.value.hint == "give --folds 0: nothing is trained"
+    with pytest.raises(BadInput, match="5 samples cannot be divided into 4 folds") as fewer:
+        plan_folds(tmp_path, make_profile(), clips(5), 4, 1)
+    assert fewer.value.hint == "give --folds 2 or less, or more samples"
+
+
+def test_recordings_that_the_run_bore_broken_end_no_fold(
+    trained_whisper: Path, tmp_path: Path, make_profile: ProfileMaker
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(trained_whisper, data, ignore=shutil.ignore_patterns("model", "base", "cache"))
+    profile = make_profile(dataset_path=str(data), max_broken_share=0.5)
+    ((whole, part),) = plan_folds(tmp_path / "folds", profile, training_clips(profile), 2, 1)
+    for clip in part.held:
+        assert isinstance(clip.audio, FileSource)
+        clip.audio.path.write_text("no sound")
+    strict = make_profile(dataset_path=str(data), max_broken_share=0.01)
+    assert profile_of(whole, strict, 1).data.max_broken_share == 1
+    for fold in (whole, part):
+        write_data(fold)
+        judge_fold(fold, strict, trained_whisper / "model", "cpu", 4, silent)
+    assert {one.clip.id for one in read_judged([[whole, part]])} == {clip.id for clip in whole.held}
 
 
 def test_a_fold_trains_as_many_epochs_on_the_others_alone(

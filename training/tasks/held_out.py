@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.run_files import explain, write_whole
@@ -31,6 +32,7 @@ from training.tasks.base import Progress
 from training.tasks.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_divided
+from training.tasks.whisper import NothingLeft
 
 _EVALUATED = 8
 """Held-out samples that a fold's own run looks at; what counts is heard afterwards."""
@@ -80,7 +82,9 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
         BadInput: there are too few samples.
     """
     if len(clips) < 2 * count:
-        raise BadInput(f"{len(clips)} samples cannot be divided into {count} folds", "give --folds 2, or more samples")
+        fewer = len(clips) // 2
+        hint = f"give --folds {fewer} or less, or more samples" if fewer > 1 else "give --folds 0: nothing is trained"
+        raise BadInput(f"{counted(len(clips), 'sample')} cannot be divided into {count} folds", hint)
     folder = root / _key(profile, clips, count)
     planned = []
     for number in range(1, rounds + 1):
@@ -133,12 +137,14 @@ def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
             "pseudo_share": 0.0,
             "max_train_samples": 0,
             "max_eval_samples": _EVALUATED,
+            "max_broken_share": 1.0,  # the run has borne them; in one part they may be more than their share
         },
         "training": {"max_steps": max(1, round(share * steps)) if (steps := profile.training.max_steps) else 0},
         "evaluation": {
             "eval_interval": 0,
             "eval_before": False,
             "eval_generate": False,
+            "eval_local": False,
             "early_stopping_patience": 0,
         },
         "run": {"output_dir": str(fold.runs), "hosts": "", "workers": workers, "shares": "", "trackers": ""},
@@ -153,7 +159,11 @@ def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_siz
     Raises:
         BadInput: the model cannot be used, or the result cannot be written.
     """
-    found = judge(profile, list(fold.held), Listen(model), device, batch_size, progress)
+    lenient = profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
+    try:
+        found = judge(lenient, list(fold.held), Listen(model), device, batch_size, progress)
+    except NothingLeft:  # all that is held out is broken
+        found = []
     lines = [
         {"id": one.clip.id, "heard": one.heard, "wers": one.wers, "margins": one.margins, "seconds": one.seconds}
         | {"empty": one.empty}

@@ -54,6 +54,10 @@ def generation_bound(longest: int, cap: int, room: int) -> int:
     return min(longest + max(_MARGIN, longest // 2), cap or room, room)
 
 
+class NothingLeft(BadInput):
+    """No recording of a split can be used."""
+
+
 class WhisperTask(Task):
     """Speech recognition (or translation) with a Whisper; loss per token of the transcript, the prompt not counted."""
 
@@ -120,7 +124,7 @@ class WhisperTask(Task):
         self._hear_languages(store, positions, languages, progress)
         positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if not positions:
-            raise BadInput(f"{split}: no clip is left to use", "see the warnings before this line, and 'languages'")
+            raise NothingLeft(f"{split}: no clip is left to use", "see the warnings before this line, and 'languages'")
         limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
         spoken = [languages[i] for i in positions]
