@@ -26,13 +26,6 @@ def way_text(candidate: Candidate) -> str:
     return f"{choice.strategy}{interval}{f'+{choice.delay}' if choice.delay else ''} {choice.codec}"
 
 
-def _over_text(candidate: Candidate) -> str:
-    choice = candidate.choice
-    if choice.alone:
-        return choice.members[0]
-    return "torch" if choice.engine == "torch" else f"hub {choice.hub}"
-
-
 def _cut(text: str, width: int) -> str:
     text = visible(text)
     return text if len(text) <= width else text[: width - 1] + "…"
@@ -40,7 +33,7 @@ def _cut(text: str, width: int) -> str:
 
 def _row(candidate: Candidate, chosen: bool) -> str:
     if not candidate.predicted:
-        place = f"{_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 13):<13}"
+        place = f"{_cut(way_text(candidate), 20):<20} {_cut(candidate.choice.over, 13):<13}"
         return f"{'>' if chosen else ' ':2} {place} {len(candidate.choice.members):>2} not predicted"
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
@@ -48,7 +41,7 @@ def _row(candidate: Candidate, chosen: bool) -> str:
     loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
     useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
     return (
-        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(_over_text(candidate), 13):<13} "
+        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(candidate.choice.over, 13):<13} "
         f"{len(candidate.choice.members):>2} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} "
         f"{useful:>6} {loss:>5} {hourly:>6}"
     )
@@ -60,8 +53,7 @@ def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:
     seen = set()
     shown = 0
     for index, candidate in enumerate(planning.ranking):
-        choice = candidate.choice
-        key = (choice.strategy, choice.codec, choice.engine, choice.members)
+        key = candidate.choice.way
         if key in seen or shown == rows:
             continue
         seen.add(key)

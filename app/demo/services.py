@@ -63,7 +63,7 @@ class DemoServices(RealServices):
 
     def home(self) -> Home:
         found = super().home()
-        return replace(found, runs=tuple(run for run in found.runs if run.name == PROFILE))
+        return replace(found, runs=tuple(run for run in found.runs if run.profile == PROFILE))
 
     def plan(self, request: Request) -> Plan:
         found = super().plan(request)

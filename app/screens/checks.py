@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.content import Content
 
@@ -15,8 +15,12 @@ from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import CheckRow, FindingRow, Status, WizardState
+from app.wizard.assessment import of_finding
+from app.wizard.state import CheckRow, Status, WizardState
 from app.wizard.steps import Step
+
+if TYPE_CHECKING:  # loads SSH, which the first screen does without
+    from distributed.checks.findings import Finding
 
 _COLUMNS = (
     Column("what", "machine, check", most=28, least=14),
@@ -57,11 +61,11 @@ class ChecksScreen(StepScreen):
 
     def _machine(self, check: CheckRow, skipped: bool) -> list[Row]:
         app = cast(MusterApp, self.app)
-        good = sum(finding.status is Status.OK for finding in check.findings)
+        good = sum(finding.level == "ok" for finding in check.findings)
         seen = muted(f"{good} of {len(check.findings)} in order" if check.findings else "")
         shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)
         head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
-        kept = [finding for finding in check.findings if self._all or finding.status is not Status.OK]
+        kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
         return [head, *([] if skipped else [_finding(app, check, finding) for finding in kept])]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
@@ -70,17 +74,14 @@ class ChecksScreen(StepScreen):
         finding = self._finding(state, key)
         if finding is not None:
             safe = [muted("f does this from here")] if finding.safe and finding.fix else []
-            return (
-                [muted(f"needed: {finding.needed}"), *cause_lines(finding), *safe]
-                if finding.needed
-                else [*cause_lines(finding), *safe]
-            )
+            needed = [muted(f"needed: {finding.needed}")] if finding.needed else []
+            return [*needed, *cause_lines(of_finding(finding)), *safe]
         return cause_lines(check) if check is not None else ()
 
-    def _finding(self, state: WizardState, key: str) -> FindingRow | None:
+    def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)
         findings = [finding for check in state.checks if check.key == machine for finding in check.findings]
-        return next((finding for finding in findings if name and finding.key == name), None)
+        return next((finding for finding in findings if name and finding.check == name), None)
 
     def summary(self, state: WizardState) -> str:
         ready = sum(check.status in (Status.OK, Status.WARNING) for check in state.checks)
@@ -117,8 +118,13 @@ class ChecksScreen(StepScreen):
         return command_line("distributed-check", self.state.answers.profile)
 
 
-def _finding(app: MusterApp, check: CheckRow, finding: FindingRow) -> Row:
+def _finding(app: MusterApp, check: CheckRow, finding: Finding) -> Row:
     return Row(
-        f"{check.key}{_BETWEEN}{finding.key}",
-        (literal("  " + finding.name), shown_state(app, finding), literal(finding.seen), muted(finding.needed)),
+        f"{check.key}{_BETWEEN}{finding.check}",
+        (
+            literal("  " + finding.check),
+            shown_state(app, of_finding(finding)),
+            literal(finding.seen),
+            muted(finding.needed),
+        ),
     )

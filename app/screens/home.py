@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.content import Content
 
 from app.console import command_line
+from app.report import what_next
 from app.screens.steering import cause_lines, mark, shown_state
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
@@ -18,13 +18,16 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
+from app.wizard.assessment import of_finding, of_run, started_text
 from app.wizard.gates import MEASURES
-from app.wizard.state import FindingRow, Presence, ProfileRow, RunRow, WizardState
+from app.wizard.state import Presence, ProfileRow, WizardState
 from app.wizard.steps import Step
 from profiles.counts import counted
 
 if TYPE_CHECKING:
     from app.screens.app import WizardApp
+    from distributed.checks.findings import Finding
+    from training.runs import RunSummary
 
 _COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
 NEW, DOCTOR = "new", "doctor"
@@ -68,13 +71,14 @@ class HomeScreen(StepScreen):
         done = [run for run in state.home.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.profiles if profile.saved]
         shipped = [profile for profile in state.home.profiles if not profile.saved]
+        findings = [_finding(app, found) for found in state.home.doctor]
         sections = [
             _section("Running now", [_run(app, run) for run in live]),
             _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train; a plan to confirm")]),
             _section("Again", [_profile(app, profile) for profile in saved]),
             _section("Ready-made", [_profile(app, profile) for profile in shipped]),
             _section("Finished", [_run(app, run) for run in done]),
-            _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *_findings(app, state)]),
+            _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
         ]
         shown = [section for section in sections if section]
         airy = sum(map(len, shown)) + len(shown) <= self.app.size.height - _AROUND
@@ -85,11 +89,11 @@ class HomeScreen(StepScreen):
         if kind == "profile":
             return [line for profile in state.home.profiles if profile.key == name for line in self._about(profile)]
         if kind == "finding":
-            return [line for row in state.home.doctor if row.key == name for line in cause_lines(row)]
+            return [line for row in state.home.doctor if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
-            runs = [run for run in state.home.runs if run.key == name]
-            about = [muted(line) for run in runs for line in (run.path, *run.next)]
-            return about + [line for run in runs for line in cause_lines(run)]
+            runs = [run for run in state.home.runs if run.run_id == name]
+            about = [muted(line) for run in runs for line in (str(run.path), *what_next(run))]
+            return about + [line for run in runs for line in cause_lines(of_run(run))]
         return ()
 
     def _about(self, profile: ProfileRow) -> list[Content]:
@@ -108,7 +112,7 @@ class HomeScreen(StepScreen):
         super().draw()
         if not self._placed and self.ready and self.state.home.profiles:
             self._placed = True
-            live = next((run.key for run in self.state.home.runs if run.live), "")
+            live = next((run.run_id for run in self.state.home.runs if run.live), "")
             if live and self.table.cursor in ("", NEW):  # unless the person was quicker
                 self.table.select(f"run:{live}")
 
@@ -129,10 +133,10 @@ class HomeScreen(StepScreen):
         elif kind == "profile":
             self.do(actions.Rerun(name))
         elif kind == "run":
-            path = next((run.path for run in self.state.home.runs if run.key == name), "")
-            if path:
+            path = next((run.path for run in self.state.home.runs if run.run_id == name), None)
+            if path is not None:
                 self._watched = True
-                cast("WizardApp", self.app).open_dashboard(Path(path))
+                cast("WizardApp", self.app).open_dashboard(path)
 
     def action_new(self) -> None:
         self.do(actions.NewSetup())
@@ -164,15 +168,11 @@ def _line(key: str, name: str, about: str) -> Row:
     return Row(key, (Content("  " + name), muted(about)))
 
 
-def _run(app: MusterApp, run: RunRow) -> Row:
-    state = (
-        shown_state(app, run)
-        if not run.live
-        else literal(f"{app.symbol(Mark.RUNNING)} {run.label}", Mark.RUNNING.style)
-    )
-    return Row(
-        f"run:{run.key}", (literal("  " + (run.name or run.key)), join(state, muted(run.started), muted(run.key)))
-    )
+def _run(app: MusterApp, run: RunSummary) -> Row:
+    found = of_run(run)
+    live = literal(f"{app.symbol(Mark.RUNNING)} {found.label}", Mark.RUNNING.style)
+    about = join(live if run.live else shown_state(app, found), muted(started_text(run)), muted(run.run_id))
+    return Row(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
 
 
 def _profile(app: MusterApp, profile: ProfileRow) -> Row:
@@ -192,15 +192,12 @@ def _presence(app: MusterApp, one: Presence) -> Content:
 
 
 def _doctor_words(state: WizardState) -> str:
-    wrong = sum(bool(row.cause) for row in state.home.doctor)
+    wrong = sum(finding.level != "ok" for finding in state.home.doctor)
     if not state.home.doctor:
         return "check Python, devices, disk and memory here"
     return f"{counted(len(state.home.doctor), 'thing')} looked at, {wrong} to mend" if wrong else "all is well"
 
 
-def _findings(app: MusterApp, state: WizardState) -> list[Row]:
-    return [_finding(app, row) for row in state.home.doctor]
-
-
-def _finding(app: MusterApp, row: FindingRow) -> Row:
-    return Row(f"finding:{row.key}", (literal("    " + row.name), join(shown_state(app, row), muted(row.seen))))
+def _finding(app: MusterApp, finding: Finding) -> Row:
+    about = join(shown_state(app, of_finding(finding)), muted(finding.seen))
+    return Row(f"finding:{finding.check}", (literal("    " + finding.check), about))

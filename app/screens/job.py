@@ -17,10 +17,12 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
+from app.wizard.assessment import Assessment
 from app.wizard.gates import measures
-from app.wizard.state import DataRow, FitRow, OptionRow, Status, WizardState
+from app.wizard.state import DataRow, FitRow, JobOption, Status, WizardState
 from app.wizard.steps import Step
 from profiles.counts import counted
+from profiles.options import OptionSpec
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _COLUMNS = (
@@ -108,7 +110,8 @@ class JobScreen(StepScreen):
         if row is None:
             return ()
         default = [muted(f"profile's value: {row.default}")] if row.changed else []
-        return [*cause_lines(row), muted(", ".join(filter(None, (row.help, row.unit, row.limits)))), *default]
+        wrong = cause_lines(Assessment(Status.FAILED, "", row.problem, row.spec.limits)) if row.problem else []
+        return [*wrong, muted(", ".join(_about_option(row.spec))), *default]
 
     def head(self, state: WizardState) -> Content:
         bring = measures(state)
@@ -124,9 +127,9 @@ class JobScreen(StepScreen):
         return f"{changed} changed" if changed else ""
 
     def hint(self, state: WizardState) -> Content:
-        wrong = [row for row in state.job.options if row.cause]
+        wrong = [row for row in state.job.options if row.problem]
         if wrong:
-            return literal(f"{wrong[0].name}: {wrong[0].cause}", "$text-error")
+            return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
         return muted("Shipped values are published ones; change what you know better.")
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -136,7 +139,7 @@ class JobScreen(StepScreen):
         word = "Unfold" if key == ADVANCED and not self._open else "Fold" if key == ADVANCED else "Change"
         return (Key("enter", "go_on", word, main=True), *self.KEYS[1:])
 
-    def _option_at(self, key: str) -> OptionRow | None:
+    def _option_at(self, key: str) -> JobOption | None:
         name = key.removeprefix("option:")
         return next((row for row in self.state.job.options if row.name == name), None)
 
@@ -184,17 +187,17 @@ class JobScreen(StepScreen):
         )
         self.app.push_screen(dialog, lambda text: self._set(name, text))
 
-    def _ask_option(self, row: OptionRow | None) -> None:
+    def _ask_option(self, row: JobOption | None) -> None:
         if row is None:
             return
-        if row.type == "flag":
+        if row.spec.type == "flag":
             self._set(row.name, "false" if row.value == "true" else "true")
             return
-        about = [muted(line) for line in (row.help, ", ".join(filter(None, (row.unit, row.limits)))) if line]
-        if row.choices:
-            dialog: TextDialog = ChoiceDialog(
-                row.name, about, value=row.value, choices=[(one, "") for one in row.choices]
-            )
+        first, *rest = _about_option(row.spec) or [""]
+        about = [muted(line) for line in (first, ", ".join(rest)) if line]
+        if row.spec.choices:
+            choices = [(one, "") for one in row.spec.choices]
+            dialog: TextDialog = ChoiceDialog(row.name, about, value=row.value, choices=choices)
         else:
             dialog = TextDialog(row.name, about, value=row.value)
         self.app.push_screen(dialog, lambda text: self._set(row.name, text))
@@ -238,9 +241,14 @@ def _fit(app: MusterApp, row: FitRow) -> Content:
     return join(shown_status(app, row.status, f"{row.name}: {row.label}"), muted(figures))
 
 
-def _option(app: MusterApp, row: OptionRow) -> Row:
-    style = "$text-error" if row.cause else "bold $text-primary" if row.changed else ""
+def _about_option(spec: OptionSpec) -> list[str]:
+    return [text for text in (spec.help, spec.unit, spec.limits) if text]
+
+
+def _option(app: MusterApp, row: JobOption) -> Row:
+    style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
-    wrong = literal(f"{app.symbol(Mark.PROBLEM)} {row.cause}", "$text-error") if row.cause else muted(row.help)
+    wrong = f"{app.symbol(Mark.PROBLEM)} {row.problem}" if row.problem else ""
+    about = literal(wrong, "$text-error") if wrong else muted(row.spec.help)
     value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
-    return Row(f"option:{row.name}", (literal(row.name), value, wrong))
+    return Row(f"option:{row.name}", (literal(row.name), value, about))

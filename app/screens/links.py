@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.content import Content
 
@@ -14,8 +14,12 @@ from app.shell.base_app import MusterApp
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
-from app.wizard.state import LinkRow, Status, WizardState
+from app.wizard.assessment import of_pair, path_of, warnings_of
+from app.wizard.state import Status, WizardState
 from app.wizard.steps import Step
+
+if TYPE_CHECKING:  # loads SSH, which the first screen does without
+    from distributed.measuring.link_figures import PairFigures
 
 _COLUMNS = (
     Column("pair", "from, to", most=44, least=18),
@@ -48,14 +52,15 @@ class LinksScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_row(cast(MusterApp, self.app), row) for row in state.links.rows]
+        return [_row(cast(MusterApp, self.app), pair) for pair in state.links.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        row = next((row for row in state.links.rows if row.key == key), None)
-        if row is None:
+        pair = next((pair for pair in state.links.rows if _key(pair) == key), None)
+        if pair is None:
             return ()
-        warnings = [literal(text, "$text-warning") for text in row.warnings]
-        return [*([muted(row.path)] if row.path else []), *warnings, *cause_lines(row)]
+        warnings = [literal(text, "$text-warning") for text in warnings_of(pair)]
+        path = path_of(pair)
+        return [*([muted(path)] if path else []), *warnings, *cause_lines(of_pair(pair))]
 
     def head(self, state: WizardState) -> Content:
         links = state.links
@@ -82,29 +87,32 @@ class LinksScreen(StepScreen):
         return command_line("measure", self.state.answers.profile)
 
 
-def _row(app: MusterApp, row: LinkRow) -> Row:
-    known = row.status not in (Status.WAITING, Status.WORKING, Status.FAILED)
+def _key(pair: PairFigures) -> str:
+    return f"{pair.source}|{pair.target}"
+
+
+def _row(app: MusterApp, pair: PairFigures) -> Row:
+    figures = pair.figures
     return Row(
-        row.key,
+        _key(pair),
         (
-            literal(f"{row.source} > {row.target}"),
-            literal(f"{row.mbit:.4g}" if known else ""),
-            literal(f"{row.mbit_back:.4g}" if known and row.mbit_back else ""),
-            literal(f"{row.rtt_ms:.2g}" if known else ""),
-            shown_state(app, row),
-            muted(row.path),
+            literal(f"{pair.source} > {pair.target}"),
+            literal(f"{figures.mbit:.4g}" if figures else ""),
+            literal(f"{figures.mbit_back:.4g}" if figures and figures.mbit_back else ""),
+            literal(f"{figures.rtt_ms:.2g}" if figures else ""),
+            shown_state(app, of_pair(pair)),
+            muted(path_of(pair)),
         ),
     )
 
 
-def matrix(names: Sequence[str], rows: Sequence[LinkRow], first: int, cell: int) -> Content:
+def matrix(names: Sequence[str], pairs: Sequence[PairFigures], first: int, cell: int) -> Content:
     """Return Mbit/s and ms from every machine (line) to every other (column)."""
-    there = {(row.source, row.target): (row.mbit, row) for row in rows}
-    back = {(row.target, row.source): (row.mbit_back, row) for row in rows if row.mbit_back}
-    known = {**back, **there}
+    known = {(pair.source, pair.target): pair for pair in pairs}
+    known |= {(pair.target, pair.source): pair for pair in pairs if pair.figures and pair.figures.mbit_back}
     lines = [muted("Mbit/s, ms").pad_right(first - 10) + Content("").join([_fit(muted(name), cell) for name in names])]
     for source in names:
-        cells = [_fit(_figure(known.get((source, target)), source == target), cell) for target in names]
+        cells = [_fit(_figure(known.get((source, target)), source, target), cell) for target in names]
         lines.append(
             literal(source).truncate(first - 1, ellipsis=True).pad_right(max(1, first - len(source)))
             + Content("").join(cells)
@@ -117,9 +125,10 @@ def _fit(text: Content, cells: int) -> Content:
     return text.pad_left(cells - text.cell_length)
 
 
-def _figure(known: tuple[float, LinkRow] | None, same: bool) -> Content:
-    if same or known is None:
-        return muted("" if same else "?")
-    mbit, row = known
-    style = "" if row.status is Status.OK else mark(row.status).style
-    return Content.assemble((f"{mbit:.4g}", style), (f" {row.rtt_ms:.2g}", "$text-muted"))
+def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
+    if source == target or pair is None:
+        return muted("" if source == target else "?")
+    found, figures = of_pair(pair), pair.figures
+    style = "" if found.status is Status.OK else mark(found.status).style
+    mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
+    return Content.assemble((f"{mbit:.4g}", style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

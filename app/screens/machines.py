@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.content import Content
 
@@ -18,8 +18,11 @@ from app.shell.row_table import RowTable
 from app.shell.symbols import Mark
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import MachineRow, PathRow, WizardState
+from app.wizard.state import MachineRow, WizardState
 from app.wizard.steps import Step
+
+if TYPE_CHECKING:  # takes a while to load, which the first screen does without
+    from distributed.discovery.machine_identity import FoundPath
 
 _COLUMNS = (
     Column("name", "machine", most=30, least=14),
@@ -142,7 +145,7 @@ def _row(app: MusterApp, row: MachineRow, picked: bool) -> Row:
     )
 
 
-def _path(app: MusterApp, path: PathRow) -> Content:
-    look = Mark.ONLINE if path.online else Mark.OFFLINE
-    words = "  ".join(filter(None, (path.where, path.kind, path.interface and f"on {path.interface}")))
+def _path(app: MusterApp, path: FoundPath) -> Content:
+    look, way = Mark.ONLINE if path.online else Mark.OFFLINE, path.endpoint
+    words = "  ".join(filter(None, (way.where, way.kind.value, way.interface and f"on {way.interface}")))
     return Content.assemble((app.symbol(look) + " ", look.style), muted(words))

@@ -10,7 +10,7 @@ from app.shell.base_app import MusterApp
 from app.shell.symbols import Mark
 from app.shell.text import literal
 from app.wizard.actions import Action
-from app.wizard.state import Row, Status, WizardState
+from app.wizard.state import Status, WizardState
 
 _MARKS = {
     Status.WAITING: Mark.WAITING,
@@ -21,6 +21,22 @@ _MARKS = {
     Status.SKIPPED: Mark.SKIPPED,
     Status.STOPPED: Mark.STOPPED,
 }
+
+
+class Shown(Protocol):
+    """Whatever has a state that is drawn: :class:`app.wizard.assessment.Assessment` is one."""
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def cause(self) -> str: ...
+
+    @property
+    def fix(self) -> str: ...
 
 
 class Steering(Protocol):
@@ -45,13 +61,13 @@ def shown_status(app: MusterApp, status: Status, word: str | None = None) -> Con
     return literal(f"{symbol} {text}".rstrip(), look.style)
 
 
-def shown_state(app: MusterApp, row: Row) -> Content:
-    """Return the state of a row in its own words."""
+def shown_state(app: MusterApp, row: Shown) -> Content:
+    """Return a state in its own words."""
     return shown_status(app, row.status, row.label)
 
 
-def cause_lines(row: Row) -> list[Content]:
-    """Return what is wrong with a row and what to do about it."""
+def cause_lines(row: Shown) -> list[Content]:
+    """Return what is wrong and what to do about it."""
     style = "$text-warning" if row.status is Status.WARNING else "$text-error"
     lines = [literal(row.cause, style)] if row.cause else []
     return [*lines, *([Content.assemble(("do: ", "$text-muted"), literal(row.fix))] if row.fix else [])]

@@ -8,7 +8,6 @@ from typing import ClassVar, cast
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
-from app.screens.steering import cause_lines
 from app.screens.step_screen import GO_ON, NEXT, StepScreen
 from app.shell.base_app import MusterApp
 from app.shell.frame import WIDE
@@ -17,7 +16,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark, bar
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import CandidateRow, Status, WizardState
+from app.wizard.state import Status, Way, WizardState
 from app.wizard.steps import Step
 from profiles.counts import counted
 
@@ -64,11 +63,11 @@ class StrategyScreen(StepScreen):
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
         app, wide = cast(MusterApp, self.app), self.app.size.width >= WIDE
-        return [_row(app, row, chosen is not None and row.index == chosen.index, wide) for row in state.strategy.rows]
+        ways = state.strategy.rows
+        return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in ways]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        row = next((row for row in state.strategy.rows if row.key == key), None)
-        lines = _about(row) if row is not None else []
+        lines = [line for way in state.strategy.rows if str(way.index) == key for line in _about(way)]
         return lines if self.app.size.height >= _TALL else lines[:2]
 
     def head(self, state: WizardState) -> Content:
@@ -104,16 +103,16 @@ class StrategyScreen(StepScreen):
         super().draw()
         chosen = self.state.chosen
         if chosen is not None and self.ready and not self._by_hand:
-            self.table.select(chosen.key)
+            self.table.select(str(chosen.index))
 
     _by_hand = False
 
     def on_row_table_moved(self, event: object) -> None:
-        row = next((row for row in self.state.strategy.rows if row.key == self.table.cursor), None)
+        way = next((way for way in self.state.strategy.rows if str(way.index) == self.table.cursor), None)
         chosen = self.state.chosen
-        if row is not None and chosen is not None and row.index != chosen.index and row.status is not Status.FAILED:
+        if way is not None and chosen is not None and way.index != chosen.index and not way.problem:
             self._by_hand = True
-            self.do(actions.ChooseStrategy(row.index))
+            self.do(actions.ChooseStrategy(way.index))
         self.draw()
 
     def action_interval(self, factor: int) -> None:
@@ -131,49 +130,51 @@ class StrategyScreen(StepScreen):
         return command_line("plan", self.state.answers.profile)
 
 
-def _row(app: MusterApp, row: CandidateRow, chosen: bool, wide: bool) -> Row:
-    look = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN
-    best = " recommended" if row.recommended else ""
-    who = f" {', '.join(row.members)}" if row.alone else f" x{len(row.members)}"
+def _row(app: MusterApp, way: Way, chosen: bool, wide: bool) -> Row:
+    look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
+    best = " recommended" if way.recommended else ""
+    who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
     symbol = Content.styled(app.symbol(look) + " ", look.style)
-    name = Content.assemble(symbol, literal(row.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
-    if row.status is Status.FAILED:
-        return Row(row.key, (name, literal(row.label, "$text-error"), *[Content("")] * 6), selectable=False)
-    return Row(row.key, (name, *_figures(app, row, wide)))
+    name = Content.assemble(symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
+    if way.problem:
+        return Row(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
+    return Row(key, (name, *_figures(app, way, wide)))
 
 
-def _figures(app: MusterApp, row: CandidateRow, wide: bool) -> tuple[Content, ...]:
-    if not row.predicted:
+def _figures(app: MusterApp, way: Way, wide: bool) -> tuple[Content, ...]:
+    found = way.candidate
+    if not found.predicted:
         return (muted("not predicted"), *[Content("-")] * 6)
-    drawn = " " + bar(row.communication, 6, app.ascii_only) if wide else ""
-    fast = "$text-success" if row.useful_speed_up > 1.05 else "$text-warning" if row.useful_speed_up < 0.95 else ""
+    drawn = " " + bar(found.waiting, 6, app.ascii_only) if wide else ""
+    fast = "$text-success" if found.useful_speed_up > 1.05 else "$text-warning" if found.useful_speed_up < 0.95 else ""
     return (
-        literal(f"{row.useful_speed_up:.2f}x", fast),
-        literal(_seconds(row.step_seconds)),
-        Content.assemble(f"{row.communication:.0%}".rjust(4), muted(drawn)),
-        literal(bytes_text(row.bytes_per_hour) if row.bytes_per_hour else "-"),
-        literal(str(row.interval) if row.periodic else "-"),
-        literal(duration_text(row.same_loss_seconds or None)),
-        literal(f"+{row.loss_increase:.1%}" if row.loss_increase else "-"),
+        literal(f"{found.useful_speed_up:.2f}x", fast),
+        literal(_seconds(found.step)),
+        Content.assemble(f"{found.waiting:.0%}".rjust(4), muted(drawn)),
+        literal(bytes_text(found.bytes_per_hour) if found.bytes_per_hour else "-"),
+        literal(str(way.interval) if way.periodic else "-"),
+        literal(duration_text(way.same_loss_seconds or None)),
+        literal(f"+{found.loss_increase:.1%}" if found.loss_increase else "-"),
     )
 
 
-def _about(row: CandidateRow) -> list[Content]:
-    who = ", ".join(row.members)
-    lines = [literal(f"over {row.over}: {who}" if row.over and not row.alone else who)]
-    if row.step_seconds:
-        progress = f"{row.speed_up:.2f}x the samples/s, {row.useful_speed_up:.2f}x the progress"
-        lines.append(muted(f"{progress}: the same loss in {duration_text(row.same_loss_seconds)}"))
-        steps = f"{counted(row.steps, 'step')} of {counted(row.samples, 'sample')}"
-        run = f"whole run: {steps}, {duration_text(row.total_seconds)}"
-        lines.append(muted(f"{run}; loss +{row.loss_increase:.2%} at most expected"))
-    elif not row.predicted:
+def _about(way: Way) -> list[Content]:
+    found, choice = way.candidate, way.choice
+    who = ", ".join(choice.members)
+    lines = [literal(f"over {choice.over}: {who}" if not choice.alone else who)]
+    if found.step:
+        progress = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
+        lines.append(muted(f"{progress}: the same loss in {duration_text(way.same_loss_seconds)}"))
+        steps = f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}"
+        run = f"whole run: {steps}, {duration_text(way.seconds)}"
+        lines.append(muted(f"{run}; loss +{found.loss_increase:.2%} at most expected"))
+    elif not found.predicted:
         lines.append(muted("not predicted: what this strategy costs is not known"))
     else:
         lines.append(muted("its speed was not measured: r runs the task on it for a moment"))
-    if row.periodic:
-        lines.append(muted(f"one exchange every {row.interval} steps ([ and ] move it)"))
-    return [*lines, *cause_lines(row)]
+    if way.periodic:
+        lines.append(muted(f"one exchange every {way.interval} steps ([ and ] move it)"))
+    return [*lines, *([literal(way.problem, "$text-error")] if way.problem else [])]
 
 
 def _seconds(seconds: float) -> str:

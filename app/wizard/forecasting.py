@@ -11,7 +11,7 @@ from app.wizard.machine_entries import hosts_of
 from app.wizard.machine_looks import trust_in
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import Request
-from app.wizard.state import CandidateRow, Status, Strategy
+from app.wizard.state import Status, Strategy, Way
 from distributed.measuring.measure import Measured, Wish
 from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
@@ -63,7 +63,7 @@ class Forecast:
         cluster, job = self.figures.cluster, planning.job
         return planner.predict(cluster, job, with_interval(candidate.choice, steps), corrections(cluster, job))
 
-    def planning_of(self, row: CandidateRow | None) -> Planning | None:
+    def planning_of(self, row: Way | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
@@ -131,12 +131,11 @@ def strategy_of(found: Forecast) -> Strategy:
 
 def ranked(planning: Planning, found: object) -> Strategy:
     """Return a ranking as the screen shows it; ``found`` is what the services go on from."""
-    rows: dict[object, CandidateRow] = {}
+    rows: dict[object, Way] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
-        way = (choice.strategy, choice.codec, choice.engine, choice.members)
-        if way not in rows and (len(rows) < MOST_ROWS or choice.alone):
-            rows[way] = row_of(planning, index, candidate)
+        if choice.way not in rows and (len(rows) < MOST_ROWS or choice.alone):
+            rows[choice.way] = way_of(planning, index, candidate)
     reasons = tuple(sentence(reason) for reason in planning.reasons)
     if planning.chosen is None:
         return Strategy(tuple(rows.values()), reasons, status=Status.FAILED, planning=found,
@@ -147,53 +146,29 @@ def ranked(planning: Planning, found: object) -> Strategy:
 
 def _only_way(found: Forecast) -> Strategy:
     name = found.found.names[0]
-    row = CandidateRow("0", "alone", Status.OK, "recommended", over=name, members=(name,), alone=True, recommended=True)
-    return Strategy((row,), (f"{name} is the only machine: it trains alone",), status=Status.OK, planning=found)
+    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="hub", members=(name,))), recommended=True)
+    return Strategy((way,), (f"{name} is the only machine: it trains alone",), status=Status.OK, planning=found)
 
 
-def moved(found: Forecast, index: int, steps: int) -> CandidateRow:
-    """Return a row of the ranking with another H.
+def moved(found: Forecast, index: int, steps: int) -> Way:
+    """Return a way of the ranking with another H.
 
     Raises:
         BadInput: that H cannot be.
     """
     candidate = found.at(index, steps)
     assert found.planning is not None  # at() has refused
-    return row_of(found.planning, index, candidate)
+    return way_of(found.planning, index, candidate)
 
 
-def row_of(planning: Planning, index: int, candidate: Candidate) -> CandidateRow:
-    """Return a row of the ranking; ``candidate`` is that of the index, or the same with another H."""
-    choice, recommended = candidate.choice, index == planning.chosen
-    over = choice.members[0] if choice.alone else "torch" if choice.engine == "torch" else f"hub {choice.hub}"
-    return CandidateRow(
-        key=str(index),
-        name="alone" if choice.alone else f"{choice.strategy} {choice.codec}",
-        status=Status.OK if candidate.fits else Status.FAILED,
-        words=_word(candidate, recommended),
-        cause="" if candidate.fits else "it needs more memory than is free",
-        index=index,
-        over=over,
-        members=choice.members,
-        predicted=candidate.predicted,
-        step_seconds=candidate.step,
-        steps=candidate.steps,
-        samples=candidate.global_batch,
+def way_of(planning: Planning, index: int, candidate: Candidate) -> Way:
+    """Return a way of the ranking; ``candidate`` is that of the index, or the same with another H."""
+    choice = candidate.choice
+    return Way(
+        candidate,
+        index,
         same_loss_seconds=planning.same_loss_seconds(candidate),
-        speed_up=candidate.speed_up,
-        useful_speed_up=candidate.useful_speed_up,
-        communication=candidate.exposed / candidate.step if candidate.step else 0.0,
-        bytes_per_hour=candidate.bytes_per_hour,
-        loss_increase=candidate.loss_increase,
-        interval=choice.interval,
         best_interval=planning.ranking[index].choice.interval,
         periodic=candidate.predicted and not choice.alone and bool(known_costs(choice).interval_option),
-        alone=choice.alone,
-        recommended=recommended,
+        recommended=index == planning.chosen,
     )
-
-
-def _word(candidate: Candidate, recommended: bool) -> str:
-    if not candidate.predicted:
-        return "not predicted"
-    return "recommended" if recommended else "fits" if candidate.fits else "does not fit"

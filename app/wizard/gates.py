@@ -76,7 +76,7 @@ def _job(state: WizardState) -> tuple[str, ...]:
     job = state.job
     if job.status in _UNSETTLED:
         return ("the profile is being read",)
-    wrong = [f"{row.name}: {row.cause}" for row in job.options if row.status is Status.FAILED]
+    wrong = [f"{option.name}: {option.problem}" for option in job.options if option.problem]
     data = [job.data.cause] if job.data.status is Status.FAILED else []
     return (*([job.cause] if job.status is Status.FAILED else []), *wrong, *data)
 
@@ -88,7 +88,7 @@ def _strategy(state: WizardState) -> tuple[str, ...]:
     if found.status in _UNSETTLED:
         return () if needs_no_figures(state) else ("the machines are being measured",)
     chosen = state.chosen
-    return (f"{chosen.name}: {chosen.cause}",) if chosen is not None and chosen.status is Status.FAILED else ()
+    return (f"{chosen.choice.name}: {chosen.problem}",) if chosen is not None and chosen.problem else ()
 
 
 def _plan(state: WizardState) -> tuple[str, ...]:

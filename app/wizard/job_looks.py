@@ -8,7 +8,8 @@ from pathlib import Path
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers
-from app.wizard.state import CheckRow, DataRow, FitRow, Job, MachineRow, OptionRow, Status
+from app.wizard.state import CheckRow, DataRow, FitRow, Job, JobOption, MachineRow, Status
+from app.wizard.training_rows import MAIN
 from distributed.checks.job_findings import memory_level
 from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import estimated_bytes
@@ -17,14 +18,12 @@ from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library
-from profiles.options import OptionSpec, canonical, check_value, less_memory, options
+from profiles.options import canonical, check_value, less_memory, options
 from profiles.resolve import Resolved
 from profiles.schema import Profile
 from training.memory_limit import total_memory
 from training.tasks.published_models import usable_profile
 
-MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
-"""Options that everybody sees; the others are folded under "advanced"."""
 _OWN = ("hosts", "workers", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
@@ -74,7 +73,13 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         named = f"'{given[guilty]}': " if guilty in ("model", "dataset") else ""  # an option's row has it beside it
         problems[guilty] = f"{named}{error.problem}" if guilty else error.message
     rows = [
-        _option(spec, current, plain, given.get(spec.name), problems.get(spec.name, ""))
+        JobOption(
+            spec,
+            given.get(spec.name, current.value(spec.name)),
+            plain.value(spec.name),
+            problems.get(spec.name, ""),
+            spec.name in given,
+        )
         for spec in options()
         if spec.name not in _OWN and (spec.is_read_by(current.profile.model.task) or spec.name in given)
     ]
@@ -107,25 +112,6 @@ def _problem(name: str, text: str) -> str:
         return check_value(name, text) or ""
     except KeyError:
         return "there is no such option"
-
-
-def _option(spec: OptionSpec, current: Resolved, plain: Resolved, given: str | None, problem: str) -> OptionRow:
-    return OptionRow(
-        key=spec.name,
-        name=spec.name,
-        status=Status.FAILED if problem else Status.OK,
-        cause=problem,
-        fix=spec.limits if problem else "",
-        value=given if given is not None else current.value(spec.name),
-        default=plain.value(spec.name),
-        help=spec.help,
-        unit=spec.unit,
-        type=spec.type,
-        choices=spec.choices,
-        limits=spec.limits,
-        advanced=spec.name not in MAIN,
-        changed=given is not None,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- data

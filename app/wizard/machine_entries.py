@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from app.wizard.outside import OUTSIDE, ThisComputer
-from app.wizard.state import MachineRow, PathRow, Status
+from app.wizard.state import MachineRow, Status
 from app.wizard.this_computer import LONGEST_NAME, here_details, plain_name
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
@@ -114,10 +114,7 @@ class Naming:
             memory=details.memory,
             system=details.system,
             found_by=tuple(origin.value for origin in machine.found_by),
-            paths=tuple(
-                PathRow(p.endpoint.where, p.endpoint.kind.value, p.endpoint.interface, p.status is Seen.ONLINE)
-                for p in machine.paths
-            ),
+            paths=machine.paths,
             fingerprint=machine.fingerprint,
             aliases=self._aliases(machine),
             python=entry.python,

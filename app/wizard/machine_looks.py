@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from app.wizard.assessment import of_findings
 from app.wizard.machine_entries import HERE_KEY, hosts_of, machine_of
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.state import AccessRow, CheckRow, FindingRow, LinkRow, MachineRow, Need, Status
+from app.wizard.state import AccessRow, CheckRow, MachineRow, Need, Status
 from distributed.checks.examination import Examined
 from distributed.checks.findings import Finding
-from distributed.discovery.network_interfaces import PathKind, interface_kind
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Wish
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
-from profiles.counts import counted
 from profiles.errors import MachinesNotReady, MusterError
 from profiles.schema import Profile
 
 Tell = Callable[[str], None]
-_LEVELS = {"ok": Status.OK, "warning": Status.WARNING, "problem": Status.FAILED}
 _WORDS = {
     "unknown_host_key": "first meeting", "host_key_changed": "key changed", "port_closed": "port closed",
     "name_unknown": "name unknown", "no_route": "no route", "timeout": "no answer", "not_ssh": "not SSH",
     "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
     "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",
 }  # fmt: skip
-ASYMMETRIC = 1.5
-"""Times that one direction of a link is faster than the other, from which it is worth a word."""
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
@@ -127,51 +123,25 @@ def mend(rows: Sequence[MachineRow], task: str, tell: Tell, outside: Outside = O
 
 
 def _check(row: MachineRow, one: Examined) -> CheckRow:
-    findings = tuple(_finding(finding) for finding in one.findings)
-    failing = [finding for finding in findings if finding.status is Status.FAILED]
-    warnings = [finding for finding in findings if finding.status is Status.WARNING]
-    worst = next(iter(failing or warnings), None)
-    words = f"{len(failing)} to mend" if failing else counted(len(warnings), "warning") if warnings else "ready"
+    found = of_findings(one.findings)
     return CheckRow(
-        key=row.key,
-        name=row.name,
-        status=worst.status if worst else Status.OK,
-        words=words.replace("1 warnings", "1 warning"),
-        cause=worst.cause if worst else "",
-        fix=worst.fix if worst else "",
-        findings=findings,
-        fixable=any(finding.safe for finding in failing),
-        memory=one.memory,
-    )
+        row.key, row.name, found.status, found.words, found.cause, found.fix, findings=tuple(one.findings),
+        fixable=any(finding.safe and finding.level == "problem" for finding in one.findings), memory=one.memory,
+    )  # fmt: skip
 
 
-def _finding(finding: Finding) -> FindingRow:
-    status = _LEVELS[finding.level]
-    return FindingRow(
-        key=finding.check,
-        name=finding.check,
-        status=status,
-        cause=finding.seen if status is not Status.OK else "",
-        fix=finding.fix,
-        seen=finding.seen,
-        needed=finding.needed,
-        safe=finding.safe,
-    )
-
-
-def doctor_rows(outside: Outside = OUTSIDE) -> tuple[FindingRow, ...]:
+def doctor(outside: Outside = OUTSIDE) -> tuple[Finding, ...]:
     """Look at this computer."""
     here = MachineRow(HERE_KEY, outside.this_computer().name, here=True)
-    rows = check_rows([here], "whisper", (), outside)
-    return rows[0].findings
+    return check_rows([here], "whisper", (), outside)[0].findings
 
 
 # --------------------------------------------------------------------------------------------------------------- links
 
 
-def link_rows(
+def measure_links(
     rows: Sequence[MachineRow], profile: Profile, trusted: Sequence[str], tell: Tell, outside: Outside = OUTSIDE
-) -> list[LinkRow]:
+) -> Sequence[PairFigures]:
     """Measure every pair, or take what is known and fresh.
 
     Raises:
@@ -179,58 +149,7 @@ def link_rows(
     """
     machines = outside.ready(hosts_of(rows), profile.model.task, trust_in(trusted))
     try:
-        found = outside.measure(machines, profile, Wish(links=True, machines=False), tell)
+        return outside.measure(machines, profile, Wish(links=True, machines=False), tell).pairs
     finally:
         for link, _ in machines:
             link.close()
-    return [_link(pair) for pair in found.pairs]
-
-
-def _link(pair: PairFigures) -> LinkRow:
-    key, name = f"{pair.source}|{pair.target}", f"{pair.source} - {pair.target}"
-    figures = pair.figures
-    if figures is None:
-        return LinkRow(key, name, Status.FAILED, "nothing passes", pair.problem or "nothing passes between the two",
-                       "does a firewall stand between? Runs over the hub need the way to this computer only",
-                       pair.source, pair.target)  # fmt: skip
-    warnings = tuple(_warnings(pair))
-    return LinkRow(
-        key=key,
-        name=name,
-        status=Status.WARNING if warnings else Status.OK,
-        cause=warnings[0] if warnings else "",
-        fix="a cable would help most" if figures.wireless or figures.wireless_back else "",
-        source=pair.source,
-        target=pair.target,
-        mbit=figures.mbit,
-        mbit_back=figures.mbit_back,
-        rtt_ms=figures.rtt_ms,
-        path=_path(pair),
-        warnings=warnings,
-    )
-
-
-def _path(pair: PairFigures) -> str:
-    figures = pair.figures
-    assert figures is not None
-    ways = f", the fastest of {len(figures.paths)} ways" if len(figures.paths) > 1 else ""
-    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){ways}"
-
-
-def _warnings(pair: PairFigures) -> list[str]:
-    figures = pair.figures
-    assert figures is not None
-    found = []
-    wireless = [n for n, on in ((pair.source, figures.wireless), (pair.target, figures.wireless_back)) if on]
-    if wireless:
-        found.append(f"Wi-Fi: {' and '.join(wireless)}")
-    slow, fast = sorted((figures.mbit, figures.mbit_back))
-    if fast > ASYMMETRIC * slow:
-        found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
-    if any(interface_kind(name, {}) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
-        found.append("goes through a VPN")
-    if pair.busy:
-        found.append(f"others moved {figures.other_mbit:.0f} Mbit/s there meanwhile: measure again when it is idle")
-    if max(figures.loss, figures.loss_back) > 0.01:
-        found.append(f"{100 * max(figures.loss, figures.loss_back):.1f} % was lost and sent again")
-    return found

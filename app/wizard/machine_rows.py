@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.discovery.machine_identity import FoundPath
+    from distributed.measuring.link_figures import PairFigures
+    from training.runs import RunSummary
 
 
 class Status(str, Enum):
@@ -61,30 +67,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class RunRow(Row):
-    """A run that can be attached to; ``key`` is its id, ``name`` its profile."""
-
-    path: str = ""
-    started: str = ""
-    live: bool = False
-    next: tuple[str, ...] = ()
-    """What to type to use its model."""
-
-
-_ENDINGS = {
-    "completed": Status.OK,
-    "cancelled": Status.STOPPED,
-    "failed": Status.FAILED,
-    "damaged": Status.FAILED,
-}
-
-
-def status_of_run(word: str, live: bool) -> Status:
-    """Return how a run is drawn; ``word``: the status that a list of runs gives it."""
-    return Status.WORKING if live else _ENDINGS.get(word, Status.WARNING)
-
-
-@dataclass(frozen=True)
 class Presence:
     """One machine of a saved profile."""
 
@@ -109,25 +91,13 @@ class ProfileRow(Row):
 
 @dataclass(frozen=True)
 class Home(Part):
-    runs: tuple[RunRow, ...] = ()
+    runs: tuple[RunSummary, ...] = ()
     profiles: tuple[ProfileRow, ...] = ()
-    doctor: tuple[FindingRow, ...] = ()
+    doctor: tuple[Finding, ...] = ()
     """What the doctor found on this computer; empty: not asked."""
 
 
 # ------------------------------------------------------------------------------------------------------------ machines
-
-
-@dataclass(frozen=True)
-class PathRow:
-    """One way to a machine."""
-
-    where: str
-    """Address and port."""
-    kind: str = ""
-    """``wired``, ``wifi``, ``vpn``, ...: see ``distributed.discovery.network_interfaces.PathKind``."""
-    interface: str = ""
-    online: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +113,7 @@ class MachineRow(Row):
     memory: str = ""
     system: str = ""
     found_by: tuple[str, ...] = ()
-    paths: tuple[PathRow, ...] = ()
+    paths: tuple[FoundPath, ...] = ()
     fingerprint: str = ""
     aliases: tuple[str, ...] = ()
     """Keys it had before its host key was seen; a choice made then still holds."""
@@ -195,20 +165,10 @@ class AccessRow(Row):
 
 
 @dataclass(frozen=True)
-class FindingRow(Row):
-    """One thing that was looked at on one machine; ``key`` and ``name`` say what."""
-
-    seen: str = ""
-    needed: str = ""
-    safe: bool = False
-    """Whether ``Fix`` may mend it from here."""
-
-
-@dataclass(frozen=True)
 class CheckRow(Row):
     """All findings of one machine; ``key`` is the machine's."""
 
-    findings: tuple[FindingRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
     fixable: bool = False
     """Whether any finding can be mended from here."""
     memory: tuple[int, int] = (0, 0)
@@ -219,22 +179,8 @@ class CheckRow(Row):
 
 
 @dataclass(frozen=True)
-class LinkRow(Row):
-    """One pair of machines; ``key`` is ``source|target``, by the machines' names."""
-
-    source: str = ""
-    target: str = ""
-    mbit: float = 0.0
-    mbit_back: float = 0.0
-    rtt_ms: float = 0.0
-    path: str = ""
-    """The way that was chosen and why."""
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Links(Part):
-    rows: tuple[LinkRow, ...] = ()
+    rows: tuple[PairFigures, ...] = ()
     names: tuple[str, ...] = ()
     """Machines of the matrix, in order."""
     progress: tuple[str, ...] = ()

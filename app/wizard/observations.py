@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from app.wizard.services import Sight
-from app.wizard.state import (
-    AccessRow,
-    CandidateRow,
-    CheckRow,
-    DataRow,
-    FindingRow,
-    FitRow,
-    Home,
-    Job,
-    Launch,
-    LinkRow,
-    MachineRow,
-    Plan,
-    Strategy,
-)
+from app.wizard.state import Launch
 
 
 class Kind(str, Enum):
@@ -88,19 +75,12 @@ class WatchFailed:
     fix: str = ""
 
 
-Found = (
-    Home | Job | Strategy | Plan | Launch | AccessRow | CandidateRow | DataRow
-    | tuple[FindingRow, ...] | tuple[MachineRow, ...] | tuple[CheckRow, ...] | tuple[LinkRow, ...]
-    | tuple[FitRow, ...] | tuple[str, ...] | str | None
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Done:
     """A task's result, of the type that the service's method returns."""
 
     task: Task
-    found: Found
+    found: Any
 
 
 @dataclass(frozen=True)

@@ -280,8 +280,8 @@ def _choose(state: State, action: do.ChooseStrategy) -> State:
     row = next((row for row in state.strategy.rows if row.index == action.index), None)
     if row is None:
         return _notice(state, "there is no such way")
-    if row.status is Status.FAILED:
-        return _notice(state, f"{row.name}: {row.cause or row.label}")
+    if row.problem:
+        return _notice(state, f"{row.choice.name}: {row.problem}")
     return _answer(state, strategy="" if row.recommended else row.identity)
 
 

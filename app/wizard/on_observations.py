@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.wizard import observations as seen
+from app.wizard.assessment import of_pair
 from app.wizard.observations import Kind, Task
 from app.wizard.on_actions import INSTALLING
 from app.wizard.slots import needs_no_figures, stamp
@@ -268,9 +269,9 @@ def _repaired(state: State, task: Task, found: Any) -> State:
 
 
 def _links(state: State, task: Task, found: Any) -> State:
-    rows = tuple(found)
-    weak = any(row.status in (Status.WARNING, Status.FAILED) for row in rows)
-    return replace(state, links=replace(state.links, rows=rows, status=Status.WARNING if weak else Status.OK))
+    pairs = tuple(found)
+    weak = any(of_pair(pair).status is not Status.OK for pair in pairs)
+    return replace(state, links=replace(state.links, rows=pairs, status=Status.WARNING if weak else Status.OK))
 
 
 def _job(state: State, task: Task, found: Any) -> State:

@@ -11,6 +11,7 @@ from app.console import command_line
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.actions import Action
+from app.wizard.assessment import of_finding
 from app.wizard.engine import Wizard
 from app.wizard.gates import blockers, measures
 from app.wizard.prompts import Prompter, prompter
@@ -21,7 +22,7 @@ from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 
 Watch = Callable[[Path], int]
-R = TypeVar("R", bound=Row)
+R = TypeVar("R")
 PATIENCE = 600.0
 """Seconds that a step's work may be silent before the person is asked again."""
 LOOK_FOR = 3.0
@@ -137,7 +138,8 @@ class Conversation:
         if answer == "d":
             self._do(do.Doctor())
             self._until(lambda state: bool(state.home.doctor) or bool(state.notice))
-            self._say(f"  {row.name}: {row.status.value}, {row.seen}" for row in self._state.home.doctor)
+            found = self._state.home.doctor
+            self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in found)
         elif answer == "1":
             self._do(do.NewSetup())
         else:
@@ -266,8 +268,8 @@ class Conversation:
         elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
             self._do(do.SetInterval(int(answer[2:])))
             self._until(lambda state: "predicting" not in state.busy, 10.0)
-        elif (row := _numbered(self._state.strategy.rows, answer)) is not None:
-            self._do(do.ChooseStrategy(row.index))
+        elif (way := _numbered(self._state.strategy.rows, answer)) is not None:
+            self._do(do.ChooseStrategy(way.index))
         elif answer != "b":
             self._ask.say("that is none of the ways")
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from app.console import bytes_text, command_line, duration_text
+from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.gates import MEASURES
 from app.wizard.state import (
     AccessRow,
-    CandidateRow,
     CheckRow,
     Job,
+    JobOption,
     Launch,
     Links,
     MachineRow,
-    OptionRow,
     Plan,
     Row,
     Status,
+    Way,
     WizardState,
 )
 from profiles.counts import counted
@@ -27,7 +28,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
     """Runs that live, and what to choose from."""
     for run in state.home.runs:
         if run.live:
-            yield f"live: {run.name}, since {run.started}; watch it with: {command_line('attach', run.key)}"
+            yield f"live: {run.profile}, since {started_text(run)}; watch it with: {command_line('attach', run.run_id)}"
     yield "  1  a new set-up"
     for number, row in enumerate(state.home.profiles, 2):
         present = sum(machine.present is True for machine in row.machines)
@@ -55,7 +56,7 @@ def _about(row: MachineRow) -> Iterator[str]:
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
         more = f" and {counted(len(online) - 1, 'more way')}" if len(online) > 1 else ""
-        yield f"{online[0].where} over {online[0].kind}{more}"
+        yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{more}"
 
 
 def access_lines(rows: Iterable[AccessRow]) -> Iterator[str]:
@@ -67,21 +68,24 @@ def access_lines(rows: Iterable[AccessRow]) -> Iterator[str]:
 
 def check_lines(rows: Iterable[CheckRow]) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
-        fine = sum(finding.status is Status.OK for finding in row.findings)
+        fine = sum(finding.level == "ok" for finding in row.findings)
         yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} findings are fine"
         for finding in row.findings:
-            if finding.status is not Status.OK:
+            if finding.level != "ok":
                 needed = f"; needed: {finding.needed}" if finding.needed else ""
-                yield f"     {finding.status.value}: {finding.name}: {finding.seen}{needed}"
-                yield from _fix(finding)
+                yield f"     {of_finding(finding).label}: {finding.check}: {finding.seen}{needed}"
+                yield from _fix_text(finding.fix)
 
 
 def link_lines(links: Links) -> Iterator[str]:
-    for row in links.rows:
-        speed = f"{row.mbit:.0f} Mbit/s there, {row.mbit_back:.0f} back, {row.rtt_ms:.1f} ms"
-        way = f", over {row.path}" if row.path else ""
-        yield f"  {row.source} to {row.target}: {speed if row.mbit else row.label}{way}"
-        yield from (f"     warning: {text}" for text in row.warnings)
+    for pair in links.rows:
+        ends, figures = f"  {pair.source} to {pair.target}", pair.figures
+        if figures is None:
+            yield f"{ends}: {of_pair(pair).label}"
+        else:
+            speed = f"{figures.mbit:.0f} Mbit/s there, {figures.mbit_back:.0f} back, {figures.rtt_ms:.1f} ms"
+            yield f"{ends}: {speed}, over {path_of(pair)}"
+        yield from (f"     warning: {text}" for text in warnings_of(pair))
     if links.cause:
         yield f"  {links.cause}"
 
@@ -98,48 +102,49 @@ def job_lines(job: Job, profile: str) -> Iterator[str]:
         size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
-    yield from (_option(row) for row in job.options if not row.advanced or row.changed)
+    yield from (_option(option) for option in job.options if not option.advanced or option.changed)
 
 
 def all_option_lines(job: Job) -> Iterator[str]:
     """Every option with what it means."""
-    yield from (f"{_option(row)}: {row.help}" for row in job.options)
+    yield from (f"{_option(option)}: {option.spec.help}" for option in job.options)
 
 
-def _option(row: OptionRow) -> str:
-    mark = ", changed" if row.changed else ""
-    wrong = f": WRONG, {row.cause}" if row.cause else ""
-    return f"  {row.name} = {row.value}{f' {row.unit}' if row.unit and row.value else ''}{mark}{wrong}"
+def _option(option: JobOption) -> str:
+    unit = f" {option.spec.unit}" if option.spec.unit and option.value else ""
+    wrong = f": WRONG, {option.problem}" if option.problem else ""
+    return f"  {option.name} = {option.value}{unit}{', changed' if option.changed else ''}{wrong}"
 
 
 def strategy_lines(state: WizardState) -> Iterator[str]:
     found = state.strategy
     yield from (f"  {text}" for text in found.reasons[:3])
     chosen = state.chosen
-    if any(row.step_seconds for row in found.rows):
+    if any(way.candidate.step for way in found.rows):
         yield "  times are until the loss that the fastest machine alone ends with"
-    for number, row in enumerate(found.rows, 1):
-        mark = "chosen, " if row is chosen else ""
-        mark += "recommended, " if row.recommended else ""
-        yield f"{number:>3}  {row.name} over {row.over}: {mark}{candidate_words(row)}"
+    for number, way in enumerate(found.rows, 1):
+        mark = "chosen, " if way is chosen else ""
+        mark += "recommended, " if way.recommended else ""
+        yield f"{number:>3}  {way.choice.name} over {way.choice.over}: {mark}{way_words(way)}"
     if found.cause:
         yield f"  {found.cause}"
         yield from _fix_text(found.fix)
 
 
-def candidate_words(row: CandidateRow) -> str:
-    if row.status is Status.FAILED:
-        return row.cause
-    if not row.step_seconds:
+def way_words(way: Way) -> str:
+    found = way.candidate
+    if way.problem:
+        return way.problem
+    if not found.step:
         return "not measured"
     parts = [
-        duration_text(row.same_loss_seconds),
-        f"{row.step_seconds:.3g} s a step of {counted(row.samples, 'sample')}",
+        duration_text(way.same_loss_seconds),
+        f"{found.step:.3g} s a step of {counted(found.global_batch, 'sample')}",
     ]
-    if not row.alone:
-        parts += [f"{row.useful_speed_up:.2f} times as fast", f"{100 * row.communication:.0f} % waiting",
-                  f"{bytes_text(row.bytes_per_hour)} an hour"]  # fmt: skip
-    return ", ".join([*parts, *([f"H = {row.interval}"] if row.periodic else [])])
+    if not way.choice.alone:
+        parts += [f"{found.useful_speed_up:.2f} times as fast", f"{100 * found.waiting:.0f} % waiting",
+                  f"{bytes_text(found.bytes_per_hour)} an hour"]  # fmt: skip
+    return ", ".join([*parts, *([f"H = {way.interval}"] if way.periodic else [])])
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

@@ -10,7 +10,7 @@ from app.wizard.job_looks import WAYS, resolved
 from app.wizard.keeping import Keeping, as_saved, keeping, shown
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import Request
-from app.wizard.state import CandidateRow, ChangeRow, Plan, Status
+from app.wizard.state import ChangeRow, Plan, Status, Way
 from distributed.planning.document import Planning
 from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned
@@ -49,7 +49,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
         ports=tuple(_ports(request, profile, engine if together else "", hub_place(request, kept, planning))),
-        seconds=(request.chosen.total_seconds or None) if request.chosen is not None else None,
+        seconds=(request.chosen.seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
         encrypted=tuple(_encrypted(request, engine, together)),
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
@@ -102,13 +102,13 @@ def _fitted(profile: Profile, request: Request) -> Iterator[ChangeRow]:
         yield _change("fit", "~", "every machine", line)
 
 
-def way_in_words(chosen: CandidateRow | None, request: Request) -> str:
+def way_in_words(chosen: Way | None, request: Request) -> str:
     """Return how the machines work together, in a few words."""
-    if chosen is None or chosen.alone:
-        name = chosen.members[0] if chosen is not None else request.machines[0].name
-        return f"{name} alone"
+    if chosen is None or chosen.choice.alone:
+        return f"{chosen.choice.over if chosen is not None else request.machines[0].name} alone"
+    choice = chosen.choice
     interval = f", one exchange every {chosen.interval} steps" if chosen.periodic else ", an exchange in every step"
-    return f"{len(chosen.members)} machines with {chosen.name} over {chosen.over}{interval}"
+    return f"{len(choice.members)} machines with {choice.name} over {choice.over}{interval}"
 
 
 def _bytes(run: RunPlan, outside: Outside) -> int:

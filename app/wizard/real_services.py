@@ -6,31 +6,30 @@ Everything heavy is imported by the call that needs it, so that Home is painted 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.console import command_line
-from app.wizard.machine_rows import status_of_run
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.services import JobAnswers, Request, Sight, Tell, Watch
 from app.wizard.state import (
     AccessRow,
-    CandidateRow,
     CheckRow,
     DataRow,
-    FindingRow,
     FitRow,
     Home,
     Job,
     Launch,
-    LinkRow,
     MachineRow,
     Plan,
-    RunRow,
     Status,
     Strategy,
+    Way,
 )
+
+if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.measuring.link_figures import PairFigures
 
 RUNS = 20
 
@@ -62,14 +61,13 @@ class RealServices:
         from app.wizard.saved_profiles import profile_rows
         from training.runs import list_runs
 
-        runs = tuple(_run_row(run) for run in list_runs(self._output)[:RUNS])
-        rows = tuple(sorted(runs, key=lambda row: not row.live))
-        return Home(runs=rows, profiles=profile_rows(self._config), status=Status.OK)
+        runs = tuple(sorted(list_runs(self._output)[:RUNS], key=lambda run: not run.live))
+        return Home(runs=runs, profiles=profile_rows(self._config), status=Status.OK)
 
-    def doctor(self) -> Sequence[FindingRow]:
-        from app.wizard.machine_looks import doctor_rows
+    def doctor(self) -> Sequence[Finding]:
+        from app.wizard.machine_looks import doctor
 
-        return doctor_rows(self.outside)
+        return doctor(self.outside)
 
     def watch(self, see: Callable[[Sight], None]) -> Watch:
         from app.wizard.lookout import Lookout
@@ -113,12 +111,12 @@ class RealServices:
 
         mend(machines, self._task(job), tell, self.outside)
 
-    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         from app.wizard.job_looks import resolved
-        from app.wizard.machine_looks import link_rows
+        from app.wizard.machine_looks import measure_links
 
         profile = resolved(job, self._config, complete=False).profile
-        return link_rows(machines, profile, self._trusted, tell, self.outside)
+        return measure_links(machines, profile, self._trusted, tell, self.outside)
 
     def _task(self, job: JobAnswers) -> str:
         from app.wizard.job_looks import resolved
@@ -152,7 +150,7 @@ class RealServices:
         profile = resolved(request.job, self._config).profile
         return strategy_of(make_forecast(request, profile, tell, self.outside))
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+    def with_interval(self, planning: Any, index: int, steps: int) -> Way:
         from app.wizard.forecasting import moved
 
         return moved(planning, index, steps)
@@ -186,21 +184,3 @@ class RealServices:
 
     def close(self) -> None:
         """Nothing is held between calls."""
-
-
-def _run_row(run: Any) -> RunRow:
-    """``run``: a :class:`training.runs.RunSummary`."""
-    from app.report import what_next
-
-    row = RunRow(
-        key=run.run_id,
-        name=run.profile,
-        status=status_of_run(run.status, run.live),
-        words=run.status,
-        cause=run.damage,
-        path=str(run.path),
-        started=run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else "",
-        live=run.live,
-        next=what_next(run),
-    )
-    return row if not run.damage else replace(row, fix="look into its folder, or remove it")

@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.wizard.state import (
     AccessRow,
-    CandidateRow,
     CheckRow,
     DataRow,
-    FindingRow,
     FitRow,
     Home,
     Job,
     Launch,
-    LinkRow,
     MachineRow,
     Machines,
     Plan,
     Presence,
     Strategy,
+    Way,
 )
+
+if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.measuring.link_figures import PairFigures
 
 Tell = Callable[[str], None]
 """Hears a line for each thing that was done or began."""
@@ -49,7 +51,7 @@ class Request:
     """That take part; this computer alone or others with or without it."""
     job: JobAnswers
     preference: str = "fastest"
-    chosen: CandidateRow | None = None
+    chosen: Way | None = None
     """With its interval as the person left it; ``None``: nothing was predicted."""
     save_as: str = ""
     trusted: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class Services(Protocol):
     def home(self) -> Home:
         """Return live and recent runs, and profiles, the newest first."""
 
-    def doctor(self) -> Sequence[FindingRow]:
+    def doctor(self) -> Sequence[Finding]:
         """Look at this computer."""
 
     def watch(self, see: Callable[[Sight], None]) -> Watch:
@@ -112,7 +114,7 @@ class Services(Protocol):
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         """Mend what is safe to mend there; ``check`` names one finding, empty: all."""
 
-    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         """Measure every pair, or return what is known and fresh."""
 
     def job(self, answers: JobAnswers) -> Job:
@@ -127,7 +129,7 @@ class Services(Protocol):
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         """Measure what is not known yet, and rank all ways to train."""
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+    def with_interval(self, planning: Any, index: int, steps: int) -> Way:
         """Predict a candidate with another H; pure and quick."""
 
     def plan(self, request: Request) -> Plan:

@@ -11,38 +11,34 @@ from dataclasses import dataclass, field
 from app.wizard.machine_rows import (
     AccessRow,
     CheckRow,
-    FindingRow,
     Home,
-    LinkRow,
     Links,
     MachineRow,
     Machines,
     Need,
-    PathRow,
     Presence,
     ProfileRow,
     Row,
-    RunRow,
     Status,
 )
 from app.wizard.steps import Step
 from app.wizard.training_rows import (
-    CandidateRow,
     ChangeRow,
     DataRow,
     FitRow,
     Job,
+    JobOption,
     Launch,
     LaunchRow,
-    OptionRow,
     Plan,
     Strategy,
+    Way,
 )
 
 __all__ = [
-    "AccessRow", "Answers", "CandidateRow", "ChangeRow", "CheckRow", "DataRow", "FindingRow", "FitRow", "Home",
-    "Job", "Launch", "LaunchRow", "LinkRow", "Links", "MachineRow", "Machines", "Need", "OptionRow", "PathRow",
-    "Plan", "Presence", "ProfileRow", "Row", "RunRow", "Status", "Strategy", "WizardState",
+    "AccessRow", "Answers", "ChangeRow", "CheckRow", "DataRow", "FitRow", "Home", "Job", "JobOption", "Launch",
+    "LaunchRow", "Links", "MachineRow", "Machines", "Need", "Plan", "Presence", "ProfileRow", "Row", "Status",
+    "Strategy", "Way", "WizardState",
 ]  # fmt: skip
 
 
@@ -63,7 +59,7 @@ class Answers:
     """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
     preference: str = "fastest"
     strategy: str = ""
-    """``CandidateRow.identity`` of the chosen way; empty: the recommended one."""
+    """``Way.identity`` of the chosen way; empty: the recommended one."""
     interval: int = 0
     """Chosen H; 0: as recommended."""
     save_as: str = ""
@@ -128,7 +124,7 @@ class WizardState:
         return any(not row.here for row in self.picked)
 
     @property
-    def chosen(self) -> CandidateRow | None:
+    def chosen(self) -> Way | None:
         """The way to train that will be taken."""
         rows = self.strategy.rows
         wanted = self.answers.strategy

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.wizard.machine_rows import Part, Row, Status
+
+if TYPE_CHECKING:  # modules that load pydantic, which the first screen does without
+    from distributed.planning.document import Candidate, Choice
+    from profiles.options import OptionSpec
 
 # ----------------------------------------------------------------------------------------------------------------- job
 
 
-@dataclass(frozen=True)
-class OptionRow(Row):
-    """One option of the profile; ``key`` and ``name`` are its name. A value that does not fit has a cause."""
+MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
+"""Options that everybody sees; the others are folded under "advanced"."""
 
-    value: str = ""
-    default: str = ""
+
+@dataclass(frozen=True)
+class JobOption:
+    """One option of the profile with its value in this job."""
+
+    spec: OptionSpec
+    value: str
+    default: str
     """What the profile says without the person's change."""
-    help: str = ""
-    unit: str = ""
-    type: str = "text"
-    choices: tuple[str, ...] = ()
-    limits: str = ""
-    advanced: bool = False
+    problem: str = ""
+    """Why the value does not fit; empty where it does."""
     changed: bool = False
     """By the person."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def advanced(self) -> bool:
+        return self.name not in MAIN
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class FitRow(Row):
 
 @dataclass(frozen=True)
 class Job(Part):
-    options: tuple[OptionRow, ...] = ()
+    options: tuple[JobOption, ...] = ()
     """All options with their values; main ones first, then the advanced."""
     models: tuple[str, ...] = ()
     """Names to choose ``model`` from; a path or hub name does as well."""
@@ -68,50 +81,48 @@ class Job(Part):
 
 
 @dataclass(frozen=True)
-class CandidateRow(Row):
-    """One way to train and what it should cost; ``key`` is its index, ``name`` the way without H: ``diloco mxfp4``."""
+class Way:
+    """One way to train: a candidate of the ranking, with H as the person left it."""
 
+    candidate: Candidate
     index: int = 0
-    over: str = ""
-    """The machine that trains alone, ``hub NAME``, or ``torch``."""
-    members: tuple[str, ...] = ()
-    predicted: bool = True
-    """``False``: what the strategy costs is not known."""
-    step_seconds: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    """Of one step, of all members together."""
+    """In the ranking."""
     same_loss_seconds: float = 0.0
     """Time to the loss that the best single machine's whole run ends with: what ways compare by."""
-    speed_up: float = 1.0
-    useful_speed_up: float = 1.0
-    communication: float = 0.0
-    """Share of a step that waits for the network."""
-    bytes_per_hour: float = 0.0
-    loss_increase: float = 0.0
-    interval: int = 1
-    """Steps between exchanges, H; ``SetInterval`` moves it."""
     best_interval: int = 1
     """The H that the planner chose for it."""
     periodic: bool = False
     """Whether H can be moved."""
-    alone: bool = False
     recommended: bool = False
 
     @property
-    def total_seconds(self) -> float:
+    def choice(self) -> Choice:
+        return self.candidate.choice
+
+    @property
+    def interval(self) -> int:
+        """Steps between exchanges, H; ``SetInterval`` moves it."""
+        return self.choice.interval
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be taken; empty where it can."""
+        return "" if self.candidate.fits else "it needs more memory than is free"
+
+    @property
+    def seconds(self) -> float:
         """Time of the whole run this way; ways differ in the samples that their runs see."""
-        return self.steps * self.step_seconds
+        return self.candidate.steps * self.candidate.step
 
     @property
     def identity(self) -> str:
         """What tells it from all others, whatever its place in the ranking and its H."""
-        return "|".join((self.name, self.over, *self.members))
+        return "|".join((self.choice.name, self.choice.over, *self.choice.members))
 
 
 @dataclass(frozen=True)
 class Strategy(Part):
-    rows: tuple[CandidateRow, ...] = ()
+    rows: tuple[Way, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why the recommended one; the deciding sentence first."""
     progress: tuple[str, ...] = ()

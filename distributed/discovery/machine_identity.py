@@ -26,6 +26,10 @@ class FoundPath:
     status: Status
     problem: Problem | None
 
+    @property
+    def online(self) -> bool:
+        return self.status is Status.ONLINE
+
 
 @dataclass(frozen=True)
 class FoundMachine:

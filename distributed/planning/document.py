@@ -51,6 +51,23 @@ class Choice(Document):
     def alone(self) -> bool:
         return len(self.members) == 1
 
+    @property
+    def name(self) -> str:
+        """The way without H: ``diloco mxfp4``, or ``alone``."""
+        return "alone" if self.alone else f"{self.strategy} {self.codec}"
+
+    @property
+    def over(self) -> str:
+        """The machine that trains alone, ``hub NAME``, or ``torch``."""
+        if self.alone:
+            return self.members[0]
+        return "torch" if self.engine == "torch" else f"hub {self.hub}"
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What two choices share that differ in the hub or in H only."""
+        return self.strategy, self.codec, self.engine, self.members
+
 
 class MemberForecast(Document):
     """What one member does."""
@@ -112,6 +129,11 @@ class Candidate(Document):
     sources: tuple[str, ...] = ()
     """Keys of :func:`training.strategies.registry.loss_sources`."""
     reasons: tuple[Reason, ...] = ()
+
+    @property
+    def waiting(self) -> float:
+        """Share of a step that waits for the network; 0 where its length is not known."""
+        return self.exposed / self.step if self.step else 0.0
 
 
 class MemberSetting(Document):

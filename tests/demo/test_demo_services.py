@@ -90,7 +90,7 @@ def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard]
     assert state.plan.hash and state.plan.changes and "scripted" in state.plan.cause
     assert state.chosen is not None
     # Of all eight two let nobody in; the planner leaves out who costs more than it adds.
-    assert len(state.chosen.members) == number if number < MOST else len(state.chosen.members) in (5, 6)
+    assert len(state.chosen.choice.members) == number if number < MOST else len(state.chosen.choice.members) in (5, 6)
 
 
 def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]) -> None:
@@ -111,7 +111,7 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
     wizard.do(do.Back())
     wizard.do(do.SetInterval(4 * before.interval))
     after = until_state(wizard, lambda s: s.chosen is not None and s.chosen.interval == 4 * before.interval).chosen
-    assert after is not None and after.bytes_per_hour < before.bytes_per_hour
+    assert after is not None and after.candidate.bytes_per_hour < before.candidate.bytes_per_hour
 
 
 @pytest.mark.slow

@@ -3,50 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from datetime import datetime
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from app.wizard.actions import Action
 from app.wizard.state import (
     AccessRow,
     Answers,
-    CandidateRow,
     ChangeRow,
     CheckRow,
     DataRow,
-    FindingRow,
     FitRow,
     Home,
     Job,
+    JobOption,
     Launch,
     LaunchRow,
-    LinkRow,
     Links,
     MachineRow,
     Machines,
     Need,
-    OptionRow,
-    PathRow,
     Plan,
     Presence,
     ProfileRow,
-    RunRow,
     Status,
     Strategy,
     WizardState,
 )
 from app.wizard.steps import Step
+from distributed.checks.findings import Finding
+from distributed.discovery.machine_identity import FoundPath
+from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.sightings import Status as Seen
+from profiles.options import options_by_name
+from tests.wizard.fake_services import pair, way
+from training.run_metadata import RunMetadata
+from training.runs import RunSummary
 
 OK, BAD, WARN, WAIT = Status.OK, Status.FAILED, Status.WARNING, Status.WAITING
 EVIL = "evil\x1b[31m[bold red]mac\u202e"
 """A name from the network with an escape code, markup and a mark that turns the direction of writing."""
 
+
+def _run(name: str, status: str, start: str, live: bool = False) -> RunSummary:
+    path = Path("output", name)
+    start = datetime.fromisoformat(start).astimezone().isoformat()  # here, as it is shown
+    metadata = RunMetadata.model_validate({"run_id": name[:20], "start_time": start, "profile": name[21:],
+                                           "status": status})  # fmt: skip
+    return RunSummary(path, name[:20], metadata, "", live)
+
+
 HOME = Home(
     (
-        RunRow("20260921-130000-ab12-talk", "talk", OK, "running", path="output/20260921-130000-ab12-talk",
-               started="13:00", live=True),
-        RunRow("20260920-090000-cd34-demo", "demo", OK, "completed", path="output/20260920-090000-cd34-demo",
-               started="yesterday"),
+        _run("20260921-130000-ab12-talk", "running", "2026-09-21T13:00:00", live=True),
+        _run("20260920-090000-cd34-demo", "completed", "2026-09-20T09:00:00"),
     ),
     (
         ProfileRow("talk", "talk", OK, description="saved on 20 September", saved=True,
@@ -57,6 +69,11 @@ HOME = Home(
     status=OK,
 )  # fmt: skip
 
+
+def _path(address: str, interface: str, kind: PathKind, status: Seen = Seen.ONLINE) -> FoundPath:
+    return FoundPath(Endpoint(address, interface, 22, kind), status, None)
+
+
 DESK = MachineRow(
     "SHA256:desk", "desk", OK, "online", address="127.0.0.1", here=True, chip="AMD Ryzen 7", memory="32 GB",
     system="Linux 6.8", found_by=("this computer",),
@@ -64,11 +81,12 @@ DESK = MachineRow(
 STUDIO = MachineRow(
     "SHA256:studio", "studio", OK, "online", address="192.168.7.21", user="ada", chip="Apple M2 Max", memory="64 GB",
     system="macOS 15.4", found_by=("Bonjour", "ssh config"), fingerprint="SHA256:studio",
-    paths=(PathRow("192.168.7.21:22", "wired", "en0", True), PathRow("169.254.7.2:22", "link-local", "en5", True)),
+    paths=(_path("192.168.7.21", "en0", PathKind.WIRED), _path("169.254.7.2", "en5", PathKind.LINK_LOCAL)),
 )  # fmt: skip
 HOSTILE = MachineRow(
     "SHA256:evil", EVIL, BAD, "offline", "no SSH server listens on port 22",
-    "switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",), paths=(PathRow("192.168.7.66:22"),),
+    "switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",),
+    paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Seen.OFFLINE),),
 )  # fmt: skip
 MACHINES = Machines((DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0)
 ANSWERS = Answers(picked=(DESK.key, STUDIO.key), profile="demo")
@@ -97,40 +115,36 @@ ACCESS = (
 )  # fmt: skip
 CHECKS = (
     CheckRow("SHA256:desk", "desk", OK, "ready",
-             findings=(FindingRow("python", "python", OK, seen="3.12.7", needed="3.10 or newer"),)),
+             findings=(Finding("python", "ok", "3.12.7", "3.10 or newer"),)),
     CheckRow("SHA256:studio", "studio", BAD, "not ready", "torch is missing", fixable=True, findings=(
-        FindingRow("torch", "torch", BAD, "missing", "torch is not installed there", "distributed-check --fix",
-                   seen="no torch", needed="2.8.0, as on all machines", safe=True),
-        FindingRow("power", "power", WARN, "battery", "it runs on battery", "plug it in", seen="battery, 64 %",
-                   needed="mains"),
-        FindingRow("disk", "disk", OK, seen="184 GB free", needed="1 GB"),
+        Finding("torch", "problem", "no torch", "2.8.0, as on all machines", "distributed-check --fix", safe=True),
+        Finding("power", "warning", "battery, 64 %", "mains", "plug it in"),
+        Finding("disk", "ok", "184 GB free", "1 GB"),
     )),
 )  # fmt: skip
 LINKS = Links(
     (
-        LinkRow("desk|studio", "desk", OK, source="desk", target="studio", mbit=941, mbit_back=938, rtt_ms=0.42,
-                path="eth0 to 192.168.7.21: the fastest that was measured"),
-        LinkRow("desk|air", "desk", WARN, source="desk", target="air", mbit=211, mbit_back=94, rtt_ms=4.8,
-                path="eth0 to 192.168.7.26", warnings=("Wi-Fi: air", "asymmetric: 211 Mbit/s one way, 94 the other")),
-        LinkRow("studio|air", "studio", WARN, source="studio", target="air", mbit=208, mbit_back=96, rtt_ms=5.1,
-                path="en0 to 192.168.7.26", warnings=("Wi-Fi: air",)),
+        pair("desk", "studio", 941, 938, interface_back="en0", address="192.168.7.21"),
+        pair("desk", "air", 211, 94, rtt_ms=4.8, interface_back="en0", wireless_back=True, address="192.168.7.26"),
+        pair("studio", "air", 208, 160, rtt_ms=5.1, interface="en0", interface_back="en0", wireless_back=True,
+             address="192.168.7.26"),
     ),
     ("desk", "studio", "air"),
     status=OK,
 )  # fmt: skip
 
 
-def _option(name: str, value: str, about: str, **more: Any) -> OptionRow:
-    return OptionRow(name, name, OK, value=value, default=value, help=about, **more)
+def _option(name: str, value: str, **more: Any) -> JobOption:
+    return JobOption(options_by_name()[name], value, **{"default": value, **more})
 
 
 JOB = Job(
     (
-        _option("epochs", "3", "passes over the training data", limits="> 0"),
-        replace(_option("batch_size", "16", "samples in one forward pass"), default="8", changed=True),
-        replace(_option("learning_rate", "5", "peak learning rate"), status=BAD, cause="must be <= 1", changed=True),
-        _option("seed", "1", "of all chances", advanced=True),
-        _option("engine", "auto", "how tensors are exchanged", advanced=True, choices=("auto", "hub", "torch")),
+        _option("epochs", "3"),
+        _option("batch_size", "16", default="8", changed=True),
+        _option("learning_rate", "5", problem="must be <= 1", changed=True),
+        _option("seed", "1"),
+        _option("engine", "auto"),
     ),
     ("whisper-tiny", "whisper-small"), ("recordings",), "whisper-tiny", "recordings",
     DataRow("data", "recordings", WARN, "1 broken", "1 file cannot be read", "it is left out", samples=6400, hours=5.3,
@@ -142,15 +156,11 @@ JOB = Job(
 )  # fmt: skip
 STRATEGY = Strategy(
     (
-        CandidateRow("0", "diloco mxfp4", OK, index=0, over="hub desk", members=("desk", "studio"), step_seconds=0.354,
-                     steps=320, samples=16, same_loss_seconds=133, speed_up=1.86, useful_speed_up=1.59,
-                     communication=0.05, bytes_per_hour=7.6e9, loss_increase=0.0026, interval=10, periodic=True,
-                     recommended=True),
-        CandidateRow("1", "allreduce bf16", OK, index=1, over="hub desk", members=("desk", "studio"), step_seconds=0.61,
-                     steps=320, samples=16, same_loss_seconds=192, speed_up=1.1, useful_speed_up=1.1,
-                     communication=0.43, bytes_per_hour=91e9),
-        CandidateRow("2", "alone", OK, index=2, over="desk", members=("desk",), step_seconds=0.66, steps=320, samples=8,
-                     same_loss_seconds=211, alone=True),
+        way("diloco mxfp4", "desk", "studio", interval=10, same_loss=133, step=0.354, steps=320, global_batch=16,
+            speed_up=1.86, useful_speed_up=1.59, exposed=0.0177, bytes_per_hour=7.6e9, loss_increase=0.0026),
+        way("allreduce bf16", "desk", "studio", index=1, same_loss=192, step=0.61, steps=320, global_batch=16,
+            speed_up=1.1, useful_speed_up=1.1, exposed=0.2623, bytes_per_hour=91e9),
+        way("alone", "desk", index=2, same_loss=211, step=0.66, steps=320, global_batch=8),
     ),
     ("2 machines with diloco reach the same loss 1.59 times as fast as the best of them alone",
      "0.0167 s of a step of 0.354 s is waiting for the network (5 %)"),
@@ -213,4 +223,6 @@ def hostile(value: Any) -> Any:
         return replace(
             value, **{one.name: hostile(getattr(value, one.name)) for one in fields(value) if one.name not in kept}
         )
+    if isinstance(value, Finding):
+        return Finding(hostile(value.check), value.level, *map(hostile, value[2:]))
     return tuple(map(hostile, value)) if isinstance(value, tuple) else value

@@ -27,7 +27,7 @@ SENT: list[tuple[Step, list[str], do.Action]] = [
     (Step.HOME, ["d"], do.Doctor()),
     (Step.HOME, ["down", "enter"], do.NewSetup()),
     (Step.HOME, ["down", "down", "enter"], do.Rerun("talk")),
-    (Step.HOME, ["r"], do.Retry("run:20260921-130000-ab12-talk")),
+    (Step.HOME, ["r"], do.Retry("run:20260921-130000-ab12")),
     (Step.MACHINES, ["space"], do.Pick(DESK.key)),
     (Step.MACHINES, ["enter"], do.Next()),
     (Step.MACHINES, ["a", *"ada", "at", *"pi", "enter"], do.AddMachine("ada@pi")),

@@ -11,26 +11,28 @@ from typing import Any
 from app.wizard.services import JobAnswers, Request, Sight, Tell
 from app.wizard.state import (
     AccessRow,
-    CandidateRow,
     CheckRow,
     DataRow,
-    FindingRow,
     FitRow,
     Home,
     Job,
+    JobOption,
     Launch,
-    LinkRow,
     MachineRow,
     Machines,
     Need,
-    OptionRow,
     Plan,
     Presence,
     ProfileRow,
     Status,
     Strategy,
+    Way,
 )
+from distributed.checks.findings import Finding
+from distributed.measuring.link_figures import Figures, PairFigures
+from distributed.planning.document import Candidate, Choice
 from profiles.errors import BadInput, RunFailed
+from profiles.options import options_by_name
 
 HERE = MachineRow("here", "desk", Status.OK, here=True, found_by=("this computer",))
 ANNA = MachineRow("SHA256:anna", "anna", Status.OK, address="10.0.0.2", user="ada", fingerprint="SHA256:anna")
@@ -47,13 +49,34 @@ def refused(machine: MachineRow, code: str = "port_closed", **changes: Any) -> A
     return replace(row, **changes)
 
 
+def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **figures: Any) -> PairFigures:
+    """Two machines with a cable between them, or what ``figures`` say."""
+    plain = {"rtt_ms": 0.4, "jitter_ms": 0.0, "loss": 0.0, "loss_back": 0.0, "interface": "eth0", "interface_back": "",
+             "wireless": False, "wireless_back": False, "other_mbit": 0.0, "address": "", "paths": ()}  # fmt: skip
+    found = Figures.model_validate({**plain, "mbit": mbit, "mbit_back": back, **figures})
+    return PairFigures(source=source, target=target, figures=found)
+
+
+def way(name: str, *members: str, index: int = 0, interval: int = 1, same_loss: float = 0.0, **more: Any) -> Way:
+    """A way to train as the planner says it: ``name`` is strategy and codec; the hub is on the first member."""
+    strategy, _, codec = name.partition(" ")
+    hub = members[0] if len(members) > 1 else ""
+    choice = Choice(strategy=strategy, codec=codec, engine="hub", hub=hub, members=members, interval=interval)
+    candidate = Candidate(choice=choice, **{"speed_up": 1.0, "useful_speed_up": 1.0, **more})
+    return Way(candidate, index, same_loss, interval, periodic=strategy == "diloco", recommended=not index)
+
+
+def moved(one: Way, interval: int) -> Way:
+    """The same with another H."""
+    choice = one.choice.model_copy(update={"interval": interval})
+    return replace(one, candidate=one.candidate.model_copy(update={"choice": choice}))
+
+
 CANDIDATES = (
-    CandidateRow("0", "diloco mxfp4", Status.OK, index=0, over="hub desk", members=("desk", "anna"), step_seconds=0.1,
-                 steps=600, samples=16, same_loss_seconds=70, speed_up=1.9, useful_speed_up=1.8, interval=50,
-                 best_interval=50, periodic=True, recommended=True),
-    CandidateRow("1", "allreduce fp16", Status.OK, index=1, over="hub desk", members=("desk", "anna"),
-                 step_seconds=0.2),
-    CandidateRow("2", "alone", Status.OK, index=2, over="desk", members=("desk",), step_seconds=0.3, alone=True),
+    way("diloco mxfp4", "desk", "anna", interval=50, same_loss=70, step=0.1, steps=600, global_batch=16, speed_up=1.9,
+        useful_speed_up=1.8),
+    way("allreduce fp16", "desk", "anna", index=1, step=0.2),
+    way("alone", "desk", index=2, step=0.3),
 )  # fmt: skip
 
 
@@ -100,9 +123,9 @@ class FakeServices:
         self._asked("home")
         return Home(profiles=(ProfileRow("demo", "demo"), *(ProfileRow(n, n, saved=True) for n in self.saved)))
 
-    def doctor(self) -> Sequence[FindingRow]:
+    def doctor(self) -> Sequence[Finding]:
         self._asked("doctor")
-        return (FindingRow("python", "python", Status.OK),)
+        return (Finding("python", "ok", "3.12"),)
 
     def watch(self, see: Callable[[Sight], None]) -> FakeWatch:
         self.see = see
@@ -141,11 +164,11 @@ class FakeServices:
             tell(f"{row.name}: mended")
             self.findings.pop(row.name, None)
 
-    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         self._asked("links")
         tell("measuring")
         names = [row.name for row in machines]
-        return [LinkRow(f"{a}|{b}", "", Status.OK, source=a, target=b, mbit=940) for a in names for b in names if a < b]
+        return [pair(a, b) for a in names for b in names if a < b]
 
     def job(self, answers: JobAnswers) -> Job:
         self._asked("job")
@@ -154,8 +177,8 @@ class FakeServices:
             raise BadInput(f"there is no profile '{answers.profile}'", "known: demo")
         rate = given.get("learning_rate", "0.001")
         bad = not rate.replace(".", "").isdigit()
-        option = OptionRow("learning_rate", "learning_rate", Status.FAILED if bad else Status.OK, value=rate,
-                           default="0.001", cause="not a number" if bad else "")  # fmt: skip
+        spec = options_by_name()["learning_rate"]
+        option = JobOption(spec, rate, "0.001", "not a number" if bad else "", "learning_rate" in given)
         return Job((option,), ("tiny",), ("voices",), "tiny", "voices")
 
     def look_at_data(self, answers: JobAnswers) -> DataRow:
@@ -172,16 +195,16 @@ class FakeServices:
         rows = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
         return Strategy(rows, ("because",), planning=rows)
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> CandidateRow:
+    def with_interval(self, planning: Any, index: int, steps: int) -> Way:
         self._asked("interval")
         if steps == 13:
             raise BadInput("13 is an unlucky number", "take another")
-        return replace(CANDIDATES[index], interval=steps)
+        return moved(CANDIDATES[index], steps)
 
     def plan(self, request: Request) -> Plan:
         self._asked("plan")
         name = request.save_as or "demo-2"
-        way = f"{request.chosen.name} H={request.chosen.interval}" if request.chosen else "alone"
+        way = f"{request.chosen.choice.name} H={request.chosen.interval}" if request.chosen else "alone"
         return Plan(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
 
     def save(self, request: Request) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from app.wizard.gates import blockers
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
 from app.wizard.services import JobAnswers, Tell
-from app.wizard.state import CheckRow, LinkRow, MachineRow, Need, Status
+from app.wizard.state import CheckRow, MachineRow, Need, Status
+from distributed.measuring.link_figures import PairFigures
 from tests.waiting import PATIENCE, until_state
 from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
 from tests.wizard.scripted_person import ScriptedPerson
@@ -147,7 +148,7 @@ def test_what_is_done_is_told_to_the_end_however_much_it_is() -> None:
     person = ScriptedPerson(("Numbers to pick", "2"), ("Watch it here", "n"))
 
     class Talkative(FakeServices):
-        def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[LinkRow]:
+        def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
             for number in range(1200):
                 tell(f"line {number}")
             end = time.monotonic() + PATIENCE

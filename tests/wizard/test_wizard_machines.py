@@ -32,7 +32,7 @@ def test_a_machine_of_the_network_is_reached_by_name_at_its_address() -> None:
     assert (row.key, row.name, row.status, row.words) == ("SHA256:x", "Studio", Status.OK, "online")
     machine = machine_of(row)
     assert (machine.address, machine.found_at) == ("studio.local", "192.168.1.7")
-    assert (row.paths[0].where, row.paths[0].kind) == ("192.168.1.7:22", "wired")
+    assert row.paths == (PATH,)
 
 
 def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.actions import Action
+from app.wizard.assessment import of_run
 from app.wizard.gates import blockers
-from app.wizard.machine_rows import status_of_run
 from app.wizard.observations import Begun, Done, Failed, Kind, Observation, Sighted, Task, Told
 from app.wizard.services import Sight
 from app.wizard.slots import stamp, wanted
@@ -22,8 +23,8 @@ from app.wizard.state import (
     DataRow,
     Home,
     Job,
+    JobOption,
     Launch,
-    LinkRow,
     MachineRow,
     Machines,
     Need,
@@ -34,7 +35,11 @@ from app.wizard.state import (
 )
 from app.wizard.steps import ORDER, Step, after, before
 from app.wizard.transitions import apply, begin
-from tests.wizard.fake_services import ANNA, BERT, CANDIDATES, HERE
+from distributed.measuring.link_figures import PairFigures
+from profiles.options import options_by_name
+from tests.wizard.fake_services import ANNA, BERT, CANDIDATES, HERE, moved, pair
+from training.run_metadata import RunMetadata
+from training.runs import RunSummary
 
 KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])
 TEXT = st.text(max_size=12)
@@ -60,12 +65,14 @@ FOUND = {
     Kind.INSTALL_KEY: st.builds(AccessRow, KEYS, status=STATUS),
     Kind.CHECKS: st.lists(st.builds(CheckRow, KEYS, status=STATUS, fixable=st.booleans()), max_size=3).map(tuple),
     Kind.REPAIR: st.none(),
-    Kind.LINKS: st.lists(st.builds(LinkRow, KEYS, status=STATUS), max_size=3).map(tuple),
+    Kind.LINKS: st.sampled_from(
+        [(), (pair("a", "b"),), (pair("a", "b", 10.0),), (PairFigures(source="a", target="b"),)]
+    ),
     Kind.JOB: st.builds(Job, status=STATUS),
     Kind.DATA: st.builds(DataRow, st.just("data"), status=STATUS),
     Kind.FITS: st.just(()),
     Kind.FORECAST: st.builds(Strategy, rows=st.just(CANDIDATES) | st.just(()), status=STATUS),
-    Kind.INTERVAL: st.builds(replace, st.just(CANDIDATES[0]), interval=st.integers(1, 500)),
+    Kind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
     Kind.PLAN: st.builds(Plan, status=STATUS),
     Kind.SAVE: st.just(("a.ini",)),
     Kind.LAUNCH: st.just("/runs/1"),
@@ -154,12 +161,11 @@ def test_a_machine_with_a_strange_name_is_no_machine() -> None:
 
 
 def test_the_profiles_own_value_takes_a_change_back() -> None:
-    from app.wizard.state import OptionRow
-
-    state = replace(begin(), job=Job((OptionRow("epochs", "epochs", default="3"),)))
+    job = Job((JobOption(options_by_name()["epochs"], "3", "3"),))
+    state = replace(begin(), job=job)
     state = apply(state, do.SetOption("epochs", "5"))
     assert state.answers.option("epochs") == "5"
-    state = replace(state, job=Job((OptionRow("epochs", "epochs", default="3"),)))
+    state = replace(state, job=job)
     assert apply(state, do.SetOption("epochs", " 3 ")).answers.options == ()
 
 
@@ -168,7 +174,7 @@ def test_a_stale_result_changes_nothing() -> None:
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.GoTo(Step.HOME))
     old = Task(Kind.LINKS, "", stamp(state, Kind.LINKS))
     state = apply(state, do.Pick(ANNA.key, False))
-    assert apply(state, Done(old, (LinkRow("a|b", status=Status.OK),))).links.rows == ()
+    assert apply(state, Done(old, (pair("a", "b"),))).links.rows == ()
 
 
 def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
@@ -223,5 +229,7 @@ def test_a_start_that_failed_may_be_tried_again() -> None:
 
 @pytest.mark.parametrize(("word", "mark"), [("completed", Status.OK), ("cancelled", Status.STOPPED)])
 def test_a_run_that_was_stopped_has_no_tick(word: str, mark: Status) -> None:
-    assert status_of_run(word, live=False) is mark
-    assert status_of_run(word, live=True) is Status.WORKING
+    metadata = RunMetadata.model_validate({"run_id": "1", "start_time": "", "profile": "x", "status": word})
+    run = RunSummary(Path("x"), "1", metadata, "", live=False)
+    assert of_run(run).status is mark
+    assert of_run(replace(run, live=True)).status is Status.WORKING

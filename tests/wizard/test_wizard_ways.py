@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard.forecasting import ranked
-from app.wizard.plain_words import candidate_words
+from app.wizard.plain_words import way_words
 from distributed.planning.planner import plan
 from tests.distributed.planner_figures import cluster, job, speeds
 
@@ -20,17 +20,18 @@ def test_what_is_faster_takes_less_time_whatever_ends_the_run(
     """In a job of so many steps a group sees more samples than one machine: the length of its run compares nothing."""
     planning = plan(cluster(machines, mbit), job(1_000_000, steps=steps, global_batch=global_batch))
     rows = ranked(planning, None).rows
-    fastest = next(row for row in rows if row.alone and row.useful_speed_up == pytest.approx(1.0))
-    assert fastest.same_loss_seconds == pytest.approx(fastest.total_seconds, rel=0.1, abs=2 * fastest.step_seconds)
+    fastest = next(row for row in rows if row.choice.alone and row.candidate.useful_speed_up == pytest.approx(1.0))
+    assert fastest.same_loss_seconds == pytest.approx(fastest.seconds, rel=0.1, abs=2 * fastest.candidate.step)
     for row in rows:
-        assert row.same_loss_seconds * row.useful_speed_up == pytest.approx(fastest.same_loss_seconds)
+        assert row.same_loss_seconds * row.candidate.useful_speed_up == pytest.approx(fastest.same_loss_seconds)
 
 
 def test_a_row_says_how_much_its_run_sees() -> None:
     planning = plan(cluster([8.0, 8.0]), job(1_000_000, steps=100))
     rows = ranked(planning, None).rows
-    group = next(row for row in rows if not row.alone)
-    alone = next(row for row in rows if row.alone)
-    assert group.samples == 2 * alone.samples and group.steps == alone.steps == 100
-    assert group.total_seconds >= alone.total_seconds and group.same_loss_seconds < alone.same_loss_seconds
-    assert f"a step of {group.samples} samples" in candidate_words(group)
+    group = next(row for row in rows if not row.choice.alone)
+    alone = next(row for row in rows if row.choice.alone)
+    assert group.candidate.global_batch == 2 * alone.candidate.global_batch
+    assert group.candidate.steps == alone.candidate.steps == 100
+    assert group.seconds >= alone.seconds and group.same_loss_seconds < alone.same_loss_seconds
+    assert f"a step of {group.candidate.global_batch} samples" in way_words(group)

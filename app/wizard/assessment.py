@@ -1,0 +1,122 @@
+"""What a record of the domain means to a person: a status, a word or two, what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.wizard.machine_rows import Status
+from distributed.discovery.network_interfaces import PathKind, interface_kind
+from profiles.counts import counted
+
+if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.measuring.link_figures import PairFigures
+    from training.runs import RunSummary
+
+_LEVELS = {"ok": Status.OK, "warning": Status.WARNING, "problem": Status.FAILED}
+_ASYMMETRIC = 1.5
+"""Times that one direction of a link is faster than the other, from which it is worth a word."""
+_LOST = 0.01
+"""Share of bytes that were sent again, from which it is worth a word."""
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How something is shown."""
+
+    status: Status
+    words: str = ""
+    """The state in a word or two; empty: the status itself."""
+    cause: str = ""
+    fix: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.words or self.status.value
+
+
+# ---------------------------------------------------------------------------------------------------------------- home
+
+_ENDINGS = {
+    "completed": Status.OK,
+    "cancelled": Status.STOPPED,
+    "failed": Status.FAILED,
+    "damaged": Status.FAILED,
+}
+
+
+def of_run(run: RunSummary) -> Assessment:
+    status = Status.WORKING if run.live else _ENDINGS.get(run.status, Status.WARNING)
+    return Assessment(status, run.status, run.damage, "look into its folder, or remove it" if run.damage else "")
+
+
+def started_text(run: RunSummary) -> str:
+    """Return when a run began, in the time of this place."""
+    return run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def of_finding(finding: Finding) -> Assessment:
+    status = _LEVELS[finding.level]
+    return Assessment(status, cause=finding.seen if status is not Status.OK else "", fix=finding.fix)
+
+
+def of_findings(findings: Sequence[Finding]) -> Assessment:
+    """Judge a machine by the worst that was found on it."""
+    problems = [finding for finding in findings if finding.level == "problem"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    words = f"{len(problems)} to mend" if problems else counted(len(warnings), "warning") if warnings else "ready"
+    worst = next(iter(problems or warnings), None)
+    if worst is None:
+        return Assessment(Status.OK, words)
+    return Assessment(_LEVELS[worst.level], words, worst.seen, worst.fix)
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+def of_pair(pair: PairFigures) -> Assessment:
+    """Judge the link between two machines."""
+    figures = pair.figures
+    if figures is None:
+        cause = pair.problem or "nothing passes between the two"
+        fix = "does a firewall stand between? Runs over the hub need the way to this computer only"
+        return Assessment(Status.FAILED, "nothing passes", cause, fix)
+    warnings = warnings_of(pair)
+    fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
+    return Assessment(Status.WARNING if warnings else Status.OK, "", warnings[0] if warnings else "", fix)
+
+
+def path_of(pair: PairFigures) -> str:
+    """Return which way was taken; empty where nothing passes."""
+    figures = pair.figures
+    if figures is None:
+        return ""
+    ways = f", the fastest of {len(figures.paths)} ways" if len(figures.paths) > 1 else ""
+    return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){ways}"
+
+
+def warnings_of(pair: PairFigures) -> list[str]:
+    """Return what makes a link slower than it might be."""
+    figures = pair.figures
+    if figures is None:
+        return []
+    found = []
+    wireless = [n for n, on in ((pair.source, figures.wireless), (pair.target, figures.wireless_back)) if on]
+    if wireless:
+        found.append(f"Wi-Fi: {' and '.join(wireless)}")
+    slow, fast = sorted((figures.mbit, figures.mbit_back))
+    if fast > _ASYMMETRIC * slow:
+        found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
+    if any(interface_kind(name, {}) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
+        found.append("goes through a VPN")
+    if pair.busy:
+        found.append(f"others moved {figures.other_mbit:.0f} Mbit/s there meanwhile: measure again when it is idle")
+    lost = max(figures.loss, figures.loss_back)
+    if lost > _LOST:
+        found.append(f"{100 * lost:.1f} % was lost and sent again")
+    return found
