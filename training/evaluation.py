@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +27,8 @@ from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
 """Of anything that is counted."""
+PART = 32
+"""Samples that a member evaluates until it tells the others, at most: who is slow must be in time for each round."""
 
 
 class Evaluator:
@@ -66,6 +68,7 @@ class Evaluator:
         self._stopped: set[int] = set()
         self._folder = run_dir / FOLDER if run_dir is not None else None
         self._answers: list[Answer] = []
+        self._left_out: set[int] = set()
 
     def evaluate(
         self, split: str, step: int, members: Mapping[int, int], again: int = 0, heeds: bool = True
@@ -83,19 +86,29 @@ class Evaluator:
         start = time.monotonic()
         if not again:
             self._stopped = set()
-        data = self._task.evaluation[split]
         staying = {rank: size for rank, size in members.items() if rank not in self._stopped}
-        mine = self._sums(split, evaluation_slice(len(data), staying, self._exchange.rank))
+        shares = {rank: evaluation_slice(len(self._task.evaluation[split]), staying, rank) for rank in staying}
         name = f"eval/{split}/{step}" + (f"/{again}" if again else "")
-        gathered = self._exchange.gather(name, json.dumps(mine).encode())
-        stopped = {rank for rank, said in gathered.items() if said == b"null"} - self._stopped
-        if stopped and (heeds or stopped == set(gathered)):
-            self._stopped |= stopped
-            return None
-        sums = self._added({rank: gathered[rank] for rank in gathered if rank in staying}, len(data), staying)
+        order, sums = self._by_length(split, shares.get(self._exchange.rank, range(0))), dict[str, float]()
+        self._answers, self._left_out = [], set()
+        parts = self._parts(shares, staying)
+        for part in range(parts):
+            mine = self._sums(split, order[_part(len(order), part, parts)])
+            gathered = self._exchange.gather(f"{name}/{part}", json.dumps(mine).encode())
+            stopped = {rank for rank, said in gathered.items() if said == b"null"} - self._stopped
+            if stopped and (heeds or stopped == set(gathered)):
+                self._stopped |= stopped
+                return None
+            asked = {rank: len(share[_part(len(share), part, parts)]) for rank, share in shares.items()}
+            sums = add_sums([sums, self._added(gathered, asked)])
         if self._keeps(split):
             self._keep(split, step, f"{name}/answers", staying)
         return self._event(split, step, sums, start)
+
+    def _parts(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
+        """Return in how many rounds all tell their sums: a round of a member is no less than one of its batches."""
+        longest = {rank: max(PART, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()}
+        return max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())])
 
     def evaluate_alone(self, step: int, every: bool) -> Iterator[EvaluationEvent]:
         """Evaluate by this member alone, with the weights that it holds: ``validation``, or every split.
@@ -105,7 +118,7 @@ class Evaluator:
         """
         for split in [split for split in self._task.evaluation if every or split == "validation"]:
             start = time.monotonic()
-            sums = self._sums(split, range(len(self._task.evaluation[split])))
+            sums = self._sums(split, self._by_length(split, range(len(self._task.evaluation[split]))))
             if sums is None:
                 return
             yield self._event(local_split(split, self._exchange.rank), step, sums, start)
@@ -142,38 +155,40 @@ class Evaluator:
         except BadInput as error:  # the figures are there all the same
             self._warn(f"{error.message}; what the model wrote is not kept")
 
-    def _added(self, gathered: Mapping[int, bytes], size: int, staying: Mapping[int, int]) -> dict[str, float]:
-        """Add what the members measured; who says what cannot be is left out, by all alike."""
-        said, sound = figures_by_rank(gathered), dict[int, dict[str, float]]()
-        for rank in gathered:
-            share = evaluation_slice(size, staying, rank)
-            if rank in said and self._is_possible(said[rank], len(share)):
-                sound[rank] = said[rank]
-        left_out = [f"member {rank}" for rank in sorted(gathered) if rank not in sound]
-        if left_out and self._exchange.rank == min(sound, default=None):
-            self._warn(f"{', '.join(left_out)} told no possible figures of its part; the evaluation is without it")
+    def _added(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
+        """Add what the members measured; who says what cannot be, or nothing in time, is left out, by all alike.
+
+        Args:
+            asked: the samples of each.
+        """
+        said = figures_by_rank({rank: told for rank, told in gathered.items() if rank in asked})
+        sound = {rank: told for rank, told in said.items() if self._is_possible(told, asked[rank])}
+        missing = {rank for rank in asked if rank not in sound} - self._left_out
+        self._left_out |= missing
+        if missing and self._exchange.rank == min(sound, default=None):
+            names = ", ".join(f"member {rank}" for rank in sorted(missing))
+            self._warn(f"{names} told no possible figures of its part in time; the evaluation is without it")
         return add_sums(sound[rank] for rank in sorted(sound))
 
     def _is_possible(self, said: Mapping[str, float], share: int) -> bool:
         counts = [value for name, value in said.items() if name in self._task.counts or name == "samples"]
         return all(0 <= count <= _MOST for count in counts) and said.get("samples", 0.0) <= share
 
-    def _sums(self, split: str, indices: range) -> dict[str, float] | None:
-        """Return the sums over this member's share; ``None`` if it is to stop."""
-        totals, at, order = [], 0, self._by_length(split, indices)
-        self._answers = []
+    def _sums(self, split: str, order: Sequence[int]) -> dict[str, float] | None:
+        """Return the sums over these samples; ``None`` if this member is to stop."""
+        totals, at = [], 0
         with evaluating(self._model):
             while at < len(order):
                 if self._stops():
                     return None
-                part = order[at : at + self._batch_size]
-                sums = self._sums_of(split, part)
+                batch = list(order[at : at + self._batch_size])
+                sums = self._sums_of(split, batch)
                 if sums is None:  # less at once, from here on
-                    self._batch_size = -(-len(part) // 2)
+                    self._batch_size = -(-len(batch) // 2)
                     give_back(self._device)
                     continue
                 totals.append(sums)
-                at += len(part)
+                at += len(batch)
         return add_sums(totals)
 
     def _by_length(self, split: str, indices: range) -> list[int]:
@@ -205,6 +220,10 @@ class Evaluator:
 def local_split(split: str, rank: int) -> str:
     """Return the name under which the figures of one member's own weights are told: ``validation.local-1``."""
     return f"{split}.local-{rank}"
+
+
+def _part(amount: int, part: int, parts: int) -> slice:
+    return slice(amount * part // parts, amount * (part + 1) // parts)
 
 
 def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

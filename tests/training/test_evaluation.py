@@ -77,12 +77,36 @@ def test_impossible_figures_are_left_out_and_told(lie: bytes) -> None:
     found, warnings = evaluated(lie)
     for event in found:
         assert event is not None and event.samples == 7 and event.loss is not None and event.loss > 0
-    assert warnings == ["member 1 told no possible figures of its part; the evaluation is without it"]
+    assert warnings == ["member 1 told no possible figures of its part in time; the evaluation is without it"]
 
 
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
     found, warnings = evaluated(said(loss_sum=float("nan")))
     assert [event is not None and event.loss for event in found] == [None, None] and warnings == []
+
+
+def test_a_long_share_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a member that is slow is in time for every round, and the sums are those of one round."""
+    whole = together(2, lambda member: evaluator(member, []).evaluate("validation", 7, {0: 1, 1: 4}))[0][0]
+    monkeypatch.setattr("training.evaluation.PART", 1)
+    names: list[str] = []
+
+    def body(member: RoomExchange) -> EvaluationEvent | None:
+        gather = member.gather
+        member.gather = lambda name, payload: names.append(name) or gather(name, payload)  # type: ignore[method-assign]
+        return evaluator(member, []).evaluate("validation", 7, {0: 1, 1: 4})
+
+    parts = list(together(2, body)[0].values())
+    assert all(found.metrics == pytest.approx(whole.metrics) for found in parts)
+    assert {found.samples for found in parts} == {10}
+    assert sorted(names) == sorted([f"eval/validation/7/{part}" for part in range(2)] * 2)
+
+
+def test_who_is_not_heard_of_in_time_is_named() -> None:
+    warnings: list[str] = []
+    alone = together(1, lambda member: evaluator(member, warnings).evaluate("validation", 7, {0: 4, 1: 4}))[0]
+    assert alone[0].samples == 5
+    assert warnings == ["member 1 told no possible figures of its part in time; the evaluation is without it"]
 
 
 def test_who_says_again_and_again_that_it_stops_is_not_heeded() -> None:
