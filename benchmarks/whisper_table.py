@@ -78,13 +78,15 @@ def train(model: str, settings: dict[str, str], steps: int, output: Path) -> dic
 def steps_of(run: Path) -> dict[str, float]:
     """Steps, minutes of training without evaluations and snapshots, and MB that the busiest member sent."""
     lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [event for event in map(json.loads, lines) if event["kind"] == "step"]
+    events = [json.loads(line) for line in lines]
+    steps = [event for event in events if event["kind"] == "step"]
     first = [event for event in steps if event["member"] == 0]
-    sent: Counter[int] = Counter()
-    for event in steps:
-        sent[event["member"]] += event["bytes_sent"]
+    sent: Counter[tuple[str, int]] = Counter()
+    for event in events:
+        if event["kind"] in ("step", "sync"):  # a step has what was sent in it, or a synchronisation has it
+            sent[event["kind"], event["member"]] += event["bytes_sent"]
     minutes = sum(event["compute"] + event["wait"] for event in first) / 60
-    return {"steps": first[-1]["step"], "minutes": minutes, "mb_sent": max(sent.values()) / 1e6}
+    return {"steps": first[-1]["step"], "minutes": minutes, "mb_sent": max(sent.values(), default=0) / 1e6}
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
