@@ -114,10 +114,10 @@ def accept_new(key: HostKeyInfo) -> bool:
 
 def is_the_right_one(key: HostKeyInfo) -> bool:
     """Let the person judge the key of a machine never met before."""
-    say(f"{visible(key.machine)} is met for the first time; its {key.key_type} host key is")
+    say(f"{visible(key.machine)}: first contact; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
-    say(f"compare it, to its end {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
-    return agreed("Is it the right machine?")
+    say(f"compare all of it, up to {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
+    return agreed("Do the two match?")
 
 
 def _with_password(
@@ -144,7 +144,7 @@ def _with_password(
 
 def _ask_password(report: AccessReport) -> str:
     """Read a password from the terminal without showing it; nothing skips the machine."""
-    prompt = f"Password of {visible(report.user)} at {visible(report.where)} (once, to install our key; empty: skip): "
+    prompt = f"Password of {visible(report.user)} at {visible(report.where)} (once, to install a key; empty: skip): "
     try:
         return getpass.getpass(prompt, stream=sys.stderr)
     except EOFError:
@@ -177,7 +177,7 @@ def _lines(report: AccessReport, installed: Installed | None) -> list[str]:
     lines = [name + " " * room + row] if room > 0 else [name, " " * _NAME_WIDTH + row]
     if installed is not None:
         done = "was added to" if installed.added else "is already in"
-        lines.append(f"  our key {installed.key.path} {done} its ~/.ssh/authorized_keys")
+        lines.append(f"  Muster's key {installed.key.path} {done} its ~/.ssh/authorized_keys")
     if not report.ok:
         lines.append(f"  {visible(report.problem)}")
         lines += [f"  fix: {visible(report.fix)}"] if report.fix else []

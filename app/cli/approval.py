@@ -67,15 +67,15 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
             accept(hosts.ssh_config)
             accept_pythons(hosts)
             return
-    message = f"{file} may run commands here, and nobody has agreed to what it says: {wanted[0]}"
-    raise BadInput(message, f"look at it, then name the file: {command_line('access', '--hosts', str(file))}")
+    message = f"{file} can run commands on this computer and is not approved: {wanted[0]}"
+    raise BadInput(message, f"read it, then approve it: {command_line('access', '--hosts', str(file))}")
 
 
 def _configuration(config: str) -> Iterator[str]:
     """Yield what an SSH configuration does here."""
     from distributed.ssh.config_files import accepted_before, commands_in
 
-    since = " and has changed since it was accepted" if accepted_before(config) else ""
+    since = " and has changed since it was approved" if accepted_before(config) else ""
     yield f"it names the SSH configuration {config}, which says how this computer connects{since}"
     for command in commands_in(config):
         yield f"which runs: {command}"
@@ -106,13 +106,13 @@ def stand_behind_code(
     if profile.model.task == "custom":
         from distributed.preparation.custom_code import check_code
 
-        check_code(profile, source, f"look at it, then {how}", named=named, ask=_asked if person else None)
+        check_code(profile, source, f"read it, then {how}", named=named, ask=_asked if person else None)
 
 
 def _asked(code: CustomCode, source: str) -> bool:
     others = len(set(code.beside) - {code.file})
-    since = ", which has changed since it was agreed to" if code.changed else ""
-    say(f"{visible(source)} wants Python code to be run on this computer{since}:")
-    beside = f", and what it imports of {counted(others, 'file')} beside it" if others else ""
+    since = ", which has changed since it was approved" if code.changed else ""
+    say(f"{visible(source)} asks to run Python code on this computer{since}:")
+    beside = f", and {counted(others, 'file')} beside it that it imports" if others else ""
     say(f"  {visible(code.file)}{beside}")
     return agreed("Run it?")

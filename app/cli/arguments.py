@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
-Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")]
-RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id, its beginning or end, a profile, or a path.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
+Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")]
+RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
 Statuses = Annotated[
     list[str], typer.Option("--status", help="running, completed, failed, cancelled, interrupted ...; may be repeated.")
 ]
@@ -19,21 +19,21 @@ Setting = Annotated[
 ModelReference = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model folder, run id, or profile (its newest run with a model).")
 ]
-Language = Annotated[str, typer.Option("--language", help="Language spoken; empty: the model decides.")]
+Language = Annotated[str, typer.Option("--language", help="Spoken language; empty: the model detects it.")]
 Prompt = Annotated[
-    str, typer.Option("--prompt", metavar="TEXT", help="Said before, for the decoder: names, spelling, style.")
+    str, typer.Option("--prompt", metavar="TEXT", help="Text the decoder sees first: names, spelling, style.")
 ]
 Timestamps = Annotated[
-    bool | None, typer.Option("--timestamps/--no-timestamps", help="Let the model write times; else as it was saved.")
+    bool | None, typer.Option("--timestamps/--no-timestamps", help="Write timestamps; default: as the model was saved.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")]
+TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
 PlanFile = Annotated[
     Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
 ]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 HostNames = Annotated[
-    list[str] | None, typer.Argument(metavar="HOST", help="What you would type after ssh, or names of the file.")
+    list[str] | None, typer.Argument(metavar="HOST", help="As after ssh (ada@studio), or names of the hosts file.")
 ]
 
 

@@ -23,38 +23,39 @@ SHOWN = 20
 
 
 def blacklist(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with runs that are done, or a run.")],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with completed runs, or a run.")],
     folds: Annotated[
-        int, typer.Option("--folds", min=0, max=20, help="Parts held out in turns; 0: no training, the model listens.")
+        int,
+        typer.Option("--folds", min=0, max=20, help="Folds to hold out in turn; 0: listen without training."),
     ] = 3,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10, help="How often they are divided anew.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10, help="How often to draw new folds.")] = 1,
     local: Annotated[
-        int, typer.Option("--local", min=0, max=64, help="Workers of each training; 0: as the run had.")
+        int, typer.Option("--local", min=0, max=64, help="Workers for each training; 0: as in the run.")
     ] = 0,
-    wer: Annotated[float, typer.Option("--wer", min=0.01, max=10, help="WER from which a sample is wrong.")] = 0.5,
+    wer: Annotated[float, typer.Option("--wer", min=0.01, max=10, help="WER from which a text is wrong.")] = 0.5,
     margin: Annotated[
-        float, typer.Option("--margin", min=0, max=100, help="Nats a token that what was heard is likelier.")
+        float, typer.Option("--margin", min=0, max=100, help="How much likelier the heard text is, nats per token.")
     ] = 2.0,
-    listens: Annotated[int, typer.Option("--listens", min=1, max=20, help="How often to listen (--folds 0).")] = 3,
+    listens: Annotated[int, typer.Option("--listens", min=1, max=20, help="Listens of a model (--folds 0).")] = 3,
     repeated: Annotated[
-        int, typer.Option("--repeated", min=0, max=20, help="In how many rounds or listens it has to be; 0: in all.")
+        int, typer.Option("--repeated", min=0, max=20, help="In how many rounds or listens it must be wrong; 0: all.")
     ] = 0,
-    runs: Annotated[int, typer.Option("--runs", min=1, max=20, help="Newest models that listen (--folds 0).")] = 1,
-    most: Annotated[float, typer.Option("--most", min=0, max=1, help="Share of the samples that may go.")] = 0.1,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Clips heard at once.")] = 8,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=20, help="Newest models to ask (--folds 0).")] = 1,
+    most: Annotated[float, typer.Option("--most", min=0, max=1, help="Largest share that may be left out.")] = 0.1,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Clips in one batch.")] = 8,
     device: Device = "auto",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Train, and write the list, without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Train and write the list without asking.")] = False,
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Find training samples whose transcript a model contradicts that never trained on them, and list them."""
+    """List training samples whose transcript is contradicted by a model that never trained on them."""
 
     if folds == 1:
-        raise BadInput("--folds 1 leaves nothing to train on", "give 2 or more, or 0")
+        raise BadInput("--folds 1 leaves nothing to train on", "pass 2 or more, or 0")
     passes = rounds if folds else listens
     if repeated > passes:
         what = "rounds" if folds else "listens"
-        raise BadInput(f"--repeated {repeated} of {passes} {what} cannot be", f"raise --{what}")
+        raise BadInput(f"--repeated {repeated} is more than {passes} {what}", f"raise --{what}")
     manner = _Manner(profile, folds, passes, local, device, batch_size, yes)
     models, settings, found = _judged(output, manner, 1 if folds else runs)
     return _finish(models, settings, found, (wer, margin, repeated or passes, most), yes, as_json)
@@ -83,7 +84,7 @@ def _judged(output: Path, manner: _Manner, most: int) -> tuple[list[Path], Profi
     models = find_models(output, manner.profile, most)
     settings = RunFolder.open(models[0].parent).plan().profile
     if settings.model.task != "whisper":
-        raise BadInput(f"{models[0].parent.name}: task {settings.model.task} hears nothing", "name a Whisper's run")
+        raise BadInput(f"{models[0].parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
     check_data(settings)
     with only_data_on_stdout():
         from training.tasks.blacklist import listen, plan_listens
@@ -118,7 +119,7 @@ def _finish(
         _show(found, chosen, bounds)
     if chosen and _confirmed(len(chosen), yes, as_json):
         path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
-        say(f"written to {path}; take out lines or the file to have samples back; protect/ keeps them for ever")
+        say(f"written to {path}; remove lines or the file to use the samples again; protect/ keeps them for good")
     if as_json:
         show_json(_document(models, found, chosen, bounds, path))
     return ExitCode.DONE
@@ -146,7 +147,7 @@ def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> No
     listens = len(found[0].wers) if found else 0
     again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
     of = counted(len(found), "sample")
-    say(f"{len(chosen)} of {of} heard otherwise than the transcript says{again}{more}")
+    say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
 
 
 def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
@@ -155,7 +156,7 @@ def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
     if yes:
         return True
     if as_json or not sys.stdin.isatty():
-        say("nothing was written: nobody is there to confirm; repeat with --yes")
+        say("nothing was written: no terminal to confirm on; repeat with --yes")
         return False
     return agreed(f"leave {counted(count, 'sample')} out of training?")
 

@@ -53,7 +53,7 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     near = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
-    helps = f"{command} --help lists what can be given"
+    helps = f"{command} --help lists the options"
     if near:
         return message[: near.start()].rstrip(" ."), near.group(1)
     return message.rstrip("."), helps

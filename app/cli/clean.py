@@ -82,7 +82,7 @@ def _remove(case: _Case, blob: str) -> None:
 def _confirmed(cases: Sequence[_Case], as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         count = counted(len(cases), "machine")
-        raise BadInput(f"{count} would be cleaned and nobody is there to confirm", "look, then repeat with --yes")
+        raise BadInput(f"{count} to clean, and no terminal to confirm on", "check the list, then repeat with --yes")
     return agreed("remove all this for good?")
 
 
@@ -102,7 +102,7 @@ def _inventory_lines(found: Inventory) -> list[str]:
     for part in found.parts:
         if part.kind == "run":
             run = part.path.rpartition("/")[2]
-            note = "alive: it is not touched" if run in found.alive else "ended; with its snapshots there"
+            note = "alive: not touched" if run in found.alive else "ended; with its snapshots there"
             lines.append(f"{bytes_text(part.size):>8}  run {visible(run)} ({note})")
         else:
             sizes[part.kind] += part.size
@@ -111,8 +111,8 @@ def _inventory_lines(found: Inventory) -> list[str]:
     lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept}" for kind, size in sizes.items()] + lines
     lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in found.processes]
     lines += [f"{'key':>8}  {visible(place)}{kept}" for place in found.keys]
-    lines += [f"{'-':>8}  the key of {visible(comment)} is another machine's: it stays" for comment in found.foreign]
-    return lines + [f"{'-':>8}  {visible(path)} is not ours: it stays" for path in found.left_alone]
+    lines += [f"{'-':>8}  the key of {visible(comment)} is another machine's: kept" for comment in found.foreign]
+    return lines + [f"{'-':>8}  {visible(path)} is not Muster's: kept" for path in found.left_alone]
 
 
 def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
@@ -129,14 +129,14 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
         elif case.found is not None and not case.found.empty:
             show_line(f"{visible(case.machine.name)}: nothing was removed")
     if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases):
-        say(f"our key stays on this machine for other machines: {own_key_path()}")
+        say(f"the key stays on this machine for other machines: {own_key_path()}")
     return code
 
 
 def _tell_left(name: str, left: Inventory) -> None:
     name = visible(name)
     if left.empty:
-        show_line(f"{name}: nothing of ours is left")
+        show_line(f"{name}: nothing of Muster is left")
         return
     for run in left.alive:
         end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"

@@ -10,20 +10,20 @@ import typer
 from app.cli.arguments import Json, Output
 from profiles.errors import BadInput, ExitCode
 
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the drawing that the interval comes from.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")]
 
 
 def compare(
     references: Annotated[
-        list[str], typer.Argument(metavar="A [B]", help="predictions.csv, or run; one run: its start with its end.")
+        list[str], typer.Argument(metavar="A [B]", help="predictions.csv or run; one run: before and after.")
     ],
     seed: Seed = 0,
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Tell whether B hears better than A, with a 95 % interval; no model runs."""
+    """Show whether B hears better than A, with a 95 % interval; no model runs."""
     from app.cli.comparing import compare_command
 
     if len(references) > 2:
-        raise BadInput(f"two can be compared, not {len(references)}", "give A and B")
+        raise BadInput(f"{len(references)} cannot be compared", "name one run, or A and B")
     return compare_command(output, references, seed, as_json)

@@ -24,7 +24,7 @@ def compare_command(output: Path, references: Sequence[str], seed: int, as_json:
         path = find_run(output, references[0])
         before, after = predictions_in(path)
         if not before or not after:
-            raise BadInput(f"{path.name} has not kept what its model wrote before and after", "evaluate two models")
+            raise BadInput(f"{path.name} has no predictions from before and after training", "evaluate two models")
         names = [f"{path.name} before", f"{path.name} after"]
     else:
         names = list(references)
@@ -39,7 +39,7 @@ def _predictions(output: Path, reference: str) -> list[Prediction]:
     file = find_run(output, reference) / FOLDER / NAME
     if not file.is_file():
         hint = f"{command_line('evaluate', reference, 'DATASET', '--predictions', 'FILE')} writes one"
-        raise BadInput(f"{reference}: no {NAME} is there", hint)
+        raise BadInput(f"{reference}: it has no {NAME}", hint)
     return read_predictions(file)
 
 

@@ -13,19 +13,17 @@ from profiles.errors import ExitCode
 
 
 def demo_run(
-    machines: Annotated[
-        int, typer.Option("--machines", metavar="N", help="How many machines of the tour, 1 to 8.")
-    ] = 3,
-    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="How much faster than recorded.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="0: at the recorded pace; else up to 5 % beside it.")] = 0,
-    at_once: Annotated[bool, typer.Option("--at-once", help="Write it finished, and show nothing.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave it in the background.")] = False,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+    machines: Annotated[int, typer.Option("--machines", metavar="N", help="Number of machines, 1 to 8.")] = 3,
+    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="Playback speed; 2: twice as fast.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="0: the recorded times; else they vary by up to 5 %.")] = 0,
+    at_once: Annotated[bool, typer.Option("--at-once", help="Write the finished run and show nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")] = Path(
         "output"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
     ] = False,
 ) -> ExitCode:
     """Show a recorded run under the names of invented machines: no machine trains, nothing is asked."""
@@ -44,7 +42,7 @@ def demo_run(
     if as_json:
         show_json({"run_dir": str(path), "run_id": path.name[:20], "exit_code": int(ExitCode.DONE)})
         return ExitCode.DONE
-    say("scripted: no machine trains, the run is a recorded one")
+    say("demo: no machine trains; this is a recorded run")
     if not at_once:
         say(f"watch it with: {command_about(path, 'attach')}")
     show_line(str(path))

@@ -34,7 +34,7 @@ _SYMBOLS = {
     "offline": "○-",
     "checking": "…~",
     "not checked": "??",
-    "another key than the known one": "✗x",
+    "key does not match the known one": "✗x",
 }
 """By state: the sign, and another for terminals without Unicode."""
 _COLUMNS = {"machine": 16, "state": 9, "address": 15, "over": 10, "what": 11, "found by": 9}
@@ -46,18 +46,18 @@ _FOLLOW_EVERY = 5.0
 
 def discover(
     typed: Annotated[
-        list[str], typer.Argument(metavar="USER@HOST", help="Machines to look at besides those that are found.")
+        list[str], typer.Argument(metavar="USER@HOST", help="Machines to check besides those that are found.")
     ] = [],  # noqa: B006 - typer copies it
-    watch: Annotated[bool, typer.Option("--watch", help="Go on and show what changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep watching and show changes, until Ctrl-C.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout; with --watch one line a change.")
+        bool, typer.Option("--json", help="Print JSON on stdout; with --watch one line per change.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to look; 4 without --watch.")
+        float | None, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to search; 4 without --watch.")
     ] = None,
-    hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to look at, too.")] = None,
+    hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to check, too.")] = None,
 ) -> ExitCode:
-    """Find the machines in this network and those this computer knows, and whether they answer."""
+    """Find the machines on this network and those this computer knows, and show which answer."""
     from distributed.discovery.discovery import Discovery
 
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
@@ -72,13 +72,13 @@ def discover(
 
 def announce(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of this machine's SSH server.")] = 22,
-    name: Annotated[str, typer.Option("--name", help="How it is to be called; left out: its host name.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name to announce; default: its host name.")] = "",
 ) -> ExitCode:
     """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
     from distributed.discovery.announce import Announcement
 
     with _until_signal() as stop, Announcement(port, name) as announcement:
-        say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C takes it back")
+        say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C ends it")
         while not stop.wait(_FOLLOW_EVERY):
             if announcement.follow_interfaces():
                 say(f"the network changed; announced on {', '.join(announcement.interfaces)}")
@@ -259,7 +259,7 @@ def _tell_notices(discovery: Discovery) -> None:
     for problem in state.browsed.problems:
         say(f"{visible(problem.message)}; {visible(problem.hint)}")
     if state.ignored:
-        say(f"{state.ignored} announcements were ignored, the last from {state.ignored_from}: they are too many")
+        say(f"too many announcements: {state.ignored} were ignored, the last from {state.ignored_from}")
     if all(machine.here for machine in _machines(state)):
         _tell_nobody(discovery)
 
@@ -268,9 +268,9 @@ def _tell_nobody(discovery: Discovery) -> None:
     from distributed.discovery.mdns_records import SERVICES
 
     interfaces = ", ".join(discovery.state.browsed.interfaces) or "no interface"
-    say(f"nobody else found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
+    say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:
-        say(f"{discovery.hashed_names} names in known_hosts are hashed, so they cannot be listed: type them")
+        say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed: type them")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
 

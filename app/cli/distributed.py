@@ -79,7 +79,7 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
     """
     if request.resume:
         if request.dry_run:
-            raise BadInput("--dry-run and --resume do not go together", "look at the plan with the profile instead")
+            raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
         path = _resume(request, machines)
     else:
         profile = profile_of(request)
@@ -116,7 +116,7 @@ def _tell_plan(planned: Planned) -> None:
         for name in planned.planning.settings.left_out if planned.planning.settings else ():
             say(f"{visible(name)} is left out: it would cost more than it adds")
     if planned.in_clear:
-        say("training traffic is NOT encrypted (engine = torch): whoever is on that network can read it")
+        say("training traffic is NOT encrypted (engine = torch): anybody on that network can read it")
 
 
 def _tell_dry_run(planned: Planned, as_json: bool) -> ExitCode:
@@ -294,7 +294,7 @@ def stop_command(output: Path, reference: str, kill: bool, as_json: bool) -> Exi
     path = find_run(output, reference)
     distributed = is_distributed(path)
     if not distributed and not is_live(path):
-        raise BadInput(f"nobody works on {path.name} any more", f"see {command_about(path, 'runs', 'show')}")
+        raise BadInput(f"no process is running {path.name}", f"see {command_about(path, 'runs', 'show')}")
     action: Action = "kill" if kill else "stop"
     if is_live(path):
         leave_request(path, action)
@@ -324,7 +324,7 @@ def _wait_until_gone(path: Path) -> None:
             size, end = grown, time.monotonic() + _STOP_PATIENCE
         if time.monotonic() > end:
             hint = f"end it with: {command_about(path, 'stop', '--kill')}"
-            raise BadInput(f"the run goes on, and has said nothing for {_STOP_PATIENCE:.0f} s", hint)
+            raise BadInput(f"the run goes on, but has reported nothing for {_STOP_PATIENCE:.0f} s", hint)
         time.sleep(0.05)
 
 

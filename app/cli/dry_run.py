@@ -85,7 +85,7 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
         MusterError: nothing was started.
     """
     if request.resume:
-        raise BadInput("--dry-run and --resume do not go together", "rehearse with the profile instead")
+        raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
     plan = plan_of(request)
     recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="muster-dry-run-") as temporary:
@@ -128,7 +128,7 @@ def measure(plan: RunPlan, recorder: Recorder, state: RunState) -> Measured:
     """
     warm = [steps[1:] or steps for steps in recorder.steps.values()]
     if not warm:
-        raise BadInput("the rehearsal made no step", "give more training data, or a smaller batch_size")
+        raise BadInput("the dry run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
     interval = strategy_class(settings.strategy).rhythm(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)

@@ -16,12 +16,12 @@ def evaluate(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
     split: Annotated[str, typer.Option("--split", help="Part of the data set; empty: test, or all of a table.")] = "",
     predictions: Annotated[
-        Path | None, typer.Option("--predictions", metavar="FILE", help="Write what it wrote for each clip, as CSV.")
+        Path | None, typer.Option("--predictions", metavar="FILE", help="Write the text of each clip to this CSV file.")
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="MODEL", help="Another model: how it differs, with an interval.")
+        str, typer.Option("--against", metavar="MODEL", help="Compare with this model, with an interval.")
     ] = "",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the drawing that the interval comes from.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")] = 0,
     language: Language = "",
     prompt: Prompt = "",
     timestamps: Timestamps = None,

@@ -24,7 +24,7 @@ from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_ev
 if TYPE_CHECKING:
     from training.tasks.model_evaluation import Measured
 
-_CUT = " (no end when they were far longer than the longest transcript)"
+_CUT = " (cut off: far longer than the longest transcript)"
 
 
 @dataclass(frozen=True)
@@ -102,4 +102,4 @@ def _show(request: ModelRequest, model: Path, wanted: Recordings, measured: Meas
     for line in breakdown_lines(measured.predictions):
         show_line(line)
     if wanted.out is not None:
-        say(f"what it wrote for each: {wanted.out}")
+        say(f"text of each clip: {wanted.out}")

@@ -18,7 +18,7 @@ def export(
         Path | None, typer.Option("--out", metavar="FOLDER", help="New folder; empty: exports/ beside the model.")
     ] = None,
     quantize: Annotated[
-        str, typer.Option("--quantize", metavar="PRECISION", help="Of the weights: float16, int8, q5_0 ...")
+        str, typer.Option("--quantize", metavar="PRECISION", help="Precision: float16, int8, q5_0 ...")
     ] = "",
     check_with: Annotated[
         list[Path] | None,
@@ -26,14 +26,14 @@ def export(
     ] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare with the original.")] = True,
     max_difference: Annotated[
-        float, typer.Option("--max-difference", metavar="SHARE", min=0, max=10, help="Of the words, before refusing.")
+        float, typer.Option("--max-difference", metavar="SHARE", min=0, max=10, help="Share of words that may differ.")
     ] = 0.1,
-    adapter: Annotated[bool, typer.Option("--adapter", help="With --to hf: adapters apart, not merged.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="With --to hf: the adapters, not merged.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Write a trained model for other programs, and check that it hears the same."""
+    """Convert a trained model for other programs, and check that it hears the same."""
     from app.cli.exporting import ExportCommand, export_command
 
     command = ExportCommand(

@@ -77,7 +77,7 @@ def _carry_out(command: ExportCommand, made: Format, source: ModelSource, out: P
 
 def _refuse_unfit(command: ExportCommand, made: Format, source: ModelSource) -> None:
     if math.isnan(command.bound):
-        raise BadInput("--max-difference nan: not a number", "give a share of the words, such as 0.1")
+        raise BadInput("--max-difference nan: not a number", "pass a share of the words, such as 0.1")
     if made.speech_only and source.kind != "whisper":
         message = f"{visible(source.folder)} is a model of type {visible(source.kind)!r}, not whisper"
         raise BadInput(message, "only a Whisper is exported; a language model's folder is a plain hf folder already")

@@ -66,9 +66,9 @@ def workers_of(run: RunSummary) -> int:
 def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) -> str:
     share = sum(len(fold.others) for fold in waiting) / samples
     trainings = "1 training" if len(waiting) == 1 else f"{len(waiting)} trainings"
-    text = f"{trainings} on this machine, together {share:.1f} times as long as one on all {samples} samples"
+    text = f"{trainings} on this machine, {share:.1f} times the work of one on all {samples} samples"
     if run.seconds is None or workers != workers_of(run) or run.metadata is None or run.metadata.run_type != "local":
-        return f"{text}; nothing was measured here to say how long that is"
+        return f"{text}; how long that takes was never measured here"
     return f"{text}: about {duration_text(share * run.seconds)}, run {run.run_id} took {duration_text(run.seconds)}"
 
 
@@ -76,9 +76,9 @@ def _agree(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BadInput("nobody is there to confirm the trainings", "repeat with --yes, or with --folds 0")
-    if not agreed("train them? Ctrl-C stops, and the same command goes on"):
-        raise BadInput("nothing was trained", "--folds 0 lets the model listen that was trained on the samples")
+        raise BadInput("there is no terminal to confirm the trainings on", "repeat with --yes, or with --folds 0")
+    if not agreed("train them? After Ctrl-C, the same command continues"):
+        raise BadInput("nothing was trained", "--folds 0 asks the models that were trained on these samples")
 
 
 def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
@@ -89,7 +89,7 @@ def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
         if earlier.status == "completed":
             return earlier.path / "model"
         if earlier.live:
-            raise BadInput(f"{earlier.path}: another command trains this fold", "wait for it")
+            raise BadInput(f"{earlier.path}: another command trains this fold", "wait until it ends")
         if has_snapshots(earlier.path):
             return _model_of(plan_to_resume(earlier.path), earlier.path)
         remove_run(fold.runs, earlier)
@@ -103,7 +103,7 @@ def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:
     folder = RunFolder.resume(earlier, plan, command) if earlier else RunFolder.create(output, plan, command)
     ended = run_to_end(plan, folder, progress_for(plan.profile.name))
     if ended.exit_code is ExitCode.STOPPED:
-        raise StoppedByUser("stopped", "the same command goes on")
+        raise StoppedByUser("stopped", "the same command continues")
     if ended.model is None or ended.status != "completed":
         raise RunFailed(f"{folder.path}: {ended.message}", ended.hint)
     return ended.model

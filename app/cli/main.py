@@ -111,25 +111,26 @@ def distributed_train(
         str, typer.Option("--dataset", metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
-    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Go on with a stopped run.")] = "",
+    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a stopped run.")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Really run a few steps, print what they cost, keep nothing.")
+        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, keep nothing.")
     ] = False,
     plan_file: PlanFile = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the run in the background.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
+        bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")
     ] = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
     offline_wheels: Annotated[
-        bool, typer.Option("--offline-wheels", help="Machines get missing packages from this one.")
+        bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")
     ] = False,
     trust_new: TrustNew = False,
     trust_code: TrustCode = False,
     as_json: Json = False,
     help_all: Annotated[
-        bool, typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options.")
+        bool,
+        typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options."),
     ] = False,
 ) -> ExitCode:
     """Train a model with workers of this machine or of several, live progress, and a result to use."""
@@ -149,7 +150,7 @@ def distributed_train(
         )
         return train_on_hosts(request, machines)
     if plan_file is not None:
-        raise BadInput("--plan needs machines", "give a hosts file with --hosts FILE")
+        raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dry_run:
         from app.cli.dry_run import rehearse
 
@@ -167,9 +168,9 @@ def distributed_check(
     hosts: Annotated[
         Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into our folder there.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
     offline_wheels: Annotated[
-        bool, typer.Option("--offline-wheels", help="With --fix: take the packages from this machine.")
+        bool, typer.Option("--offline-wheels", help="With --fix: send the packages from this machine.")
     ] = False,
     trust_new: TrustNew = False,
     as_json: Json = False,
@@ -182,7 +183,7 @@ def distributed_check(
 
 def access(
     hosts: HostNames = None,
-    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
+    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")] = None,
     trust_new: TrustNew = False,
     as_json: Json = False,
 ) -> ExitCode:
@@ -194,7 +195,7 @@ def access(
 
 def clean(
     hosts: HostNames = None,
-    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines of it.")] = None,
+    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> ExitCode:
@@ -206,8 +207,8 @@ def clean(
 
 def attach(
     run: RunReference,
-    plain: Annotated[bool, typer.Option("--plain", help="Progress instead of the dashboard.")] = False,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print progress instead of the dashboard.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -219,7 +220,7 @@ def attach(
 
 def logs(
     run: RunReference,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: Output = OUTPUT,
 ) -> ExitCode:
     """Show what the processes of a run have logged."""
@@ -230,7 +231,7 @@ def logs(
 
 def stop(
     run: RunReference,
-    kill: Annotated[bool, typer.Option("--kill", help="At once, without a snapshot.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="End at once, without a snapshot.")] = False,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -247,7 +248,7 @@ def ask(
         typer.Argument(metavar="ACTION", help="pause, resume, snapshot, drop, add, stop or kill."),
     ],
     machine: Annotated[
-        str, typer.Argument(metavar="[MACHINE]", help="Of drop and add: a machine of the run, or user@host to add.")
+        str, typer.Argument(metavar="[MACHINE]", help="For drop and add: a machine of the run, or user@host.")
     ] = "",
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -282,7 +283,7 @@ def runs_list(
 
 @runs.command("show")
 def runs_show(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
-    """Show one run: how it went and what it reached."""
+    """Show one run: its settings, course and result."""
     from app.cli.runs import show_command
 
     return show_command(output, run, as_json)
@@ -294,7 +295,7 @@ def runs_compare(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Put runs side by side: what differs in their settings, and their metrics."""
+    """Compare runs: the settings that differ, and the metrics."""
     from app.cli.runs import compare_command
 
     return compare_command(output, references, as_json)

@@ -39,17 +39,15 @@ def measure(
         Path | None, typer.Option("--out", metavar="FILE", help="Write the figures for 'plan --figures'.")
     ] = None,
     max_age: Annotated[
-        float, typer.Option("--max-age", metavar="HOURS", min=0, help="Earlier figures that are not older will do.")
+        float, typer.Option("--max-age", metavar="HOURS", min=0, help="Reuse figures that are not older.")
     ] = 24.0,
-    trust_new: Annotated[
-        bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")
-    ] = False,
+    trust_new: Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")] = False,
     trust_code: TrustCode = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
     ] = False,
 ) -> ExitCode:
-    """Measure links and machines: the actual task for a moment on each, and raw TCP between every two."""
+    """Measure machines with a short run of the task, and the links between them with raw TCP."""
     from app.cli.approval import somebody, stand_behind_profile
     from app.cli.distributed import trust
     from app.cli.option_flags import merged_overrides
@@ -198,9 +196,9 @@ def remark_lines(found: Measured) -> list[str]:
     for pair in found.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"
         if pair.problem:
-            said.append(f"{ends}: nothing passes ({visible(pair.problem)})")
+            said.append(f"{ends}: no data gets through ({visible(pair.problem)})")
         if pair.busy and pair.figures is not None:
-            said.append(f"* {ends}: others moved {pair.figures.other_mbit:.0f} Mbit/s there; measure again when idle")
+            said.append(f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle")
         said += _way_lines(ends, pair)
     for one in found.interfaces.figures:
         rates = f"{one.mbit:.0f} Mbit/s to {one.peers} machines at once, {one.mbit_back:.0f} from them"
@@ -220,7 +218,7 @@ def _way_lines(ends: str, pair: PairFigures) -> list[str]:
     found = pair.figures
     if found is None or len(found.paths) < 2:
         return []
-    lines = [f"{ends}: the fastest of {len(found.paths)} ways, which runs take, is the first"]
+    lines = [f"{ends}: {len(found.paths)} ways; runs take the fastest, the first here"]
     for address, near, far, mbit in sorted(found.paths, key=lambda way: way[0] != found.address):
         lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
     return lines

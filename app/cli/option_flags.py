@@ -118,7 +118,7 @@ def _text(spec: OptionSpec, value: bool | str | None, off: bool) -> str:
     """
     if value is not None and off:
         flag = spec.name.replace("_", "-")
-        raise BadInput(f"--{flag} and --no-{flag} contradict each other", "give one of the two")
+        raise BadInput(f"--{flag} and --no-{flag} contradict each other", "pass one of the two")
     return "false" if off else str(value).lower() if isinstance(value, bool) else str(value)
 
 

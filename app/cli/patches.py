@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def patches(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder or table.")],
-    origin: Annotated[bool, typer.Option("--origin", help="Name file and line of each change.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show file and line of each change.")] = False,
     text_column: Annotated[str, typer.Option("--text-column", help="Transcript column; empty: the usual names.")] = "",
     as_json: Json = False,
 ) -> ExitCode:
@@ -29,7 +29,7 @@ def patches(
     from training.tasks.speech_dataset import is_on_hub, read_tables
 
     if is_on_hub(dataset):
-        raise BadInput(f"{dataset}: patches belong to a data set in a folder", "give the folder of its tables")
+        raise BadInput(f"{dataset}: patches belong to a data set in a folder", "name the folder of its tables")
     tables = read_tables(dataset, text_column)
     if as_json:
         show_json(_document(tables))

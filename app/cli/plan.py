@@ -25,32 +25,30 @@ def plan(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="FILE", help="Plan with these figures of 'measure --out', and ask nobody."),
+        typer.Option("--figures", metavar="FILE", help="Use these figures of 'measure --out', and no machine."),
     ] = None,
     preference: Annotated[
         Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option("--preference", help="What matters most.")
     ] = "fastest",
     lost_quality: Annotated[
         float,
-        typer.Option("--lost-quality", metavar="PERCENT", min=0, max=100, help="How much higher the loss may end."),
+        typer.Option("--lost-quality", metavar="PERCENT", min=0, max=100, help="Accepted rise of the final loss."),
     ] = 2.0,
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
     explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Plan with the machines that are there.")
+        bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")
     ] = False,
-    trust_new: Annotated[
-        bool, typer.Option("--trust-new", help="Accept the host keys of machines never met before.")
-    ] = False,
+    trust_new: Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")] = False,
     trust_code: TrustCode = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
     ] = False,
 ) -> ExitCode:
-    """Predict every way to train a profile on these machines, and say which is best and why."""
+    """Predict every way to train a profile on these machines, and show the best one and why."""
     from app.cli.approval import somebody, stand_behind_profile
     from app.cli.option_flags import merged_overrides
     from app.console import say

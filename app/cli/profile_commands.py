@@ -61,7 +61,7 @@ def validate_command(path: Path | None, as_json: bool) -> ExitCode:
         show_line(visible(problem))
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise BadInput(f"{count} in the profiles", "change the lines named above")
+        raise BadInput(f"{count} in the profiles", "correct the lines named above")
     show_line("all profiles are valid")
     return ExitCode.DONE
 

@@ -31,21 +31,21 @@ def pseudo_label(
         float, typer.Option("--min-confidence", max=0, help="Least mean log-probability of a token.")
     ] = -1.0,
     min_agreement: Annotated[
-        float, typer.Option("--min-agreement", min=0, max=1, help="Least 1 - WER between the two listens.")
+        float, typer.Option("--min-agreement", min=0, max=1, help="Least agreement (1 - WER) of the two texts.")
     ] = 0.9,
     max_compression: Annotated[
         float, typer.Option("--max-compression", min=0, help="Largest compression ratio of a text.")
     ] = 2.4,
     max_no_speech: Annotated[
-        float, typer.Option("--max-no-speech", min=0, max=1, help="Largest probability that nobody speaks.")
+        float, typer.Option("--max-no-speech", min=0, max=1, help="Largest no-speech probability.")
     ] = 0.6,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Recordings heard at once.")] = 8,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Recordings in one batch.")] = 8,
     language: Language = "",
     device: Device = "auto",
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Let a model write transcripts of recordings into pseudo.csv; go on where an earlier call ended."""
+    """Let a model write transcripts of recordings into pseudo.csv; an interrupted call resumes."""
     from app.cli.models import only_data_on_stdout
     from app.console import say
     from app.progress import PlainProgress
@@ -56,10 +56,10 @@ def pseudo_label(
 
     target = (into or folder).expanduser()
     if not target.is_dir():
-        raise BadInput(f"{target}: no such folder", "give the folder of a data set, or none")
+        raise BadInput(f"{target}: no such folder", "name the folder of a data set, or none")
     files, transcribed = _without_transcripts(recordings(folder.expanduser(), target), target)
     if transcribed:
-        say(f"left alone, with a transcript in a table of {target}: {counted(transcribed, 'recording')}")
+        say(f"skipped, because they have a transcript in a table of {target}: {counted(transcribed, 'recording')}")
     first = find_model(output, model)
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
@@ -86,7 +86,7 @@ def _tell(rows: Sequence[PseudoRow], table: Path, transcribed: int, as_json: boo
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
     say(f"kept {kept} of {counted(len(rows), 'text')} in {table}; to train on them: --set pseudo_share=0.5; "
-        "without the file they are gone")  # fmt: skip
+        "to undo: delete the file")  # fmt: skip
 
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:
@@ -100,7 +100,7 @@ def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[l
         known = {clip.audio.path.resolve() for clip in clips if isinstance(clip.audio, FileSource)}
     new = [(name, path) for name, path in files if path.resolve() not in known]
     if not new:
-        raise BadInput(f"{target}: every recording has a transcript ({len(files)})", "nothing is to be done")
+        raise BadInput(f"{target}: every recording has a transcript ({len(files)})", "there is nothing to do")
     return new, len(files) - len(new)
 
 

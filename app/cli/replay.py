@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def replay(
     run: RunReference,
     speed: Annotated[
-        float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="How much faster than it was.")
+        float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="Playback speed; 2: twice as fast.")
     ] = 1.0,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Nothing but ASCII on the screen.")] = False,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")] = Path(
         "output"
     ),
 ) -> ExitCode:
-    """Play a finished run again, in its own time or faster."""
+    """Replay a finished run, in its own time or faster."""
     from app.cli.dashboard import fits_here
     from app.replay import Replay
     from training.runs import find_run

@@ -14,14 +14,14 @@ from profiles.errors import ExitCode
 def report(
     run: RunReference,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write it there; default: report.html of the run.")
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write; default: report.html of the run.")
     ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")] = Path(
         "output"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
     ] = False,
 ) -> ExitCode:
     """Write a report of a run: one HTML file with its charts, machines, traffic and result."""

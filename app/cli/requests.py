@@ -30,7 +30,7 @@ def ask_command(output: Path, reference: str, action: Action, machine: str, as_j
     """
     path = find_run(output, reference)
     if not is_live(path):
-        raise BadInput(f"nobody works on {path.name} any more", f"see {command_about(path, 'runs', 'show')}")
+        raise BadInput(f"no process is running {path.name}", f"see {command_about(path, 'runs', 'show')}")
     identity = leave_request(path, action, machine, _newcomer(path, action, machine))
     answer = _answer(path, identity)
     code = ExitCode.DONE if answer.outcome == "done" else ExitCode.RUN_FAILED
@@ -71,10 +71,10 @@ def _answer(path: Path, identity: str) -> RequestEvent:
                 return event
             waits = event.action == "add"
         if paused and waits:
-            say(f"the run is paused: a machine joins when it goes on: {command_about(path, 'ask')} resume")
+            say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'ask')} resume")
             waits = False
     back = withdraw_request(path, identity)
-    message = f"the run took no request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+    message = f"the run accepted no request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
     return RequestEvent(request=identity, action="", outcome="refused", message=message)
 
 

@@ -58,7 +58,7 @@ def list_command(
     if as_json:
         show_json({"runs": [_summary_document(run) for run in runs], "exit_code": 0})
     elif found and not runs:
-        say(f"none of {counted(len(found), 'run')} in {output} is meant by that")
+        say(f"none of {counted(len(found), 'run')} in {output} matches")
     elif not runs:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
@@ -141,7 +141,8 @@ def clean_command(
 def _confirmed(count: int) -> bool:
     if not sys.stdin.isatty():
         raise BadInput(
-            f"{counted(count, 'run')} would be removed and nobody is there to confirm", "look, then repeat with --yes"
+            f"{counted(count, 'run')} to remove, and no terminal to confirm on",
+            "check the list, then repeat with --yes",
         )
     return agreed(f"remove {counted(count, 'run')} for good?")
 

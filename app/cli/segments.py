@@ -68,7 +68,7 @@ def _model(request: ModelRequest, sources: Sequence[Source], draft: bool) -> str
     if not draft and not any(source.transcript for source in sources):
         return ""
     if not request.reference:
-        raise BadInput("no model was given to listen", "give --model MODEL: any Whisper folder, a run or a profile")
+        raise BadInput("no model to align the text with", "add --model MODEL: any Whisper folder, a run or a profile")
     return str(find_model(request.output, request.reference))
 
 
@@ -98,6 +98,6 @@ def _lines(one: Outcome) -> list[str]:
     lines = [f"{visible(one.name)}: {counted(one.clips, 'clip')}, {length}"]
     if one.transcript_words:
         share = one.given_words / one.transcript_words
-        lines.append(f"  {share:.1%} of the transcript's {one.transcript_words} words are in them")
+        lines.append(f"  {share:.1%} of the transcript's {one.transcript_words} words are in the clips")
     lines += [f"  left out: {count} x {visible(reason)}" for reason, count in (one.reasons or {}).items()]
     return lines

@@ -16,14 +16,14 @@ from profiles.errors import BadInput, ExitCode
 def track(
     run: RunReference,
     to: Annotated[str, typer.Option("--to", metavar="NAMES", help="csv, tensorboard, wandb, trackio; by comma.")],
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")] = Path(
         "output"
     ),
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
     ] = False,
 ) -> ExitCode:
-    """Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; of a live one until it ends."""
+    """Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."""
     from app.console import say, show_json, show_line, visible
     from app.trackers.start import checked_trackers
     from app.trackers.tracking import Tracking

@@ -134,7 +134,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
         raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
     if changes:
         names = ", ".join(changes)
-        raise BadInput(f"--resume goes on as planned and takes no other {names}", "leave it out, or start a new run")
+        raise BadInput(f"--resume continues as planned and takes no other {names}", "leave it out, or start a new run")
     again = f"type: {command_about(path, 'distributed-train', '--resume')} --trust-code"
     stand_behind_code(plan.profile, path / "plan.json", named=request.trust_code, person=request.person, how=again)
     return path, plan

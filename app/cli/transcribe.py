@@ -18,11 +18,11 @@ def transcribe(
         list[str] | None, typer.Option("--format", metavar="NAME", help="txt, srt, vtt or json; several with commas.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write files there; else on the screen.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the files; default: the screen.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     microphone: Annotated[
-        float, typer.Option("--microphone", metavar="SECONDS", help="Listen to this machine's microphone.")
+        float, typer.Option("--microphone", metavar="SECONDS", help="Record from this machine's microphone.")
     ] = 0.0,
     language: Language = "",
     prompt: Prompt = "",
@@ -31,10 +31,10 @@ def transcribe(
     output: Output = Path("output"),
     as_json: Json = False,
 ) -> ExitCode:
-    """Write down what is said in sound files."""
+    """Transcribe sound files."""
     from app.cli.models import ModelRequest, Writing, transcribe_command
 
     if bool(files) == bool(microphone):
-        raise BadInput("what is to be written down?", "give sound files, or --microphone SECONDS")
+        raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     request = ModelRequest(output, model, device, language, prompt, timestamps, as_json)
     return transcribe_command(request, files or [], Writing(tuple(formats or ()), out, overwrite), microphone)

@@ -17,9 +17,9 @@ def web(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run to show; none: the guided set-up.")] = "",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="TCP port; 0: any free one.")] = 0,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS", help="Let other machines in: this machine's address there.")
+        str, typer.Option("--listen", metavar="ADDRESS", help="Let other machines connect: this machine's address.")
     ] = LOOPBACK,
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder of the run folders.")] = Path(
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")] = Path(
         "output"
     ),
 ) -> ExitCode:
@@ -34,7 +34,7 @@ def web(
     if not ipaddress.ip_address(listen).is_loopback:
         for line in _meaning(listen, listener.getsockname()[1]):
             say(line)
-    say("open this address; it works once, Enter makes another one, Ctrl-C ends:")
+    say("open this address (it works once); Enter makes a new one, Ctrl-C ends:")
     serve(path, listener, show_line)
     return ExitCode.DONE
 
@@ -43,15 +43,15 @@ def _meaning(address: str, port: int) -> list[str]:
     """Return what listening on the network means, in lines of a terminal."""
     lines = [
         f"warning: listening on {address}, port {port}, for other machines too",
-        "  every machine that reaches it can try to come in",
-        "  whoever is given the address below can watch and command what is shown",
-        "  nothing is encrypted: who reads this network's traffic can do the same",
-        f"  safer: without --listen, and there: ssh -L {port}:{LOOPBACK}:{port} THIS_MACHINE",
+        "  every machine that reaches it can try to connect",
+        "  anybody who has the address below can watch and control this",
+        "  nothing is encrypted: anybody who reads this network's traffic can do the same",
+        f"  safer: leave out --listen, and run there: ssh -L {port}:{LOOPBACK}:{port} THIS_MACHINE",
     ]
     if ipaddress.ip_address(address).is_unspecified:
         from distributed.measuring.own_interfaces import own_addresses  # starts a program
 
         found = [ipaddress.ip_address(one) for _, one in own_addresses()]
         others = ", ".join(str(one) for one in found if not one.is_loopback and not one.is_link_local)
-        lines.append(f"  from there, instead of {LOOPBACK}: {others or 'no address found'}")
+        lines.append(f"  to connect from there, use instead of {LOOPBACK}: {others or 'no address found'}")
     return lines

@@ -17,14 +17,14 @@ from profiles.errors import BadInput, ExitCode, MusterError
 if TYPE_CHECKING:
     from app.wizard.services import Services
 
-HEADLESS = """The guided set-up needs a terminal: its input or output is none. Without one, these commands do its work:
+HEADLESS = """The guided set-up needs a terminal. Without one, use these commands:
 
   make demo                                             train a small Whisper on the shipped recordings
-  python3 cli_typer.py profiles list                    what can be trained
-  python3 cli_typer.py discover                         which machines there are
-  python3 cli_typer.py access USER@HOST                 may we log in there
-  python3 cli_typer.py distributed-check --hosts FILE   can they train
-  python3 cli_typer.py plan PROFILE --hosts FILE        which way is fastest
+  python3 cli_typer.py profiles list                    list what can be trained
+  python3 cli_typer.py discover                         find machines
+  python3 cli_typer.py access USER@HOST                 set up the login there
+  python3 cli_typer.py distributed-check --hosts FILE   check whether they can train
+  python3 cli_typer.py plan PROFILE --hosts FILE        find the fastest way
   python3 cli_typer.py distributed-train PROFILE        train
 """
 
@@ -35,7 +35,7 @@ def options() -> argparse.ArgumentParser:
         prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
-    parser.add_argument("--profile", metavar="NAME", help="begin at the plan of this profile: measures its machines")
+    parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
     parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
-            say("left; a run that was started goes on, and nothing else was changed")
+            say("closed; a started run goes on, and nothing else was changed")
         return ExitCode.STOPPED
 
 

@@ -56,7 +56,7 @@ class Commands:
     def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
         """Leave a request; return what is wrong, or nothing."""
         if not is_live(self.path):
-            return "nobody works on this run any more"
+            return "no process is running this run"
         try:
             identity = leave_request(self.path, action, machine, entry)
         except BadInput as error:

@@ -44,7 +44,7 @@ class Status(str, Enum):
     CHECKING = "checking"
     ONLINE = "online"
     OFFLINE = "offline"
-    OTHER_KEY = "another key than the known one"
+    OTHER_KEY = "key does not match the known one"
     """Something answers under the name of a known machine, and is not that machine."""
     UNCHECKED = "not checked"
     """It is reached through another machine, so nobody can tell from here without logging in there."""

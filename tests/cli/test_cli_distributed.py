@@ -42,7 +42,7 @@ def test_attach_to_an_ended_run_tells_how_it_ended(run: RunFolder, capsys: Captu
 
 def test_a_run_that_nobody_works_on_is_not_stopped(run: RunFolder, capsys: Capture) -> None:
     assert main(["stop", "p"]) == 2
-    assert "nobody works on" in capsys.readouterr().err
+    assert "no process is running" in capsys.readouterr().err
 
 
 def test_a_plan_needs_machines(capsys: Capture) -> None:

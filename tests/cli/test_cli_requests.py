@@ -59,7 +59,7 @@ def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.
 
     folder = write_demo_run(tmp_path, machines=1)
     assert main(["ask", str(folder), "pause"]) == 2
-    assert "nobody works on" in capsys.readouterr().err
+    assert "no process is running" in capsys.readouterr().err
 
 
 def test_who_adds_a_machine_to_a_paused_run_is_told_why_it_waits(
@@ -72,4 +72,4 @@ def test_who_adds_a_machine_to_a_paused_run_is_told_why_it_waits(
     ]
     folder = write_run(tmp_path, said)
     assert _answer(folder, "1").outcome == "done"
-    assert re.search(r"the run is paused: a machine joins when it goes on: .* ask .* resume", capsys.readouterr().err)
+    assert re.search(r"the run is paused; the machine joins when it resumes: .* ask .* resume", capsys.readouterr().err)

@@ -227,7 +227,7 @@ def test_a_finished_run_opens_in_the_same_screens(folder: RunFolder) -> None:
             await pilot.press(key)
         assert "o Report" in lines(app)[-1] and "Pause" not in lines(app)[-1]
         await pilot.press("s")
-        await until(pilot, lambda: any("nobody works on" in one.message for one in app._notifications))
+        await until(pilot, lambda: any("no process is running" in one.message for one in app._notifications))
 
     show(folder.path, drive)
 

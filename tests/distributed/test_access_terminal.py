@@ -86,7 +86,7 @@ def test_one_password_on_a_terminal_then_none_then_nothing_is_left(lab: Lab, tmp
     shown = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
     with Watch(SECRET) as watch:
         terminal = Terminal(tmp_path, "access", "box", *hosts)
-        terminal.wait_for("Is it the right machine? [y/N]")
+        terminal.wait_for("Do the two match? [y/N]")
         assert shown in terminal.screen and "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in terminal.screen
         terminal.type("y")
         for typed, answer in (("wrong", "2 more tries"), ("wrong again", "one more try")):
@@ -110,7 +110,7 @@ def test_one_password_on_a_terminal_then_none_then_nothing_is_left(lab: Lab, tmp
     terminal.wait_for("remove all this for good? [y/N]")
     assert "/root/.cache/muster" in terminal.screen and "/root/.ssh/authorized_keys:1" in terminal.screen
     terminal.type("y")
-    assert terminal.exit_code() == 0 and "box: nothing of ours is left" in terminal.screen
+    assert terminal.exit_code() == 0 and "box: nothing of Muster is left" in terminal.screen
     assert list(lab["box"].files.rglob("*muster*")) == [] and not (lab["box"].files / ".ssh/authorized_keys").exists()
     assert headless(tmp_path, "access", "box", *hosts)[0] == 3
 
@@ -137,7 +137,7 @@ def test_no_password_given_is_no_attempt(tmp_path: Path, hosts: list[str]) -> No
 def test_a_key_that_a_person_does_not_know_is_refused(tmp_path: Path, hosts: list[str]) -> None:
     terminal = Terminal(tmp_path, "access", *hosts)
     for name in ("box", "other"):
-        terminal.wait_for(f"{name} is met for the first time")
+        terminal.wait_for(f"{name}: first contact")
         terminal.wait_for("[y/N]")
         terminal.type("n")
     assert terminal.exit_code() == 3

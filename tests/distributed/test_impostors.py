@@ -58,7 +58,7 @@ def shows(fingerprint: str, key_type: str = "ssh-ed25519") -> Identified:
 
 def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() -> None:
     (found,) = machines(folded(sighted("studio"), shows("SHA256:evil")))
-    assert found.status is Status.OTHER_KEY and found.status.value == "another key than the known one"
+    assert found.status is Status.OTHER_KEY and found.status.value == "key does not match the known one"
     assert found.problem is not None and "SHA256:evil" in found.problem.message
     assert "ssh-keygen -R studio.local" in found.problem.hint
     (row,) = Naming((), ()).rows([found])
