@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from profiles.schema import Profile
-from training.tasks.speech_clips import check_splits
-from training.tasks.speech_dataset import is_on_hub, read_divided, read_speech
+from training.tasks.speech_dataset import is_on_hub, read_divided
 
 
 def check_data(profile: Profile) -> None:
     """Read the tables of a profile's data set, and see whether its files are there; nothing is decoded.
+
+    What is held out of the training clips is told.
 
     Raises:
         BadInput: it cannot be used; the message says what, where and what to do.
@@ -26,6 +27,4 @@ def check_data(profile: Profile) -> None:
         else:
             text_files(data.dataset_path)
     else:
-        check_splits(read_speech(data.dataset_path, data.text_column))
-        if data.pseudo_share:
-            read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        read_divided(data.dataset_path, data.text_column, data.pseudo_share)

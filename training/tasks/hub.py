@@ -79,7 +79,7 @@ def _refused(path: str, what: str, local: bool, online: bool, error: Exception) 
         return BadInput(f"{what} {path} cannot be read: {reason}", "give the folder of a saved model")
     if not online:
         message = f"{what} {path}: no such folder, and the hub cannot be reached to look it up"
-        alone = "; without it, profile whisper-scratch trains from scratch on clips of up to 30 s (demo: 2 s)"
+        alone = "; without it, profile whisper-scratch trains from scratch on clips of up to 30 s"
         hint = "check the name, connect to the network, or give a folder"
         return BadInput(message, hint + (alone if "whisper" in path.lower() else ""))
     if "gated" in reason or "401" in reason or "403" in reason:
