@@ -13,10 +13,12 @@ from app.console import command_about, command_line, duration_text, visible
 from app.figures import evaluations_document, metric_label, metric_text, metrics_of
 from app.run_state import RunState
 from profiles.counts import counted
+from profiles.locations import is_location
 from training.kept import NOT_THIS_RUN
 from training.outcome import RunOutcome
 from training.plan import RunPlan
 from training.runs import RunSummary
+from training.schedule import ends_in_warm_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ def completed_lines(ended: Ended) -> list[str]:
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
     lines += run_lines(ended.run_dir)
+    if remark := ends_in_warm_up(steps, ended.plan.profile.training.warmup_steps):
+        lines.append(f"short   {remark}")
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [
@@ -91,7 +95,7 @@ def _speech_commands(ended: Ended) -> list[str]:
     first, *rest = model_commands(ended.run_dir)
     measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(data if near.startswith('..') else near)}"
     commands = [first, measure, *rest]
-    if profile.dataset_name and not profile.model.from_scratch:
+    if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
         here = ["--local", str(ended.plan.world_size)] if all(one.local for one in ended.plan.members) else []
         commands.append(f"{command_line('distributed-train', profile.name, *here)} --dataset YOUR_RECORDINGS")
     return commands

@@ -27,6 +27,14 @@ def learning_rate_at(step: int, total_steps: int, warmup_steps: int, schedule: S
     return peak
 
 
+def ends_in_warm_up(steps: int, warmup_steps: int) -> str:
+    """Return what a person is told of a run whose learning rate never reaches its peak; empty: it does."""
+    if not 0 < steps < warmup_steps:
+        return ""
+    reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak; raise epochs, or lower warmup_steps"
+    return f"all of its {steps} steps are in the warm-up of {warmup_steps}: {reached}"
+
+
 def scaled_learning_rate(peak: float, rule: ScalingRule, global_batch: int, reference_batch: int) -> float:
     """Return the peak learning rate for ``global_batch`` when ``peak`` was chosen for ``reference_batch``.
 

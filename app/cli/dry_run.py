@@ -26,6 +26,7 @@ from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
+from training.schedule import ends_in_warm_up
 from training.strategies.registry import strategy_class
 
 STEPS = 6
@@ -101,6 +102,8 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     else:
         for line in lines(measured):
             show_line(line)
+        if remark := ends_in_warm_up(measured.total_steps, plan.profile.training.warmup_steps):
+            show_line(f"short         {remark}")
     return ExitCode.DONE
 
 

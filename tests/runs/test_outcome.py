@@ -250,6 +250,15 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     assert commands == [*wanted, f"runs show {about}"]
 
 
+def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:
+    plan = plan_local_run(load_profile("demo", {"dataset": str(tmp_path)}).profile, 1)
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").touch()
+    lines = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 4}))
+    assert any(line.startswith("short   all of its 4 steps are in the warm-up of 10") for line in lines)
+    assert "  evaluate" in " ".join(lines).replace("python3 cli_typer.py ", "") and "YOUR_RECORDINGS" not in str(lines)
+
+
 @pytest.mark.parametrize(("hint", "goes_on"), [("look there", True), (f"{NOT_THIS_RUN}; it is damaged", False)])
 def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, goes_on: bool) -> None:
     with new_folder(tmp_path) as folder:

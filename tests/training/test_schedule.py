@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.schedule import ScalingRule, Schedule, learning_rate_at, scaled_learning_rate
+from training.schedule import ScalingRule, Schedule, ends_in_warm_up, learning_rate_at, scaled_learning_rate
 
 SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
 
@@ -50,3 +50,13 @@ def test_rule_for_a_four_times_larger_batch(rule: ScalingRule, factor: float) ->
 @pytest.mark.parametrize("rule", ["off", "sqrt", "linear"])
 def test_same_batch_keeps_the_rate_exactly(rule: ScalingRule) -> None:
     assert scaled_learning_rate(1e-3, rule, 8, 8) == 1e-3
+
+
+@pytest.mark.parametrize(("steps", "told"), [(0, False), (9, True), (49, True), (50, False)])
+def test_a_run_that_ends_in_its_warm_up_is_told(steps: int, told: bool) -> None:
+    said = ends_in_warm_up(steps, 50)
+    assert bool(said) is told
+    if steps == 9:
+        assert "18% of its peak" in said
+    if told:
+        assert f"reaches {learning_rate_at(steps - 1, steps, 50, 'linear', 1.0):.0%}" in said
