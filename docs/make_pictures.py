@@ -28,7 +28,8 @@ from app.screens.app import WizardApp
 from app.shell.base_app import MusterApp
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.state import Need, Status, WizardState
+from app.wizard.records import Need, Status
+from app.wizard.state import WizardState
 from training.events import Event
 
 MACHINES = 3
@@ -121,7 +122,7 @@ async def _tour(wizard: Wizard, pictures: Pictures) -> None:
     await _reach(wizard, lambda state: state.links.status in _GOOD)
     await pictures.take("links")
     wizard.do(do.Next())
-    await _reach(wizard, lambda state: state.job.status in _GOOD and state.job.data.status in _GOOD)
+    await _reach(wizard, lambda state: state.job.status in _GOOD and state.data.status in _GOOD)
     wizard.do(do.Next())
     await _reach(wizard, lambda state: state.strategy.status in _GOOD)
     await pictures.take("strategy")

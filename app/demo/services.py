@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from app.demo import CONFIG, JOB, MOST, PROFILE
 from app.demo.pace import Pace
 from app.wizard.real_services import RealServices
-from app.wizard.services import JobAnswers, Request
-from app.wizard.state import Home, Launch, Plan, Status
+from app.wizard.records import Assessment, Home, JobAnswers, Launch, Plan, Status
+from app.wizard.services import Request, Tell
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class DemoServices(RealServices):
         found = super().plan(request)
         changes = tuple(change for change in found.changes if not change.key.startswith("file:"))
         own = replace(found, changes=changes, files=(), command=command_of(self._number))
-        return replace(own, way=f"{found.way} ({NOT_DONE})", status=Status.WARNING, cause=NOT_DONE)
+        note = Assessment(status=Status.WARNING, cause=NOT_DONE)
+        return replace(own, way=f"{found.way} ({NOT_DONE})", assessment=note)
 
     def save(self, request: Request) -> tuple[str, ...]:
         """Nothing: the choices of a tour are worth no file.
@@ -79,7 +80,7 @@ class DemoServices(RealServices):
         """
         raise BadInput("scripted machines are not saved", "without --demo the profile would be")
 
-    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         from app.demo.run import start_demo_run
         from app.wizard.launching import follow
 
@@ -94,7 +95,7 @@ class DemoServices(RealServices):
         Raises:
             BadInput: the choices do not fit together.
         """
-        from app.wizard.planning_looks import planned_run
+        from app.wizard.plan_view import planned_run
 
         found = planned_run(request, CONFIG)
         if found is None:
@@ -107,14 +108,14 @@ class DemoServices(RealServices):
         Raises:
             BadInput: nothing fits.
         """
-        from app.wizard.machine_entries import Naming
+        from app.wizard.machines import Naming
         from distributed.discovery.discovery import Sources, machines
 
         found = machines(self.outside.search(Sources()).state)
         rows = Naming((), (), self.outside.this_computer).rows(found)
         request = Request(rows, JobAnswers(JOB))
         strategy = self.forecast(request, lambda line: None)
-        chosen = next((row for row in strategy.rows if row.recommended), None)
+        chosen = next((way for way in strategy.ways if way.recommended), None)
         return self.planned(replace(request, chosen=chosen, planning=strategy.planning))
 
     def close(self) -> None:

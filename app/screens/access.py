@@ -18,9 +18,11 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import AccessRow, Need, Status, WizardState
+from app.wizard.records import Access, Need, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 
+_WENT = {True: Status.OK, False: Status.FAILED, None: Status.WAITING}
 _STAGES = ("reach", "host key", "login", "shell")
 _COLUMNS = (
     Column("name", "machine", most=28, least=14),
@@ -59,13 +61,13 @@ class AccessScreen(StepScreen):
         row = self._selected()
         if row is None:
             return ()
-        where = f"{row.user}@{row.where}" if row.user else row.where
+        system = row.report.system if row.report is not None else ""
         lines = cause_lines(row)
         if row.need is not Need.NOTHING:
             lines = [literal(row.cause, Mark.ASKING.style)]
         if row.need is Need.TRUST:
             lines += [literal(row.fingerprint, "bold"), muted(f"compare there: {row.compare}")]
-        return [*lines, *([muted(f"{where}  {row.system}".rstrip())] if where else [])]
+        return [*lines, *([muted(f"{row.place}  {system}".rstrip())] if row.place else [])]
 
     def summary(self, state: WizardState) -> str:
         good = sum(row.status is Status.OK for row in state.access)
@@ -88,7 +90,7 @@ class AccessScreen(StepScreen):
             return self.KEYS
         return (Key("enter", "go_on", words[row.need], main=True), *self.KEYS[1:])
 
-    def _selected(self) -> AccessRow | None:
+    def _selected(self) -> Access | None:
         return next((row for row in self.state.access if row.key == self.table.cursor), None)
 
     def action_go_on(self) -> None:
@@ -113,22 +115,21 @@ class AccessScreen(StepScreen):
         if failed and self.table.cursor not in [row.key for row in failed]:
             self.table.select(failed[0].key)
 
-    def _ask_trust(self, row: AccessRow) -> None:
+    def _ask_trust(self, row: Access) -> None:
         def answered(same: bool | None) -> None:
             if same:
                 self.do(actions.TrustKey(row.key, row.fingerprint))
 
         self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
 
-    def _ask_password(self, row: AccessRow) -> None:
-        who = f"{row.user}@{row.where}" if row.user else row.where
+    def _ask_password(self, row: Access) -> None:
         about = [muted("Used once to install a key of ours there; kept nowhere.")]
 
         def answered(password: str | None) -> None:
             if password:
                 self.do(actions.GivePassword(row.key, password))
 
-        dialog = TextDialog(f"Password of {who or row.name}", about, accept="Install a key", secret=True)
+        dialog = TextDialog(f"Password of {row.place or row.name}", about, accept="Install a key", secret=True)
         self.app.push_screen(dialog, answered)
 
     def action_skip(self) -> None:
@@ -146,16 +147,16 @@ class AccessScreen(StepScreen):
         return command_line("access", *names)
 
 
-def _row(app: MusterApp, row: AccessRow, skipped: bool) -> Row:
-    stages = dict(row.stages)
-    cells = [_stage(app, row, stages.get(stage, Status.WAITING)) for stage in _STAGES]
+def _row(app: MusterApp, row: Access, skipped: bool) -> Row:
+    passed = {stage.value: went for stage, went in row.report.stages.items()} if row.report is not None else {}
+    cells = [_stage(app, row, _WENT[passed.get(stage)]) for stage in _STAGES]
     state = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, row)
     if row.need is not Need.NOTHING and not skipped:
         state = Mark.ASKING.show(visible(row.label), ascii_only=app.ascii_only)
     return Row(row.key, (literal(row.name), *cells, state))
 
 
-def _stage(app: MusterApp, row: AccessRow, status: Status) -> Content:
+def _stage(app: MusterApp, row: Access, status: Status) -> Content:
     """A stage that ended for want of an answer has not failed."""
     if status is Status.FAILED and row.need is not Need.NOTHING:
         return Mark.ASKING.show("", ascii_only=app.ascii_only)

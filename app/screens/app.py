@@ -18,13 +18,14 @@ from app.screens.launch import LaunchScreen
 from app.screens.links import LinksScreen
 from app.screens.machines import MachinesScreen
 from app.screens.plan import PlanScreen
-from app.screens.steering import Steering
+from app.screens.steering import SteeredApp, Steering
 from app.screens.step_screen import StepScreen
 from app.screens.strategy import StrategyScreen
-from app.shell.base_app import CommandRecord, MusterApp
+from app.shell.base_app import CommandRecord
 from app.wizard.engine import Wizard
+from app.wizard.records import Status
 from app.wizard.services import Services
-from app.wizard.state import Status, WizardState
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 
 SCREENS: tuple[type[StepScreen], ...] = (
@@ -35,7 +36,7 @@ FRAMES = 0.25
 """Seconds between two pictures of something that turns."""
 
 
-class WizardApp(MusterApp):
+class WizardApp(SteeredApp):
     """Draws a set-up, one screen a step, and opens the dashboard of the run it has started.
 
     Args:
@@ -102,7 +103,7 @@ class WizardApp(MusterApp):
 
     def _watch_the_run(self, state: WizardState) -> None:
         """Open the dashboard once when a launch has made its first step."""
-        run = state.launch.run
+        run = state.launch.found.run
         if state.step is Step.LAUNCH and state.launch.status is Status.OK and run and run != self._watched:
             self.open_dashboard(Path(run))
 
@@ -127,7 +128,7 @@ class WizardApp(MusterApp):
 
     def run_of_interest(self) -> Path | None:
         """Return the run that was watched last, else the one that was started."""
-        run = self._watched or self.wizard.state.launch.run
+        run = self._watched or self.wizard.state.launch.found.run
         return Path(run) if run else None
 
 

@@ -16,7 +16,8 @@ from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding
-from app.wizard.state import CheckRow, Status, WizardState
+from app.wizard.records import GOOD, Check, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
@@ -59,7 +60,7 @@ class ChecksScreen(StepScreen):
     def rows(self, state: WizardState) -> Sequence[Row]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
 
-    def _machine(self, check: CheckRow, skipped: bool) -> list[Row]:
+    def _machine(self, check: Check, skipped: bool) -> list[Row]:
         app = cast(MusterApp, self.app)
         good = sum(finding.level == "ok" for finding in check.findings)
         seen = muted(f"{good} of {len(check.findings)} in order" if check.findings else "")
@@ -84,7 +85,7 @@ class ChecksScreen(StepScreen):
         return next((finding for finding in findings if name and finding.check == name), None)
 
     def summary(self, state: WizardState) -> str:
-        ready = sum(check.status in (Status.OK, Status.WARNING) for check in state.checks)
+        ready = sum(check.status in GOOD for check in state.checks)
         return f"{ready} of {len(state.checks)} ready"
 
     def hint(self, state: WizardState) -> Content:
@@ -118,7 +119,7 @@ class ChecksScreen(StepScreen):
         return command_line("distributed-check", self.state.answers.profile)
 
 
-def _finding(app: MusterApp, check: CheckRow, finding: Finding) -> Row:
+def _finding(app: MusterApp, check: Check, finding: Finding) -> Row:
     return Row(
         f"{check.key}{_BETWEEN}{finding.check}",
         (

@@ -10,7 +10,7 @@ from textual.content import Content
 
 from app.console import command_line
 from app.report import what_next
-from app.screens.steering import cause_lines, mark, shown_state
+from app.screens.steering import cause_lines, shown_state
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
 from app.shell.keys import EVERYWHERE, Key
@@ -19,13 +19,13 @@ from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
-from app.wizard.gates import MEASURES
-from app.wizard.state import Presence, ProfileRow, WizardState
+from app.wizard.records import KnownProfile, Presence
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import MEASURES
 from profiles.counts import counted
 
-if TYPE_CHECKING:
-    from app.screens.app import WizardApp
+if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without
     from distributed.checks.findings import Finding
     from training.runs import RunSummary
 
@@ -67,16 +67,16 @@ class HomeScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         app = cast(MusterApp, self.app)
-        live = [run for run in state.home.runs if run.live]
-        done = [run for run in state.home.runs if not run.live][:_FINISHED]
-        saved = [profile for profile in state.home.profiles if profile.saved]
-        shipped = [profile for profile in state.home.profiles if not profile.saved]
-        findings = [_finding(app, found) for found in state.home.doctor]
+        live = [run for run in state.home.found.runs if run.live]
+        done = [run for run in state.home.found.runs if not run.live][:_FINISHED]
+        saved = [profile for profile in state.home.found.profiles if profile.saved]
+        shipped = [profile for profile in state.home.found.profiles if not profile.saved]
+        findings = [_finding(app, found) for found in state.doctor.found]
         sections = [
             _section("Running now", [_run(app, run) for run in live]),
             _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train; a plan to confirm")]),
-            _section("Again", [_profile(app, profile) for profile in saved]),
-            _section("Ready-made", [_profile(app, profile) for profile in shipped]),
+            _section("Again", [_profile(app, profile, state.presence_of(profile)) for profile in saved]),
+            _section("Ready-made", [_profile(app, profile, state.presence_of(profile)) for profile in shipped]),
             _section("Finished", [_run(app, run) for run in done]),
             _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
         ]
@@ -87,21 +87,25 @@ class HomeScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
         if kind == "profile":
-            return [line for profile in state.home.profiles if profile.key == name for line in self._about(profile)]
+            return [
+                line for profile in state.home.found.profiles if profile.name == name for line in self._about(profile)
+            ]
         if kind == "finding":
-            return [line for row in state.home.doctor if row.check == name for line in cause_lines(of_finding(row))]
+            return [line for row in state.doctor.found if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
-            runs = [run for run in state.home.runs if run.run_id == name]
+            runs = [run for run in state.home.found.runs if run.run_id == name]
             about = [muted(line) for run in runs for line in (str(run.path), *what_next(run))]
             return about + [line for run in runs for line in cause_lines(of_run(run))]
         return ()
 
-    def _about(self, profile: ProfileRow) -> list[Content]:
-        machines = [_presence(cast(MusterApp, self.app), one) for one in profile.machines]
-        about = [muted(profile.description)] if len(profile.description) > _LONG else []
-        far = any(one.far for one in profile.machines)
+    def _about(self, profile: KnownProfile) -> list[Content]:
+        entry, present = profile.entry, self.state.presence_of(profile)
+        machines = [_presence(self.steered, one) for one in present]
+        about = [muted(entry.description)] if len(entry.description) > _LONG else []
+        far = any(one.far for one in present)
         bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
-        return [*about, *([join(*machines)] if machines else []), *bring, *cause_lines(profile)]
+        wrong = [literal(entry.error, Mark.PROBLEM.style)] if entry.error else []
+        return [*about, *([join(*machines)] if machines else []), *bring, *wrong]
 
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
@@ -110,9 +114,9 @@ class HomeScreen(StepScreen):
 
     def draw(self) -> None:
         super().draw()
-        if not self._placed and self.ready and self.state.home.profiles:
+        if not self._placed and self.ready and self.state.home.found.profiles:
             self._placed = True
-            live = next((run.run_id for run in self.state.home.runs if run.live), "")
+            live = next((run.run_id for run in self.state.home.found.runs if run.live), "")
             if live and self.table.cursor in ("", NEW):  # unless the person was quicker
                 self.table.select(f"run:{live}")
 
@@ -133,10 +137,10 @@ class HomeScreen(StepScreen):
         elif kind == "profile":
             self.do(actions.Rerun(name))
         elif kind == "run":
-            path = next((run.path for run in self.state.home.runs if run.run_id == name), None)
+            path = next((run.path for run in self.state.home.found.runs if run.run_id == name), None)
             if path is not None:
                 self._watched = True
-                cast("WizardApp", self.app).open_dashboard(path)
+                self.steered.open_dashboard(path)
 
     def action_new(self) -> None:
         self.do(actions.NewSetup())
@@ -175,14 +179,13 @@ def _run(app: MusterApp, run: RunSummary) -> Row:
     return Row(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
 
 
-def _profile(app: MusterApp, profile: ProfileRow) -> Row:
-    here = [one.present for one in profile.machines]
+def _profile(app: MusterApp, profile: KnownProfile, machines: Sequence[Presence]) -> Row:
+    here = [one.present for one in machines]
     present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} here" if here else ""
-    wrong = literal(app.symbol(mark(profile.status)), mark(profile.status).style) if profile.cause else ""
-    about = join(
-        wrong, literal(present, "$text-success" if here and all(here) else "$text-muted"), muted(profile.description)
-    )
-    return Row(f"profile:{profile.key}", (literal("  " + profile.name), about))
+    wrong = literal(app.symbol(Mark.PROBLEM), Mark.PROBLEM.style) if profile.entry.error else ""
+    style = "$text-success" if here and all(here) else "$text-muted"
+    about = join(wrong, literal(present, style), muted(profile.entry.description))
+    return Row(f"profile:{profile.name}", (literal("  " + profile.name), about))
 
 
 def _presence(app: MusterApp, one: Presence) -> Content:
@@ -192,10 +195,10 @@ def _presence(app: MusterApp, one: Presence) -> Content:
 
 
 def _doctor_words(state: WizardState) -> str:
-    wrong = sum(finding.level != "ok" for finding in state.home.doctor)
-    if not state.home.doctor:
+    wrong = sum(finding.level != "ok" for finding in state.doctor.found)
+    if not state.doctor.found:
         return "check Python, devices, disk and memory here"
-    return f"{counted(len(state.home.doctor), 'thing')} looked at, {wrong} to mend" if wrong else "all is well"
+    return f"{counted(len(state.doctor.found), 'thing')} looked at, {wrong} to mend" if wrong else "all is well"
 
 
 def _finding(app: MusterApp, finding: Finding) -> Row:

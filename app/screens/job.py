@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.content import Content
 
@@ -17,10 +17,10 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import join, literal, muted
 from app.wizard import actions
-from app.wizard.assessment import Assessment
-from app.wizard.gates import measures
-from app.wizard.state import DataRow, FitRow, JobOption, Status, WizardState
+from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
+from app.wizard.state import Part, WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import measures
 from profiles.counts import counted
 from profiles.options import OptionSpec
 
@@ -55,7 +55,7 @@ class JobScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app, job = cast(MusterApp, self.app), state.job
+        app, job = self.steered, state.job.found
         wanted = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
@@ -73,44 +73,46 @@ class JobScreen(StepScreen):
                 PROFILE,
                 (Content("profile"), literal(state.answers.profile, "bold"), muted("where all values start from")),
             ),
-            Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(job.fits))),
-            Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(job.data))),
+            Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
+            Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
             *[_option(app, row) for row in main],
             Row(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
             *([_option(app, row) for row in advanced] if self._open or wanted else []),
         ]
 
-    def _fits(self, fits: Sequence[FitRow]) -> Content:
-        app = cast(MusterApp, self.app)
-        if not fits:
+    def _fits(self, state: WizardState) -> Content:
+        app, part = self.steered, state.fits
+        bad = [row for row in part.found if row.status in (Status.FAILED, Status.WARNING)]
+        if not state.members:
             return Content("")
-        bad = [row for row in fits if row.status in (Status.FAILED, Status.WARNING)]
-        if any(row.status in (Status.WAITING, Status.WORKING) for row in fits):
+        if part.status in UNSETTLED:
             return muted("does it fit the machines?")
+        if part.status is Status.FAILED:
+            return literal(f"{app.symbol(Mark.WARNING)} {part.cause}", Mark.WARNING.style)
         if not bad:
-            return literal(f"{app.symbol(Mark.OK)} fits {_machines(len(fits))}", Mark.OK.style)
+            return literal(f"{app.symbol(Mark.OK)} fits {_machines(len(part.found))}", Mark.OK.style)
         look = mark(bad[0].status)
         return literal(f"{app.symbol(look)} " + ", ".join(f"{row.name}: {row.label}" for row in bad), look.style)
 
-    def _data(self, data: DataRow) -> Content:
-        app = cast(MusterApp, self.app)
-        if data.status in (Status.WAITING, Status.WORKING):
+    def _data(self, data: Part[DataSummary]) -> Content:
+        if data.status in UNSETTLED:
             return muted("being looked at")
         if data.status is Status.FAILED:
-            return literal(f"{app.symbol(Mark.PROBLEM)} {data.cause}", Mark.PROBLEM.style)
-        return join(shown_status(app, data.status, data_words(data)))
+            return literal(f"{self.steered.symbol(Mark.PROBLEM)} {data.cause}", Mark.PROBLEM.style)
+        return join(shown_status(self.steered, data.status, data_words(data)))
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        job = state.job
         if key == MODEL:
-            return [line for row in job.fits for line in (_fit(cast(MusterApp, self.app), row), *cause_lines(row))]
+            return [line for row in state.fits.found for line in (_fit(self.steered, row), *cause_lines(row))]
         if key == DATASET:
-            return _about_data(job.data)
+            return _about_data(state.data)
         row = self._option_at(key)
         if row is None:
             return ()
         default = [muted(f"profile's value: {row.default}")] if row.changed else []
-        wrong = cause_lines(Assessment(Status.FAILED, "", row.problem, row.spec.limits)) if row.problem else []
+        wrong = (
+            cause_lines(Assessment(status=Status.FAILED, cause=row.problem, fix=row.spec.limits)) if row.problem else []
+        )
         return [*wrong, muted(", ".join(_about_option(row.spec))), *default]
 
     def head(self, state: WizardState) -> Content:
@@ -123,11 +125,11 @@ class JobScreen(StepScreen):
         return Content("\n").join([literal(text, style) for text, style in said if text])
 
     def summary(self, state: WizardState) -> str:
-        changed = sum(row.changed for row in state.job.options)
+        changed = sum(row.changed for row in state.job.found.options)
         return f"{changed} changed" if changed else ""
 
     def hint(self, state: WizardState) -> Content:
-        wrong = [row for row in state.job.options if row.problem]
+        wrong = [row for row in state.job.found.options if row.problem]
         if wrong:
             return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
         return muted("Shipped values are published ones; change what you know better.")
@@ -141,7 +143,7 @@ class JobScreen(StepScreen):
 
     def _option_at(self, key: str) -> JobOption | None:
         name = key.removeprefix("option:")
-        return next((row for row in self.state.job.options if row.name == name), None)
+        return next((row for row in self.state.job.found.options if row.name == name), None)
 
     # --------------------------------------------------------------------------------------------------- actions
 
@@ -166,7 +168,7 @@ class JobScreen(StepScreen):
         self.do(actions.ResetOption(self.table.cursor.removeprefix("option:")))
 
     def _ask_profile(self) -> None:
-        choices = [(row.name, row.description) for row in self.state.home.profiles]
+        choices = [(row.name, row.entry.description) for row in self.state.home.found.profiles]
 
         def answered(name: str | None) -> None:
             if name:
@@ -176,7 +178,7 @@ class JobScreen(StepScreen):
         self.app.push_screen(ChoiceDialog(heading, value=self.state.answers.profile, choices=choices), answered)
 
     def _ask_reference(self, name: str) -> None:
-        job = self.state.job
+        job = self.state.job.found
         known, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
         words = "a name of config.ini, a folder, or a name of the Hugging Face hub"
         dialog = TextDialog(
@@ -212,16 +214,17 @@ class JobScreen(StepScreen):
         return command_line("distributed-train", answers.profile, *settings)
 
 
-def data_words(data: DataRow) -> str:
+def data_words(part: Part[DataSummary]) -> str:
     """Return in a few words what a data set holds."""
+    data = part.found
     length = data.hours or 0.0
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
-    return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else data.label
+    return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else part.label
 
 
-def _about_data(data: DataRow) -> list[Content]:
-    lines = [*cause_lines(data)]
+def _about_data(part: Part[DataSummary]) -> list[Content]:
+    lines, data = cause_lines(part), part.found
     if data.splits:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
     if data.columns:
@@ -236,7 +239,7 @@ def _machines(number: int) -> str:
     return {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
 
 
-def _fit(app: MusterApp, row: FitRow) -> Content:
+def _fit(app: MusterApp, row: Fit) -> Content:
     figures = f"needs {bytes_text(row.needed)} of {bytes_text(row.free)} free" if row.needed and row.free else ""
     return join(shown_status(app, row.status, f"{row.name}: {row.label}"), muted(figures))
 

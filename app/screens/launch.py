@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.content import Content
 
@@ -18,14 +18,11 @@ from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.gates import started
-from app.wizard.state import LaunchRow, Status, WizardState
+from app.wizard.records import LaunchRow, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 from training.run_files import is_live
 from training.runs import summarise
-
-if TYPE_CHECKING:
-    from app.screens.app import WizardApp
 
 _PROGRESS = 4
 
@@ -48,7 +45,7 @@ class LaunchScreen(StepScreen):
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
-        steps = [Column(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.steps)]
+        steps = [Column(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.found.steps)]
         return (
             Column("name", "machine", most=26, least=14),
             *steps,
@@ -56,16 +53,16 @@ class LaunchScreen(StepScreen):
         )
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_row(cast(MusterApp, self.app), row, len(state.launch.steps)) for row in state.launch.rows]
+        return [_row(cast(MusterApp, self.app), row, len(state.launch.found.steps)) for row in state.launch.found.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        failing = [row for row in state.launch.rows if row.status is Status.FAILED]
+        failing = [row for row in state.launch.found.rows if row.status is Status.FAILED]
         row = next((row for row in failing if row.key == key), failing[0] if failing else None)
         if row is not None:
             head = [literal(row.name, "bold"), *cause_lines(row)]
             return [*head, *[literal(line, "$text-muted") for line in row.log]]
-        run = Path(state.launch.run)
-        if started(state) and run.is_dir() and not is_live(run):
+        run = Path(state.launch.found.run)
+        if state.started and run.is_dir() and not is_live(run):
             return [muted(line) for line in what_next(summarise(run))]
         return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
 
@@ -84,8 +81,8 @@ class LaunchScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         if state.launch.status is Status.FAILED:
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
-        run = Path(state.launch.run)
-        if started(state) and run.is_dir() and not is_live(run):
+        run = Path(state.launch.found.run)
+        if state.started and run.is_dir() and not is_live(run):
             return muted(f"The run has ended: {summarise(run).status}. Enter shows it, esc goes home.")
         return muted("The run goes on in the background, whatever happens to this screen.")
 
@@ -93,25 +90,25 @@ class LaunchScreen(StepScreen):
         watch, retry, drop = self.KEYS
         if self.state.launch.status is Status.FAILED:
             return (replace(retry, main=True), drop)
-        return (watch, drop) if self.state.launch.run else (replace(watch, label="Watch when it runs"),)
+        return (watch, drop) if self.state.launch.found.run else (replace(watch, label="Watch when it runs"),)
 
     def leave_question(self) -> str:
         working = self.state.launch.status is Status.WORKING
         return "The run is being started, and goes on without this screen. Leave?" if working else ""
 
     def action_go_on(self) -> None:
-        run = self.state.launch.run
+        run = self.state.launch.found.run
         if self.state.launch.status is Status.FAILED:
             self.action_retry()
         elif run:
-            cast("WizardApp", self.app).open_dashboard(Path(run))
+            self.steered.open_dashboard(Path(run))
 
     def action_drop(self) -> None:
         self.do(actions.Drop(self.table.cursor))
 
     def headless(self) -> str:
-        run = Path(self.state.launch.run).name
-        return command_line("attach", run) if run else (self.state.plan.command or command_line("runs", "list"))
+        run = Path(self.state.launch.found.run).name
+        return command_line("attach", run) if run else (self.state.plan.found.command or command_line("runs", "list"))
 
 
 def _row(app: MusterApp, row: LaunchRow, steps: int) -> Row:

@@ -15,7 +15,8 @@ from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard.assessment import of_pair, path_of, warnings_of
-from app.wizard.state import Status, WizardState
+from app.wizard.records import Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
@@ -52,10 +53,10 @@ class LinksScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_row(cast(MusterApp, self.app), pair) for pair in state.links.rows]
+        return [_row(cast(MusterApp, self.app), pair) for pair in state.links.found]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        pair = next((pair for pair in state.links.rows if _key(pair) == key), None)
+        pair = next((pair for pair in state.links.found if _key(pair) == key), None)
         if pair is None:
             return ()
         warnings = [literal(text, "$text-warning") for text in warnings_of(pair)]
@@ -67,8 +68,9 @@ class LinksScreen(StepScreen):
         if links.cause:
             return Content("\n").join([literal(links.cause, "$text-error"), literal(links.fix)])
         room = self.app.size.width - 4
-        wide = len(links.names) >= 2 and _NAME + _CELL * len(links.names) <= room
-        return matrix(links.names, links.rows, _NAME, _CELL) if wide and links.rows else Content("")
+        names = [row.name for row in state.members]
+        wide = len(names) >= 2 and _NAME + _CELL * len(names) <= room
+        return matrix(names, links.found, _NAME, _CELL) if wide and links.found else Content("")
 
     def empty(self, state: WizardState) -> Content:
         if state.links.status is Status.FAILED:
@@ -77,7 +79,7 @@ class LinksScreen(StepScreen):
         return Content("\n").join([muted(line) for line in lines])
 
     def summary(self, state: WizardState) -> str:
-        links = len(state.links.rows)
+        links = len(state.links.found)
         return f"{links} link{'s' * (links != 1)}" if links else ""
 
     def hint(self, state: WizardState) -> Content:

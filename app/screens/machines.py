@@ -18,7 +18,8 @@ from app.shell.row_table import RowTable
 from app.shell.symbols import Mark
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import MachineRow, WizardState
+from app.wizard.records import MachineRow
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without

@@ -10,7 +10,6 @@ from typing import ClassVar, cast
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
-from app.screens.steering import cause_lines
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
 from app.shell.entry import TextDialog
@@ -19,8 +18,8 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.gates import started
-from app.wizard.state import ChangeRow, Plan, Status, WizardState
+from app.wizard.records import UNSETTLED, Change, Plan, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 from training.runs import summarise
 
@@ -60,15 +59,15 @@ class PlanScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        changes = state.plan.changes
+        changes = state.plan.found.changes
         before = ("", *(change.machine for change in changes))
         return [_row(change, change.machine != other) for change, other in zip(changes, before)]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        if state.plan.status in (Status.WAITING, Status.WORKING):
+        if state.plan.status in UNSETTLED:
             return ()
         room = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan, cast(MusterApp, self.app).ascii_only, room)
+        return facts(state.plan.found, cast(MusterApp, self.app).ascii_only, room)
 
     def head(self, state: WizardState) -> Content:
         plan = state.plan
@@ -76,7 +75,7 @@ class PlanScreen(StepScreen):
             return Content("\n").join([literal(plan.cause, "$text-error"), literal(plan.fix)])
         if state.strategy.status is Status.FAILED:
             return Content("\n").join([literal(state.strategy.cause, "$text-error"), literal(state.strategy.fix)])
-        return literal(plan.way, "$text-success")
+        return literal(plan.found.way, "$text-success")
 
     def empty(self, state: WizardState) -> Content:
         if Status.FAILED in (state.plan.status, state.strategy.status):
@@ -86,34 +85,34 @@ class PlanScreen(StepScreen):
         )
 
     def summary(self, state: WizardState) -> str:
-        time = duration_text(state.plan.seconds) if state.plan.seconds else ""
+        time = duration_text(state.plan.found.seconds) if state.plan.found.seconds else ""
         return "   ".join(filter(None, (f"profile {state.answers.profile}", time and f"about {time} of training")))
 
     def hint(self, state: WizardState) -> Content:
         if Status.FAILED in (state.plan.status, state.strategy.status):
             return muted("r tries again, b goes to the job, esc goes back.")
-        if started(state):
-            run = summarise(Path(state.launch.run)).run_id
+        if state.started:
+            run = summarise(Path(state.launch.found.run)).run_id
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
-        if state.plan.saved:
+        if state.saved:
             return literal("Saved: the command works now.", "$text-success")
         return muted("Enter starts. Until then nothing trains and nothing is saved.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
         start, *rest, another = self.KEYS
-        if started(self.state):
+        if self.state.started:
             return (_SHOW, another, *rest)
         return (_RETRY if failed else start, *rest)
 
     def action_go_on(self) -> None:
-        if started(self.state):
+        if self.state.started:
             self.do(actions.Confirm())  # it leads to the run
         else:
             self._confirmed(actions.Confirm)
 
     def action_another(self) -> None:
-        if started(self.state):
+        if self.state.started:
             self._confirmed(partial(actions.Confirm, another=True))
 
     def action_write(self) -> None:
@@ -121,7 +120,7 @@ class PlanScreen(StepScreen):
 
     def _confirmed(self, action: Callable[..., actions.Confirm | actions.SaveOnly]) -> None:
         """Do it, after the person has said in words that others may read the training traffic, where they can."""
-        if not self.state.plan.in_clear:
+        if not self.state.plan.found.in_clear:
             self.do(action())
             return
 
@@ -129,7 +128,7 @@ class PlanScreen(StepScreen):
             if said is not None:
                 self.do(action(said))
 
-        about = [literal(text, "$text-warning") for text in self.state.plan.in_clear]
+        about = [literal(text, "$text-warning") for text in self.state.plan.found.in_clear]
         about.append(muted(f"Type '{actions.IN_CLEAR}' if that is meant; 'engine = hub' at the Job encrypts it."))
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
@@ -145,20 +144,20 @@ class PlanScreen(StepScreen):
                 self.do(actions.SaveAs(name))
 
         about = [muted("The choices are kept in profiles/saved; Home offers them next time.")]
-        value = self.state.answers.save_as or self.state.plan.profile
+        value = self.state.answers.save_as or self.state.plan.found.profile
         self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Name it"), answered)
 
     def copied(self) -> str:
         return self.headless()
 
     def headless(self) -> str:
-        return self.state.plan.command or command_line("distributed-train", self.state.answers.profile)
+        return self.state.plan.found.command or command_line("distributed-train", self.state.answers.profile)
 
 
-def _row(change: ChangeRow, named: bool) -> Row:
+def _row(change: Change, named: bool) -> Row:
     what = Content.assemble((f"{change.sign} ", _SIGNS.get(change.sign, "")), literal(change.what))
     size = muted(bytes_text(change.bytes) if change.bytes else "")
-    return Row(change.key, (literal(change.machine if named else ""), what, size), tuple(cause_lines(change)))
+    return Row(change.key, (literal(change.machine if named else ""), what, size))
 
 
 def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:

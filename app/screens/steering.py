@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from textual.content import Content
@@ -9,8 +10,9 @@ from textual.content import Content
 from app.shell.base_app import MusterApp
 from app.shell.symbols import Mark
 from app.shell.text import literal
-from app.wizard.actions import Action
-from app.wizard.state import Status, WizardState
+from app.wizard.records import Assessment, Status
+from app.wizard.state import WizardState
+from app.wizard.transitions import Action
 
 _MARKS = {
     Status.WAITING: Mark.WAITING,
@@ -23,22 +25,6 @@ _MARKS = {
 }
 
 
-class Shown(Protocol):
-    """Whatever has a state that is drawn: :class:`app.wizard.assessment.Assessment` is one."""
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def cause(self) -> str: ...
-
-    @property
-    def fix(self) -> str: ...
-
-
 class Steering(Protocol):
     """The set-up as its screens see it; ``app.wizard.engine.Wizard`` is one."""
 
@@ -46,6 +32,20 @@ class Steering(Protocol):
     def state(self) -> WizardState: ...
 
     def do(self, action: Action) -> object: ...
+
+
+class SteeredApp(MusterApp):
+    """The application as its screens see it; :class:`app.screens.app.WizardApp` is one."""
+
+    wizard: Steering
+
+    def follow(self) -> None:
+        """Show the state of the moment, on the screen of its step."""
+        raise NotImplementedError
+
+    def open_dashboard(self, run: Path) -> None:
+        """Show a run live over the set-up; esc comes back."""
+        raise NotImplementedError
 
 
 def mark(status: Status) -> Mark:
@@ -61,12 +61,12 @@ def shown_status(app: MusterApp, status: Status, word: str | None = None) -> Con
     return literal(f"{symbol} {text}".rstrip(), look.style)
 
 
-def shown_state(app: MusterApp, row: Shown) -> Content:
+def shown_state(app: MusterApp, row: Assessment) -> Content:
     """Return a state in its own words."""
     return shown_status(app, row.status, row.label)
 
 
-def cause_lines(row: Shown) -> list[Content]:
+def cause_lines(row: Assessment) -> list[Content]:
     """Return what is wrong and what to do about it."""
     style = "$text-warning" if row.status is Status.WARNING else "$text-error"
     lines = [literal(row.cause, style)] if row.cause else []

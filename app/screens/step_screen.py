@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Container, VerticalScroll
@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.console import command_line
-from app.screens.steering import Steering
+from app.screens.steering import SteeredApp, Steering
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import WIDE, WIDEST
 from app.shell.keys import Key
@@ -20,12 +20,9 @@ from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import join, literal
 from app.wizard import actions
-from app.wizard.gates import blockers
 from app.wizard.state import WizardState
 from app.wizard.steps import Step, visited
-
-if TYPE_CHECKING:
-    from app.screens.app import WizardApp
+from app.wizard.validation import blockers
 
 GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)
@@ -93,8 +90,12 @@ class StepScreen(BaseScreen):
     _was_blocker = False
 
     @property
+    def steered(self) -> SteeredApp:
+        return cast(SteeredApp, self.app)
+
+    @property
     def wizard(self) -> Steering:
-        return cast("WizardApp", self.app).wizard
+        return self.steered.wizard
 
     @property
     def state(self) -> WizardState:
@@ -161,7 +162,7 @@ class StepScreen(BaseScreen):
         if state.notice and self._still_true(state):
             said.append(literal(state.notice, "$text-warning"))
         if state.busy:
-            spin = cast("WizardApp", self.app).spinner()
+            spin = self.steered.spinner()
             said.append(Content.assemble((f"{spin} ", "$text-primary"), literal(" · ".join(state.busy), "$text-muted")))
         return Content("\n").join(said) if said else self.hint(state)
 
@@ -176,7 +177,7 @@ class StepScreen(BaseScreen):
     def do(self, action: actions.Action) -> None:
         """Send what a person did, and draw what came of it."""
         self.wizard.do(action)
-        cast("WizardApp", self.app).follow()
+        self.steered.follow()
 
     def on_row_table_moved(self, event: RowTable.Moved) -> None:
         event.stop()

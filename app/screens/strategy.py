@@ -16,7 +16,8 @@ from app.shell.row_layout import Column, Row
 from app.shell.symbols import Mark, bar
 from app.shell.text import literal, muted
 from app.wizard import actions
-from app.wizard.state import Status, Way, WizardState
+from app.wizard.records import Status, Way
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 from profiles.counts import counted
 
@@ -30,7 +31,6 @@ _COLUMNS = (
     Column("time", "same loss in", right=True, most=9, least=7, rank=2),
     Column("loss", "loss", right=True, most=8, least=5, rank=3),
 )
-PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 _REASONS = 2
 """Reasons shown above the table of a small terminal."""
 _TALL = 30
@@ -63,18 +63,18 @@ class StrategyScreen(StepScreen):
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
         app, wide = cast(MusterApp, self.app), self.app.size.width >= WIDE
-        ways = state.strategy.rows
+        ways = state.ways
         return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in ways]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        lines = [line for way in state.strategy.rows if str(way.index) == key for line in _about(way)]
+        lines = [line for way in state.ways if str(way.index) == key for line in _about(way)]
         return lines if self.app.size.height >= _TALL else lines[:2]
 
     def head(self, state: WizardState) -> Content:
         found = state.strategy
         if found.cause:
             return Content("\n").join([literal(found.cause, "$text-error"), literal(found.fix)])
-        first, *others = found.reasons or ("",)
+        first, *others = found.found.reasons or ("",)
         shown = others[: _REASONS - 1] if self.app.size.height < _TALL else others
         dash = "- " if cast(MusterApp, self.app).ascii_only else "· "
         return (
@@ -108,7 +108,7 @@ class StrategyScreen(StepScreen):
     _by_hand = False
 
     def on_row_table_moved(self, event: object) -> None:
-        way = next((way for way in self.state.strategy.rows if str(way.index) == self.table.cursor), None)
+        way = next((way for way in self.state.ways if str(way.index) == self.table.cursor), None)
         chosen = self.state.chosen
         if way is not None and chosen is not None and way.index != chosen.index and not way.problem:
             self._by_hand = True
@@ -122,9 +122,10 @@ class StrategyScreen(StepScreen):
             self.do(actions.SetInterval(steps))
 
     def action_preference(self) -> None:
-        place = PREFERENCES.index(self.state.answers.preference) if self.state.answers.preference in PREFERENCES else -1
+        known, now = actions.PREFERENCES, self.state.answers.preference
+        place = known.index(now) if now in known else -1
         self._by_hand = False
-        self.do(actions.SetPreference(PREFERENCES[(place + 1) % len(PREFERENCES)]))
+        self.do(actions.SetPreference(known[(place + 1) % len(known)]))
 
     def headless(self) -> str:
         return command_line("plan", self.state.answers.profile)

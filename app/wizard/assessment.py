@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.wizard.machine_rows import Status
+from app.wizard.records import FINE, Access, Assessment, Need, Status
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from profiles.counts import counted
 
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
     from distributed.measuring.link_figures import PairFigures
+    from distributed.ssh.access import AccessReport
     from training.runs import RunSummary
 
 _LEVELS = {"ok": Status.OK, "warning": Status.WARNING, "problem": Status.FAILED}
@@ -20,21 +20,6 @@ _ASYMMETRIC = 1.5
 """Times that one direction of a link is faster than the other, from which it is worth a word."""
 _LOST = 0.01
 """Share of bytes that were sent again, from which it is worth a word."""
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """How something is shown."""
-
-    status: Status
-    words: str = ""
-    """The state in a word or two; empty: the status itself."""
-    cause: str = ""
-    fix: str = ""
-
-    @property
-    def label(self) -> str:
-        return self.words or self.status.value
 
 
 # ---------------------------------------------------------------------------------------------------------------- home
@@ -49,7 +34,8 @@ _ENDINGS = {
 
 def of_run(run: RunSummary) -> Assessment:
     status = Status.WORKING if run.live else _ENDINGS.get(run.status, Status.WARNING)
-    return Assessment(status, run.status, run.damage, "look into its folder, or remove it" if run.damage else "")
+    fix = "look into its folder, or remove it" if run.damage else ""
+    return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
 
 
 def started_text(run: RunSummary) -> str:
@@ -57,12 +43,40 @@ def started_text(run: RunSummary) -> str:
     return run.started.astimezone().strftime("%Y-%m-%d %H:%M") if run.started else ""
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------------------ access, checks
+
+_CAUSES = {
+    "unknown_host_key": "first meeting", "host_key_changed": "key changed", "port_closed": "port closed",
+    "name_unknown": "name unknown", "no_route": "no route", "timeout": "no answer", "not_ssh": "not SSH",
+    "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
+    "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",
+}  # fmt: skip
+
+
+def of_report(report: AccessReport) -> Assessment:
+    """Judge the way to a machine; what waits for a person has not failed."""
+    if report.ok:
+        return Assessment(status=Status.OK, words="ok")
+    need = Access("", report=report).need
+    status = Status.FAILED if need is Need.NOTHING else Status.WARNING
+    return Assessment(status=status, words=_CAUSES.get(report.cause, ""), cause=report.problem, fix=_fix(report, need))
+
+
+def _fix(report: AccessReport, need: Need) -> str:
+    host, _, port = report.where.rpartition(":")
+    if need is Need.PASSWORD:
+        place = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
+        return f"give its password once: it installs our key (or do it yourself: ssh-copy-id {place})"
+    if report.unknown_key is not None:
+        return f"compare on that machine: {report.unknown_key.compare_command}"
+    if report.cause == "host_key_changed" and not report.fix:
+        return f"if it was set up anew: ssh-keygen -R {host}"
+    return report.fix
 
 
 def of_finding(finding: Finding) -> Assessment:
     status = _LEVELS[finding.level]
-    return Assessment(status, cause=finding.seen if status is not Status.OK else "", fix=finding.fix)
+    return Assessment(status=status, cause=finding.seen if status is not Status.OK else "", fix=finding.fix)
 
 
 def of_findings(findings: Sequence[Finding]) -> Assessment:
@@ -72,8 +86,8 @@ def of_findings(findings: Sequence[Finding]) -> Assessment:
     words = f"{len(problems)} to mend" if problems else counted(len(warnings), "warning") if warnings else "ready"
     worst = next(iter(problems or warnings), None)
     if worst is None:
-        return Assessment(Status.OK, words)
-    return Assessment(_LEVELS[worst.level], words, worst.seen, worst.fix)
+        return Assessment(status=Status.OK, words=words)
+    return Assessment(status=_LEVELS[worst.level], words=words, cause=worst.seen, fix=worst.fix)
 
 
 # --------------------------------------------------------------------------------------------------------------- links
@@ -85,10 +99,17 @@ def of_pair(pair: PairFigures) -> Assessment:
     if figures is None:
         cause = pair.problem or "nothing passes between the two"
         fix = "does a firewall stand between? Runs over the hub need the way to this computer only"
-        return Assessment(Status.FAILED, "nothing passes", cause, fix)
+        return Assessment(status=Status.FAILED, words="nothing passes", cause=cause, fix=fix)
     warnings = warnings_of(pair)
     fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
-    return Assessment(Status.WARNING if warnings else Status.OK, "", warnings[0] if warnings else "", fix)
+    status = Status.WARNING if warnings else Status.OK
+    return Assessment(status=status, cause=warnings[0] if warnings else "", fix=fix)
+
+
+def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
+    """Judge all links together; each of them says what is wrong with it."""
+    weak = any(of_pair(pair).status is not Status.OK for pair in pairs)
+    return Assessment(status=Status.WARNING) if weak else FINE
 
 
 def path_of(pair: PairFigures) -> str:

@@ -12,17 +12,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-from app.wizard import actions as do
-from app.wizard.actions import Action
-from app.wizard.observations import Begun, Done, Failed, Kind, LaunchSeen, Observation, Sighted, Task, Told, WatchFailed
-from app.wizard.services import JobAnswers, Request, Services, Sight, Watch
-from app.wizard.slots import stamp, wanted
-from app.wizard.state import AccessRow, Launch, Status, WizardState
+from app.wizard.actions import GivePassword, Rerun
+from app.wizard.dependencies import inputs, wanted
+from app.wizard.observations import Begun, Done, Failed, LaunchSeen, Sighted, Told, WatchFailed
+from app.wizard.records import Access, MachineRow, Status, Way
+from app.wizard.services import Request, Services, Watch
+from app.wizard.state import Kind, Task, WizardState
 from app.wizard.steps import Step
-from app.wizard.transitions import apply, begin
+from app.wizard.transitions import Action, Change, apply, begin
 from profiles.errors import MusterError
 
 Listener = Callable[[], None]
@@ -50,12 +51,16 @@ class Wizard:
         self._listeners: list[Listener] = []
         self._running: set[Task] = set()
         self._asked_at: dict[str, float] = {}
+        self._attempts: Counter[str] = Counter()
+        self._passwords: dict[str, str] = {}
+        """By machine, until it is used."""
+        self._looked_for: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._closed = False
         self._spawn(self._look_out)
         self._spawn(self._retry_for_ever)
         if profile:
-            self.do(do.Rerun(profile))
+            self.do(Rerun(profile))
         self._change(None)
 
     @property
@@ -77,9 +82,11 @@ class Wizard:
     def do(self, action: Action) -> None:
         """Carry out what a person did."""
         with self._lock:
-            before = self._state
+            if isinstance(action, GivePassword):
+                self._passwords[action.key] = action.password
             self._change(action)
-            self._carry_out(action, before)
+            if isinstance(action, GivePassword) and self._state.notice:  # it was not taken
+                self._passwords.pop(action.key, None)
 
     def wait(self, until: Callable[[WizardState], bool], timeout: float) -> bool:
         """Wait until the state fulfils ``until``; return whether it did in time."""
@@ -101,7 +108,7 @@ class Wizard:
 
     # ----------------------------------------------------------------------------------------------------- the state
 
-    def _change(self, change: Action | Observation | None) -> None:
+    def _change(self, change: Change | None) -> None:
         """Take a change in, begin what the new state needs, and tell the listeners."""
         with self._lock:
             if self._closed:
@@ -111,156 +118,94 @@ class Wizard:
             for task in wanted(self._state):
                 if task not in self._running:
                     self._start(task)
+            self._look_for_typed()
             listeners = () if self._state is self._told else tuple(self._listeners)
             self._told = self._state
             self._wake.notify_all()
         for listener in listeners:
             listener()
 
-    def _start(self, task: Task, quiet: bool = False, password: str = "") -> None:
+    def _start(self, task: Task, quiet: bool = False) -> None:
         self._running.add(task)
         if not quiet:
             self._state = apply(self._state, Begun(task))
         state = self._state
-        self._spawn(lambda: self._work(task, state, password))
+        self._spawn(lambda: self._work(task, state))
 
     def _spawn(self, call: Callable[[], None]) -> None:
         threading.Thread(target=call, name="wizard", daemon=True).start()
 
-    def _work(self, task: Task, state: WizardState, password: str) -> None:
+    def _work(self, task: Task, state: WizardState) -> None:
         try:
-            outcome: Observation = Done(task, self._ask(task, state, password))
+            outcome: Change = Done(task, self._ask(task, state))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
             outcome = Failed(task, *_words(error))
         with self._lock:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()
+            self._attempts[task.key] += task.kind is Kind.ACCESS
         self._change(outcome)
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
-    def _ask(self, task: Task, state: WizardState, password: str) -> Any:
-        services, kind = self._services, task.kind
-        job = JobAnswers(state.answers.profile, state.answers.options)
-        tell = self._tell(task)
-        if kind is Kind.HOME:
-            return services.home()
-        if kind is Kind.DOCTOR:
-            return tuple(services.doctor())
-        if kind is Kind.SAVED_MACHINES:
-            return tuple(services.saved_machines(task.key))
-        if kind in (Kind.ACCESS, Kind.INSTALL_KEY):
-            return self._ask_access(task, state, password)
-        if kind is Kind.CHECKS:
-            return tuple(services.examine(state.members, job))
-        if kind is Kind.REPAIR:
-            keys = {row.key for row in state.checks if row.status is Status.WORKING}
-            services.repair([row for row in state.members if row.key in keys], job, task.key, tell)
-            return None
-        if kind is Kind.LINKS:
-            return tuple(services.measure_links(state.members, job, tell))
-        if kind is Kind.JOB:
-            return services.job(job)
-        if kind is Kind.DATA:
-            return services.look_at_data(job)
-        if kind is Kind.FITS:
-            return tuple(services.fits(state.members, job))
-        return self._ask_about_the_way(task, state, tell)
-
-    def _ask_access(self, task: Task, state: WizardState, password: str) -> AccessRow | None:
-        machine = next((row for row in state.picked if row.key == task.key), None)
-        if machine is None:
-            return None
-        trusted = _trusted(state)
-        if task.kind is Kind.INSTALL_KEY:
-            return self._services.install_key(machine, password, trusted)
-        return self._services.check_access(machine, trusted)
-
-    def _ask_about_the_way(self, task: Task, state: WizardState, tell: Callable[[str], None]) -> Any:
-        services, kind = self._services, task.kind
-        request = request_of(state)
-        if kind is Kind.FORECAST:
-            return services.forecast(request, tell)
-        if kind is Kind.INTERVAL:
-            chosen = state.chosen
-            assert chosen is not None
-            steps = state.answers.interval or chosen.best_interval
-            return services.with_interval(state.strategy.planning, chosen.index, steps)
-        if kind is Kind.PLAN:
-            return services.plan(request)
-        if kind is Kind.SAVE:
-            return services.save(request)
-
-        def see(launch: Launch) -> None:
-            self._change(LaunchSeen(launch))
-
-        return str(services.launch(request, see))
+    def _ask(self, task: Task, state: WizardState) -> Any:
+        services, members, job = self._services, state.members, state.answers.job
+        tell, request = self._tell(task), request_of(state)
+        calls: Mapping[Kind, Callable[[], Any]] = {
+            Kind.HOME: services.home,
+            Kind.DOCTOR: lambda: tuple(services.doctor()),
+            Kind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
+            Kind.ACCESS: lambda: services.check_access(_machine(state, task), request.trusted),
+            Kind.INSTALL_KEY: lambda: services.install_key(
+                _machine(state, task), self._passwords.pop(task.key, ""), request.trusted
+            ),
+            Kind.CHECKS: lambda: dict(zip([row.key for row in members], services.examine(members, job), strict=True)),
+            Kind.REPAIR: lambda: services.repair(_to_mend(state, task), job, task.key, tell),
+            Kind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
+            Kind.JOB: lambda: services.job(job),
+            Kind.DATA: lambda: services.look_at_data(job),
+            Kind.FITS: lambda: tuple(services.fits(members, job)),
+            Kind.FORECAST: lambda: services.forecast(request, tell),
+            Kind.INTERVAL: lambda: services.with_interval(request.planning, *_moved_to(task)),
+            Kind.PLAN: lambda: services.plan(request),
+            Kind.SAVE: lambda: services.save(request),
+            Kind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(LaunchSeen(launch)), tell),
+        }
+        return calls[task.kind]()
 
     def _tell(self, task: Task) -> Callable[[str], None]:
         return lambda line: self._change(Told(task, line))
-
-    def _carry_out(self, action: Action, before: WizardState) -> None:
-        """Begin what an action asks for by itself, where the state took it."""
-        state = self._state
-        if self._closed:
-            return
-        if isinstance(action, do.Doctor):
-            self._order(Kind.DOCTOR)
-        elif isinstance(action, do.Rerun):
-            self._order(Kind.SAVED_MACHINES, action.profile)
-        elif isinstance(action, do.AddMachine) and state.answers.typed != before.answers.typed:
-            self._add(state.answers.typed[-1])
-        elif isinstance(action, do.RemoveMachine) and state.answers.typed != before.answers.typed:
-            self._remove(action.text)
-        elif isinstance(action, do.GivePassword) and state.access != before.access:
-            self._order(Kind.INSTALL_KEY, action.key, action.password)
-        elif isinstance(action, do.Fix | do.FixAll) and state.checks != before.checks:
-            self._order(Kind.REPAIR, action.check if isinstance(action, do.Fix) else "")
-        elif isinstance(action, do.SaveOnly) and not state.notice:
-            self._order(Kind.SAVE)
-        elif isinstance(action, do.Confirm | do.Retry) and state.launch is not before.launch:
-            self._order(Kind.LAUNCH)
-
-    def _order(self, kind: Kind, key: str = "", password: str = "") -> None:
-        task = Task(kind, key, stamp(self._state, kind, key))
-        if task not in self._running:
-            self._start(task, password=password)
-        self._change(None)
 
     # -------------------------------------------------------------------------------------------------------- look-out
 
     def _look_out(self) -> None:
         try:
-            watch = self._services.watch(self._see)
+            watch = self._services.watch(lambda sight: self._change(Sighted(sight)))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
             self._change(WatchFailed(*_words(error)))
             return
         with self._lock:
-            if not self._closed:
-                self._watch = watch
-                typed = self._state.answers.typed
+            self._watch = watch if not self._closed else None
         if self._closed:
             watch.close()
+        self._change(None)
+
+    def _look_for_typed(self) -> None:
+        """Have the look-out follow what was typed."""
+        watch, typed = self._watch, self._state.answers.typed
+        if watch is None or typed == self._looked_for:
             return
-        for text in typed:
-            self._add_quietly(watch, text)
+        added, gone = set(typed) - set(self._looked_for), set(self._looked_for) - set(typed)
+        self._looked_for = typed
 
-    def _see(self, sight: Sight) -> None:
-        self._change(Sighted(sight))
+        def follow() -> None:
+            for text in gone:
+                watch.remove(text)
+            for text in added:
+                with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
+                    watch.add(text)
 
-    def _add(self, text: str) -> None:
-        watch = self._watch
-        if watch is not None:
-            self._spawn(lambda: self._add_quietly(watch, text))
-
-    def _remove(self, text: str) -> None:
-        watch = self._watch
-        if watch is not None:
-            self._spawn(lambda: watch.remove(text))
-
-    def _add_quietly(self, watch: Watch, text: str) -> None:
-        with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
-            watch.add(text)
+        self._spawn(follow)
 
     # --------------------------------------------------------------------------------------------------------- retries
 
@@ -276,15 +221,20 @@ class Wizard:
                 if delay > 0:
                     self._wake.wait(delay)
                     continue
-                self._start(Task(Kind.ACCESS, due[1], stamp(self._state, Kind.ACCESS, due[1])), quiet=True)
+                self._start(Task(Kind.ACCESS, due[1], inputs(self._state, Kind.ACCESS, due[1])), quiet=True)
 
     def _next_retry(self) -> tuple[float, str] | None:
         """Return when and where to look again next; ``None`` while there is nothing to look at."""
         if self._state.step is not Step.ACCESS:
             return None
         busy = {task.key for task in self._running if task.kind in (Kind.ACCESS, Kind.INSTALL_KEY)}
-        rows = (row for row in self._state.access if row.key not in busy and _to_be_retried(row))
-        return min(((self._asked_at.get(row.key, 0.0) + _pause(row), row.key) for row in rows), default=None)
+        rows = [row for row in self._state.access if row.key not in busy]
+        due = (row for row in rows if row.status in (Status.FAILED, Status.WARNING))
+        return min(((self._asked_at.get(row.key, 0.0) + self._pause(row), row.key) for row in due), default=None)
+
+    def _pause(self, row: Access) -> float:
+        refused = row.report is not None and row.report.failed is not None and row.report.failed.value == "login"
+        return SLOW_RETRY_EVERY if refused and self._attempts[row.key] > _MANY else RETRY_EVERY
 
 
 def _words(error: Exception) -> tuple[str, str]:
@@ -294,29 +244,31 @@ def _words(error: Exception) -> tuple[str, str]:
     return f"unexpected: {type(error).__name__}: {error}", "please report this"
 
 
-def _to_be_retried(row: AccessRow) -> bool:
-    return row.status in (Status.FAILED, Status.WARNING)
+def _machine(state: WizardState, task: Task) -> MachineRow:
+    return next(row for row in state.picked if row.key == task.key)
 
 
-def _pause(row: AccessRow) -> float:
-    refused = any(name == "login" and status is Status.FAILED for name, status in row.stages)
-    return SLOW_RETRY_EVERY if refused and row.attempts > _MANY else RETRY_EVERY
+def _to_mend(state: WizardState, task: Task) -> list[MachineRow]:
+    keys = task.inputs if isinstance(task.inputs, tuple) else ()
+    return [row for row in state.members if row.key in keys]
 
 
-def _trusted(state: WizardState) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(fingerprint for _, fingerprint in state.answers.trusted))
+def _moved_to(task: Task) -> tuple[int, int]:
+    """Return the way of a task in the ranking, and the H that is wanted of it."""
+    way, steps = cast("tuple[Way, int]", task.inputs)
+    return way.index, steps
 
 
 def request_of(state: WizardState) -> Request:
     """Return everything that a plan for these answers is made of."""
-    answers = state.answers
+    answers, found = state.answers, state.strategy.found
     return Request(
         machines=state.members,
-        job=JobAnswers(answers.profile, answers.options),
+        job=answers.job,
         preference=answers.preference,
         chosen=state.chosen,
         save_as=answers.save_as,
-        trusted=_trusted(state),
-        planning=state.strategy.planning,
-        measure=state.strategy.measure,
+        trusted=tuple(dict.fromkeys(fingerprint for _, fingerprint in answers.trusted)),
+        planning=found.planning,
+        measure=found.measure,
     )

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from app.wizard.machine_entries import hosts_of
-from app.wizard.machine_looks import trust_in
+from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
+from app.wizard.records import Assessment, Status, Strategy, Way
 from app.wizard.services import Request
-from app.wizard.state import Status, Strategy, Way
 from distributed.measuring.measure import Measured, Wish
 from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
@@ -138,16 +137,17 @@ def ranked(planning: Planning, found: object) -> Strategy:
             rows[choice.way] = way_of(planning, index, candidate)
     reasons = tuple(sentence(reason) for reason in planning.reasons)
     if planning.chosen is None:
-        return Strategy(tuple(rows.values()), reasons, status=Status.FAILED, planning=found,
-                        cause=reasons[0] if reasons else "the job fits none of these machines",
-                        fix="take a smaller model, or a machine with more memory")  # fmt: skip
-    return Strategy(tuple(rows.values()), reasons, status=Status.OK, planning=found)
+        cause = reasons[0] if reasons else "the job fits none of these machines"
+        fix = "take a smaller model, or a machine with more memory"
+        nothing = Assessment(status=Status.FAILED, cause=cause, fix=fix)
+        return Strategy(tuple(rows.values()), reasons, planning=found, assessment=nothing)
+    return Strategy(tuple(rows.values()), reasons, planning=found)
 
 
 def _only_way(found: Forecast) -> Strategy:
     name = found.found.names[0]
     way = Way(Candidate(choice=Choice(strategy="", codec="", engine="hub", members=(name,))), recommended=True)
-    return Strategy((way,), (f"{name} is the only machine: it trains alone",), status=Status.OK, planning=found)
+    return Strategy((way,), (f"{name} is the only machine: it trains alone",), planning=found)
 
 
 def moved(found: Forecast, index: int, steps: int) -> Way:

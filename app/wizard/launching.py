@@ -12,11 +12,11 @@ from app.follow import Follower
 from app.run_state import RunState, apply
 from app.trackers.start import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
-from app.wizard.keeping import Keeping, keeping
-from app.wizard.machine_looks import trust_in
-from app.wizard.planning_looks import chosen_planning
-from app.wizard.services import Request
-from app.wizard.state import Launch, LaunchRow, Status
+from app.wizard.machines import trust_in
+from app.wizard.plan_view import chosen_planning
+from app.wizard.records import Launch, LaunchRow, Status
+from app.wizard.save import Saving, saving
+from app.wizard.services import Request, Tell
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher
 from distributed.preparation.preflight import NotReady
@@ -34,7 +34,7 @@ _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
 
-def launch(request: Request, see: See, config: Path | None = None) -> Path:
+def launch(request: Request, see: See, tell: Tell, config: Path | None = None) -> Path:
     """Save, start the run in the background, and return its folder when every member has made a step.
 
     Raises:
@@ -42,31 +42,24 @@ def launch(request: Request, see: See, config: Path | None = None) -> Path:
         RunFailed: the run ended before its first step.
         BadInput: something does not fit; nothing was started.
     """
-    kept = keeping(request, chosen_planning(request), config)
+    kept = saving(request, chosen_planning(request), config)
     names = [machine.name for machine in kept.hosts.machines]
     see(_asking(names))
     kept.write(config)
     try:
-        path, plan = start(kept, request, see, config)
+        path, plan = start(kept, request, tell, config)
     except NotReady as error:
         see(_refused(names, error.problems))
         raise
     return follow(path, plan, see)
 
 
-def start(kept: Keeping, request: Request, see: See, config: Path | None) -> tuple[Path, RunPlan]:
+def start(kept: Saving, request: Request, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
     """Plan and start what was saved: what its command line does too.
 
     Raises:
         MusterError: nothing was started.
     """
-    lines: list[str] = []
-    names = [machine.name for machine in kept.hosts.machines]
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        see(replace(_asking(names), progress=tuple(lines[-_LOG_LINES:])))
-
     profile = usable_profile(kept.name, {}, config).profile
     trackers = checked_trackers(profile.run.trackers)
     manner = Manner(tell, trust_in(request.trusted))
@@ -95,12 +88,11 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
         if launch != shown:
             see(launch)
             shown = launch
-        if launch.status is Status.OK:
+        if grid.ready:
             return path
     ended = follower.ended(state)
     if ended.status == "completed":  # so short that its end was read first
         return path
-    see(replace(grid.launch(path), status=Status.FAILED, cause=ended.message, fix=ended.hint))
     raise RunFailed(ended.message or "the run ended before its first step", ended.hint or f"see {path / 'logs'}")
 
 
@@ -128,11 +120,14 @@ class Grid:
         elif isinstance(event, MemberEvent) and event.status in ("failed", "lost"):
             self.problems.setdefault(rank, (event.message or event.status, ""))
 
+    @property
+    def ready(self) -> bool:
+        """Whether every member has made a step."""
+        return all(count == _TRAINS for count in self.done)
+
     def launch(self, path: Path) -> Launch:
         """Return the grid as it is."""
-        rows = tuple(self._row(rank, path) for rank in range(self.plan.world_size))
-        ready = all(count == _TRAINS for count in self.done)
-        return Launch(STEPS, rows, run=str(path), status=Status.OK if ready else Status.WORKING)
+        return Launch(STEPS, tuple(self._row(rank, path) for rank in range(self.plan.world_size)), str(path))
 
     def _row(self, rank: int, path: Path) -> LaunchRow:
         name, count = self.plan.members[rank].name, self.done[rank]
@@ -140,7 +135,7 @@ class Grid:
         status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
         log = tail(path / "logs", name) if problem else ()
         cause, fix = problem or ("", "")
-        return LaunchRow(name, name, status, cause=cause, fix=fix, cells=_cells(count, status), log=log)
+        return LaunchRow(name, name, _cells(count, status), log, status=status, cause=cause, fix=fix)
 
 
 def _reached(event: Event) -> int:
@@ -168,8 +163,8 @@ def tail(logs: Path, member: str) -> tuple[str, ...]:
 
 
 def _asking(names: Sequence[str]) -> Launch:
-    rows = tuple(LaunchRow(name, name, Status.WORKING, cells=_cells(0, Status.WORKING)) for name in names)
-    return Launch(STEPS, rows, status=Status.WORKING)
+    working = Status.WORKING
+    return Launch(STEPS, tuple(LaunchRow(name, name, _cells(0, working), status=working) for name in names))
 
 
 def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
@@ -178,10 +173,6 @@ def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
     for name in names:
         own = next((problem for problem in problems if problem.machine == name), None)
         status = Status.FAILED if own else Status.OK
-        rows.append(
-            LaunchRow(
-                name, name, status, cause=own.problem if own else "",
-                fix=own.hint if own else "", cells=_cells(0, status),
-            )
-        )  # fmt: skip
-    return Launch(STEPS, tuple(rows), status=Status.FAILED)
+        cause, fix = (own.problem, own.hint) if own else ("", "")
+        rows.append(LaunchRow(name, name, _cells(0, status), status=status, cause=cause, fix=fix))
+    return Launch(STEPS, tuple(rows))

@@ -1,93 +1,281 @@
-"""What the machines' side has to tell the state: results of tasks, and what was seen meanwhile."""
+"""What the machines' side has to tell the state: results of tasks, and what was seen meanwhile.
+
+A result for answers that no longer hold changes nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from app.wizard.assessment import of_pairs, of_report
+from app.wizard.dependencies import inputs, is_current, needs_no_figures
+from app.wizard.machine_actions import INSTALLING
+from app.wizard.records import FINE, Assessment, Launch, MachineRow, Status
 from app.wizard.services import Sight
-from app.wizard.state import Launch
+from app.wizard.state import Kind, Part, Task
+from app.wizard.state import WizardState as State
+from app.wizard.transitions import Observation
+
+_LONGEST_LOG = 400
+_SHOWN_LINES = 12
 
 
-class Kind(str, Enum):
-    """A part of the state that is worked out by the services."""
-
-    HOME = "home"
-    DOCTOR = "doctor"
-    SAVED_MACHINES = "saved machines"
-    ACCESS = "access"
-    INSTALL_KEY = "install key"
-    CHECKS = "checks"
-    REPAIR = "repair"
-    LINKS = "links"
-    JOB = "job"
-    DATA = "data"
-    FITS = "fits"
-    FORECAST = "forecast"
-    INTERVAL = "interval"
-    PLAN = "plan"
-    SAVE = "save"
-    LAUNCH = "launch"
+# --------------------------------------------------------------------------------------------------- begin, talk, fail
 
 
 @dataclass(frozen=True)
-class Task:
-    """Something to ask the services for."""
-
-    kind: Kind
-    key: str = ""
-    """Of a machine, a profile or a row; empty where there is only one."""
-    stamp: object = None
-    """The answers it is asked for: its result counts only while they hold."""
-
-
-@dataclass(frozen=True)
-class Begun:
+class Begun(Observation):
     task: Task
 
+    def on(self, state: State) -> State:
+        task = self.task
+        orders = tuple(order for order in state.orders if order != task)
+        state = replace(state, orders=orders)
+        if not is_current(state, task):
+            return state
+        state = replace(state, under_way=(*state.under_way, (task, _busy_words(state, task))))
+        if state.part(task.kind, task.key) is None:
+            return state
+        words = "asking" if task.kind is Kind.ACCESS else ""
+        return state.putting(task.kind, task.key, status=Status.WORKING, words=words)
+
+
+def _busy_words(state: State, task: Task) -> str:
+    if task.kind is Kind.ACCESS:
+        return f"asking {next((row.name for row in state.access if row.key == task.key), '')}".rstrip()
+    if task.kind is Kind.FORECAST and needs_no_figures(state):
+        return "looking at this computer"
+    return _BUSY[task.kind]
+
+
+_BUSY = {
+    Kind.HOME: "reading runs and profiles",
+    Kind.DOCTOR: "looking at this computer",
+    Kind.SAVED_MACHINES: "reading the profile's machines",
+    Kind.INSTALL_KEY: "installing our key",
+    Kind.CHECKS: "looking at the machines",
+    Kind.REPAIR: "mending",
+    Kind.LINKS: "measuring links",
+    Kind.JOB: "reading the profile",
+    Kind.DATA: "looking at the data",
+    Kind.FITS: "comparing the model with the machines' memory",
+    Kind.FORECAST: "measuring machines",
+    Kind.INTERVAL: "predicting",
+    Kind.PLAN: "making the plan",
+    Kind.SAVE: "saving",
+    Kind.LAUNCH: "starting the run",
+}
+
 
 @dataclass(frozen=True)
-class Failed:
+class Told(Observation):
+    """A line about what goes on."""
+
+    task: Task
+    line: str
+
+    def on(self, state: State) -> State:
+        state = replace(state, log=(*state.log, self.line)[-_LONGEST_LOG:], logged=state.logged + 1)
+        part = state.part(self.task.kind, self.task.key)
+        if part is None or not is_current(state, self.task):
+            return state
+        progress = (*part.progress, self.line)[-_SHOWN_LINES:]
+        return state.putting(self.task.kind, self.task.key, progress=progress)
+
+
+@dataclass(frozen=True)
+class Failed(Observation):
     """The services could not do it."""
 
     task: Task
     cause: str
     fix: str = ""
 
+    def on(self, state: State) -> State:
+        task, state = self.task, _at_rest(state, self.task)
+        if not is_current(state, task):
+            return state
+        wrong: dict[str, Any] = {"status": Status.FAILED, "words": "", "cause": self.cause, "fix": self.fix}
+        if task.kind is Kind.INSTALL_KEY:
+            return state.putting(Kind.ACCESS, task.key, **wrong)
+        if task.kind is Kind.REPAIR:
+            return _repaired(state.noting(self._words), task, None)
+        if task.kind is Kind.INTERVAL:
+            return _as_before(state.noting(self._words))
+        if task.kind in (Kind.DOCTOR, Kind.SAVED_MACHINES, Kind.SAVE):
+            return state.noting(self._words)
+        return state.putting(task.kind, task.key, **wrong)
+
+    @property
+    def _words(self) -> str:
+        return f"{self.cause} ({self.fix})" if self.fix else self.cause
+
+
+def _at_rest(state: State, task: Task) -> State:
+    rest = tuple(pair for pair in state.under_way if pair[0] != task)
+    return state if rest == state.under_way else replace(state, under_way=rest)
+
+
+def _as_before(state: State) -> State:
+    """Return the state with the H that is shown, where another one cannot be."""
+    chosen = state.chosen
+    if chosen is None or chosen.interval == chosen.best_interval:
+        return state.answering(interval=0)
+    state = state.answering(interval=chosen.interval)
+    return state.putting(Kind.INTERVAL, status=Status.OK, inputs=inputs(state, Kind.INTERVAL))
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
 
 @dataclass(frozen=True)
-class Told:
-    """A line about what goes on."""
-
-    task: Task
-    line: str
-
-
-@dataclass(frozen=True)
-class Sighted:
-    sight: Sight
-
-
-@dataclass(frozen=True)
-class WatchFailed:
-    cause: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Done:
+class Done(Observation):
     """A task's result, of the type that the service's method returns."""
 
     task: Task
     found: Any
 
+    def on(self, state: State) -> State:
+        state = _at_rest(state, self.task)
+        if not is_current(state, self.task):
+            return state
+        return _RESULTS.get(self.task.kind, _found)(state, self.task, self.found)
+
+
+def _found(state: State, task: Task, found: Any) -> State:
+    """A part is worked out."""
+    said = _assessed(task.kind, found)
+    old = state.part(task.kind, task.key)
+    part = Part(
+        found, progress=old.progress if old is not None else (), inputs=task.inputs,
+        status=said.status, words=said.words, cause=said.cause, fix=said.fix,
+    )  # fmt: skip
+    return state.putting(task.kind, task.key, part)
+
+
+def _assessed(kind: Kind, found: Any) -> Assessment:
+    if kind is Kind.ACCESS:
+        return of_report(found)
+    if kind is Kind.LINKS:
+        return of_pairs(found)
+    said: Assessment = getattr(found, "assessment", FINE)
+    return said
+
+
+def _saved_machines(state: State, task: Task, found: Any) -> State:
+    """A profile brings its machines along; none of its own: this computer."""
+    if state.answers.profile != task.key:
+        return state
+    wanted = tuple(found) or (MachineRow("here", "this computer", here=True),)
+    pinned = tuple({row.key: row for row in (*state.pinned, *wanted)}.values())
+    rows = _with_pinned(state.machines.rows, wanted)
+    picked = tuple(next((row.key for row in rows if _same(one, row)), one.key) for one in wanted)
+    return replace(state, pinned=pinned, machines=replace(state.machines, rows=rows)).answering(picked=picked)
+
+
+def _access(state: State, task: Task, found: Any) -> State:
+    """A look that was under way while a key was being installed tells of the time before."""
+    row = next((row for row in state.access if row.key == task.key), None)
+    if row is None or row.status is Status.OK or row.words == INSTALLING:
+        return state
+    return _found(state, task, found)
+
+
+def _installed(state: State, task: Task, found: Any) -> State:
+    row = next((row for row in state.access if row.key == task.key), None)
+    if row is None:
+        return state
+    words = "let us in: our key is installed there" if found.ok else found.problem
+    part = Task(Kind.ACCESS, task.key, inputs(state, Kind.ACCESS, task.key))
+    return _found(state, part, found).noting(f"{row.name}: {words}")
+
+
+def _repaired(state: State, task: Task, found: Any) -> State:
+    """Mended or not, all is looked at again."""
+    return state.putting(Kind.CHECKS, part=replace(state.empty(Kind.CHECKS), inputs=inputs(state, Kind.CHECKS)))
+
+
+def _saved(state: State, task: Task, found: Any) -> State:
+    return _found(state, task, found).noting(f"saved: {', '.join(found)}")
+
+
+def _launched(state: State, task: Task, found: Any) -> State:
+    return state.putting(Kind.LAUNCH, status=Status.OK, found=replace(state.launch.found, run=str(found)))
+
+
+_RESULTS: Mapping[Kind, Callable[[State, Task, Any], State]] = {
+    Kind.SAVED_MACHINES: _saved_machines,
+    Kind.ACCESS: _access,
+    Kind.INSTALL_KEY: _installed,
+    Kind.REPAIR: _repaired,
+    Kind.SAVE: _saved,
+    Kind.LAUNCH: _launched,
+}
+
 
 @dataclass(frozen=True)
-class LaunchSeen:
+class LaunchSeen(Observation):
     """How far a launch has come."""
 
     launch: Launch
 
+    def on(self, state: State) -> State:
+        return state.putting(Kind.LAUNCH, found=self.launch)
 
-Observation = Begun | Failed | Told | Sighted | WatchFailed | Done | LaunchSeen
+
+# ------------------------------------------------------------------------------------------------------------ sighting
+
+
+@dataclass(frozen=True)
+class WatchFailed(Observation):
+    cause: str
+    fix: str = ""
+
+    def on(self, state: State) -> State:
+        return replace(state, machines=replace(state.machines, advice=(self.cause, self.fix)))
+
+
+@dataclass(frozen=True)
+class Sighted(Observation):
+    sight: Sight
+
+    def on(self, state: State) -> State:
+        rows = _with_pinned(self.sight.machines.rows, state.pinned)
+        machines = replace(self.sight.machines, rows=rows)
+        state = _follow_keys(replace(state, machines=machines, presence=self.sight.presence))
+        here = next((row.key for row in rows if row.here), None)
+        if here is None or state.preselected:
+            return state
+        picked = state.answers.picked if here in state.answers.picked else (here, *state.answers.picked)
+        return replace(state, preselected=True).answering(picked=picked)
+
+
+def _with_pinned(rows: Iterable[MachineRow], pinned: Iterable[MachineRow]) -> tuple[MachineRow, ...]:
+    """Typed and saved machines stay listed until they are seen."""
+    found = tuple(rows)
+    return (*found, *(row for row in pinned if not any(_same(row, other) for other in found)))
+
+
+def _same(row: MachineRow, other: MachineRow) -> bool:
+    if row.key in (other.key, *other.aliases) or (row.here and other.here):
+        return True
+    if row.fingerprint and other.fingerprint:
+        return row.fingerprint == other.fingerprint
+    return bool(row.address) and (row.address, row.port or 22) == (other.address, other.port or 22)
+
+
+def _follow_keys(state: State) -> State:
+    """A machine whose host key was seen since has another key: choices made before still mean it."""
+    rows, answers = state.machines.rows, state.answers
+    now = {row.key: other.key for row in state.pinned for other in rows if _same(row, other)}
+    now |= {alias: row.key for row in rows for alias in row.aliases}
+
+    def moved(keys: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(now.get(key, key) for key in keys))
+
+    if not any(key in now for key in (*answers.picked, *answers.skipped)):
+        return state
+    trusted = tuple((now.get(key, key), fingerprint) for key, fingerprint in answers.trusted)
+    return state.answering(picked=moved(answers.picked), skipped=moved(answers.skipped), trusted=trusted)

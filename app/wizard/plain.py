@@ -13,11 +13,12 @@ from app.wizard import plain_words as words
 from app.wizard.actions import Action
 from app.wizard.assessment import of_finding
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers, measures
 from app.wizard.prompts import Prompter, prompter
+from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
-from app.wizard.state import AccessRow, Launch, Need, Row, Status, WizardState
+from app.wizard.state import Part, WizardState
 from app.wizard.steps import Step, visited
+from app.wizard.validation import blockers, measures
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 
@@ -27,7 +28,6 @@ PATIENCE = 600.0
 """Seconds that a step's work may be silent before the person is asked again."""
 LOOK_FOR = 3.0
 """Seconds to look for machines before they are listed."""
-_BUSY = (Status.WAITING, Status.WORKING)
 _EVERYWHERE = "b: back, q: leave"
 
 
@@ -127,8 +127,9 @@ class Conversation:
     # ------------------------------------------------------------------------------------------------------ steps
 
     def _home(self) -> None:
-        self._until(lambda state: state.home.status not in _BUSY)
+        self._until(lambda state: state.home.status not in UNSETTLED)
         home = self._state.home
+        profiles = home.found.profiles
         self._say(words.home_lines(self._state))
         if home.cause:
             self._ask.say(f"{home.cause}; {home.fix}")
@@ -137,13 +138,13 @@ class Conversation:
             raise Leave
         if answer == "d":
             self._do(do.Doctor())
-            self._until(lambda state: bool(state.home.doctor) or bool(state.notice))
-            found = self._state.home.doctor
+            self._until(lambda state: bool(state.doctor.found) or bool(state.notice))
+            found = self._state.doctor.found
             self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in found)
         elif answer == "1":
             self._do(do.NewSetup())
         else:
-            row = _numbered(home.profiles, answer, first=2)
+            row = _numbered(profiles, answer, first=2)
             if row is None:
                 self._ask.say("that is none of the numbers")
             else:
@@ -161,7 +162,7 @@ class Conversation:
                 self._do(do.Pick(row.key) if row is not None else do.AddMachine(word))
 
     def _access(self) -> None:
-        self._until(lambda state: all(row.status not in _BUSY for row in state.access))
+        self._until(lambda state: all(row.status not in UNSETTLED for row in state.access))
         rows = self._state.access
         self._say(words.access_lines(rows))
         needy = [row for row in rows if row.need is not Need.NOTHING and row.status is not Status.SKIPPED]
@@ -176,7 +177,7 @@ class Conversation:
             elif answer != "b":
                 self._skip(answer, rows)
 
-    def _settle(self, row: AccessRow) -> None:
+    def _settle(self, row: Access) -> None:
         """Ask what only a person can answer."""
         if row.need is Need.TRUST:
             self._ask.say(f"{row.name} is met for the first time; its host key is {row.fingerprint}")
@@ -188,7 +189,7 @@ class Conversation:
                 self._do(do.TrustKey(row.key, row.fingerprint))
                 return
         else:
-            question = f"Password of {row.user} at {row.where}, once, to install our key; Enter: go on without it:"
+            question = f"Password of {row.place}, once, to install our key; Enter: go on without it:"
             password = self._ask.secret(question)
             if password:
                 self._do(do.GivePassword(row.key, password))
@@ -207,7 +208,7 @@ class Conversation:
             self._do(do.Skip(row.key))
 
     def _checks(self) -> None:
-        self._until(lambda state: all(row.status not in _BUSY for row in state.checks))
+        self._until(lambda state: all(row.status not in UNSETTLED for row in state.checks))
         self._say(words.check_lines(self._state.checks))
         if not blockers(self._state):
             answer = self._choice("Enter: go on, r: look again")
@@ -223,8 +224,8 @@ class Conversation:
             self._skip(answer, self._state.checks)
 
     def _links(self) -> None:
-        self._until(lambda state: state.links.status not in _BUSY)
-        self._say(words.link_lines(self._state.links))
+        self._until(lambda state: state.links.status not in UNSETTLED)
+        self._say(words.link_lines(self._state))
         answer = self._choice("Enter: go on, r: measure again")
         if answer == "r" or (not answer and blockers(self._state)):
             self._do(do.Retry())
@@ -232,10 +233,9 @@ class Conversation:
             self._do(do.Next())
 
     def _job(self) -> None:
-        self._until(lambda state: all(s not in _BUSY for s in (state.job.status, state.job.data.status)))
-        self._until(lambda state: all(row.status not in _BUSY for row in state.job.fits))
+        self._until(_job_is_read)
         job = self._state.job
-        self._say(words.job_lines(job, self._state.answers.profile))
+        self._say(words.job_lines(self._state))
         if job.cause:
             self._ask.say(f"{job.cause}; {job.fix}")
         if bring := measures(self._state):
@@ -244,7 +244,7 @@ class Conversation:
         if not answer:
             self._do(do.Next())
         elif answer == "o":
-            self._say(words.all_option_lines(job))
+            self._say(words.all_option_lines(self._state))
         elif answer.startswith("p "):
             self._do(do.ChooseProfile(answer[2:].strip()))
         elif "=" in answer:
@@ -254,8 +254,8 @@ class Conversation:
             self._ask.say("write it like epochs=5")
 
     def _strategy(self) -> None:
-        self._until(lambda state: state.strategy.status not in _BUSY or not blockers(state))
-        self._until(lambda state: state.strategy.status not in _BUSY, LOOK_FOR)
+        self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
+        self._until(lambda state: state.strategy.status not in UNSETTLED, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure anew"
         answer = self._choice(f"{question}, Enter: go on")
@@ -263,19 +263,21 @@ class Conversation:
             self._do(do.Next() if self._state.strategy.status is not Status.FAILED else do.Retry())
         elif answer == "m":
             self._do(do.Retry())
-        elif answer in ("fastest", "closest-to-exact", "least-traffic"):
+        elif answer in do.PREFERENCES:
             self._do(do.SetPreference(answer))
         elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
             self._do(do.SetInterval(int(answer[2:])))
             self._until(lambda state: "predicting" not in state.busy, 10.0)
-        elif (way := _numbered(self._state.strategy.rows, answer)) is not None:
+        elif (way := _numbered(self._state.ways, answer)) is not None:
             self._do(do.ChooseStrategy(way.index))
         elif answer != "b":
             self._ask.say("that is none of the ways")
 
     def _plan(self) -> None:
-        self._until(lambda state: state.plan.status not in _BUSY)
-        self._until(lambda state: state.strategy.status not in _BUSY and state.plan.status not in _BUSY, 2 * LOOK_FOR)
+        self._until(lambda state: state.plan.status not in UNSETTLED)
+        self._until(
+            lambda state: state.strategy.status not in UNSETTLED and state.plan.status not in UNSETTLED, 2 * LOOK_FOR
+        )
         self._say(words.plan_lines(self._state.plan))
         if blockers(self._state):
             answer = self._choice("Enter: try again")
@@ -287,7 +289,7 @@ class Conversation:
             self._do(do.Confirm(self._said_in_clear()))
         elif answer == "s":
             self._do(do.SaveOnly(self._said_in_clear()))
-            self._until(lambda state: state.plan.saved or bool(state.notice), 20.0)
+            self._until(lambda state: state.saved or bool(state.notice), 20.0)
             self._ask.say(self._state.notice)
         elif answer.startswith("n "):
             self._do(do.SaveAs(answer[2:].strip()))
@@ -296,7 +298,7 @@ class Conversation:
 
     def _said_in_clear(self) -> str:
         """Return what the person says of training traffic that others can read; nothing where they cannot."""
-        if not self._state.plan.in_clear:
+        if not self._state.plan.found.in_clear:
             return ""
         return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' if that is meant:")
 
@@ -305,13 +307,13 @@ class Conversation:
     def _launched(self) -> bool:
         """Tell how the start goes; return whether the run trains."""
         before: tuple[str, ...] = ()
-        while (state := self._state).launch.status in _BUSY:
-            lines = tuple(words.launch_lines(state.launch))
+        while (state := self._state).launch.status in UNSETTLED:
+            lines = tuple(words.launch_lines(state.launch.found))
             self._say(line for line in lines if line not in before)
             before = lines
             self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
         launch = self._state.launch
-        self._say(line for line in words.launch_lines(launch) if line not in before)
+        self._say(line for line in words.launch_lines(launch.found) if line not in before)
         if launch.status is Status.OK:
             return True
         self._ask.say(f"it did not start: {launch.cause}")
@@ -324,7 +326,7 @@ class Conversation:
         return False
 
     def _end(self) -> int:
-        run = Path(self._state.launch.run)
+        run = Path(self._state.launch.found.run)
         self._ask.say(f"it trains, in the background; watch it with: {command_line('attach', run.name[:20])}")
         if self._watch is None or self._ask.line("Watch it here? y or n", "y").casefold() not in ("y", "yes"):
             return ExitCode.DONE
@@ -332,7 +334,12 @@ class Conversation:
         return self._watch(run)
 
 
-def _launch_changed(before: Launch, state: WizardState) -> bool:
+def _job_is_read(state: WizardState) -> bool:
+    parts = (state.job, state.data, *((state.fits,) if state.members else ()))
+    return all(part.status not in UNSETTLED for part in parts)
+
+
+def _launch_changed(before: Part[Launch], state: WizardState) -> bool:
     return state.launch != before
 
 

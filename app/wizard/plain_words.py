@@ -6,36 +6,37 @@ from collections.abc import Iterable, Iterator
 
 from app.console import bytes_text, command_line, duration_text
 from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
-from app.wizard.gates import MEASURES
-from app.wizard.state import (
-    AccessRow,
-    CheckRow,
-    Job,
+from app.wizard.records import (
+    Access,
+    Assessment,
+    Check,
     JobOption,
     Launch,
-    Links,
     MachineRow,
     Plan,
-    Row,
     Status,
     Way,
-    WizardState,
 )
+from app.wizard.state import Part, WizardState
+from app.wizard.validation import MEASURES
 from profiles.counts import counted
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
     """Runs that live, and what to choose from."""
-    for run in state.home.runs:
+    for run in state.home.found.runs:
         if run.live:
             yield f"live: {run.profile}, since {started_text(run)}; watch it with: {command_line('attach', run.run_id)}"
     yield "  1  a new set-up"
-    for number, row in enumerate(state.home.profiles, 2):
-        present = sum(machine.present is True for machine in row.machines)
-        here = f"; here: {present} of {counted(len(row.machines), 'machine')}" if row.machines else ""
-        words = row.cause or f"{row.label}{here}"
-        yield f"{number:>3}  {'saved profile' if row.saved else 'profile'} {row.name}: {row.description or words}{here}"
-        if any(machine.far for machine in row.machines):
+    for number, profile in enumerate(state.home.found.profiles, 2):
+        entry, machines = profile.entry, state.presence_of(profile)
+        present = sum(machine.present is True for machine in machines)
+        here = f"; here: {present} of {counted(len(machines), 'machine')}" if machines else ""
+        words = entry.error or f"{f'needs a {entry.needs}' if entry.needs else 'ready'}{here}"
+        yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
+            f"{entry.description or words}{here}"
+        )
+        if any(machine.far for machine in machines):
             yield f"     it {MEASURES.format(names='its machines')}"
 
 
@@ -59,14 +60,16 @@ def _about(row: MachineRow) -> Iterator[str]:
         yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{more}"
 
 
-def access_lines(rows: Iterable[AccessRow]) -> Iterator[str]:
+def access_lines(rows: Iterable[Access]) -> Iterator[str]:
+    said = {True: Status.OK, False: Status.FAILED, None: Status.WAITING}
     for number, row in enumerate(rows, 1):
-        reached = ", ".join(f"{name} {status.value}" for name, status in row.stages)
+        stages = row.report.stages.items() if row.report is not None else ()
+        reached = ", ".join(f"{stage.value} {said[passed].value}" for stage, passed in stages)
         yield f"{number:>3}  {row.name}: {row.label}{f' ({reached})' if reached else ''}"
         yield from _trouble(row)
 
 
-def check_lines(rows: Iterable[CheckRow]) -> Iterator[str]:
+def check_lines(rows: Iterable[Check]) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
         fine = sum(finding.level == "ok" for finding in row.findings)
         yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} findings are fine"
@@ -74,11 +77,11 @@ def check_lines(rows: Iterable[CheckRow]) -> Iterator[str]:
             if finding.level != "ok":
                 needed = f"; needed: {finding.needed}" if finding.needed else ""
                 yield f"     {of_finding(finding).label}: {finding.check}: {finding.seen}{needed}"
-                yield from _fix_text(finding.fix)
+                yield from _fix(finding.fix)
 
 
-def link_lines(links: Links) -> Iterator[str]:
-    for pair in links.rows:
+def link_lines(state: WizardState) -> Iterator[str]:
+    for pair in state.links.found:
         ends, figures = f"  {pair.source} to {pair.target}", pair.figures
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"
@@ -86,28 +89,28 @@ def link_lines(links: Links) -> Iterator[str]:
             speed = f"{figures.mbit:.0f} Mbit/s there, {figures.mbit_back:.0f} back, {figures.rtt_ms:.1f} ms"
             yield f"{ends}: {speed}, over {path_of(pair)}"
         yield from (f"     warning: {text}" for text in warnings_of(pair))
-    if links.cause:
-        yield f"  {links.cause}"
+    yield from _failure(state.links)
 
 
-def job_lines(job: Job, profile: str) -> Iterator[str]:
-    yield f"  profile: {profile}"
+def job_lines(state: WizardState) -> Iterator[str]:
+    job, data = state.job.found, state.data.found
+    yield f"  profile: {state.answers.profile}"
     yield f"  model: {job.model or 'none'} (known: {', '.join(job.models)}; or a folder, or a name on the hub)"
-    data = job.data
-    yield f"  dataset: {job.dataset or 'none'}: {data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
-    yield from _trouble(data)
+    yield f"  dataset: {job.dataset or 'none'}: {state.data.label}{f', {data.hours:.1f} hours' if data.hours else ''}"
+    yield from _trouble(state.data)
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
-    for fit in job.fits:
+    for fit in state.fits.found:
         size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
+    yield from _failure(state.fits)
     yield from (_option(option) for option in job.options if not option.advanced or option.changed)
 
 
-def all_option_lines(job: Job) -> Iterator[str]:
+def all_option_lines(state: WizardState) -> Iterator[str]:
     """Every option with what it means."""
-    yield from (f"{_option(option)}: {option.spec.help}" for option in job.options)
+    yield from (f"{_option(option)}: {option.spec.help}" for option in state.job.found.options)
 
 
 def _option(option: JobOption) -> str:
@@ -117,18 +120,15 @@ def _option(option: JobOption) -> str:
 
 
 def strategy_lines(state: WizardState) -> Iterator[str]:
-    found = state.strategy
-    yield from (f"  {text}" for text in found.reasons[:3])
-    chosen = state.chosen
-    if any(way.candidate.step for way in found.rows):
+    ways, chosen = state.ways, state.chosen
+    yield from (f"  {text}" for text in state.strategy.found.reasons[:3])
+    if any(way.candidate.step for way in ways):
         yield "  times are until the loss that the fastest machine alone ends with"
-    for number, way in enumerate(found.rows, 1):
+    for number, way in enumerate(ways, 1):
         mark = "chosen, " if way is chosen else ""
         mark += "recommended, " if way.recommended else ""
         yield f"{number:>3}  {way.choice.name} over {way.choice.over}: {mark}{way_words(way)}"
-    if found.cause:
-        yield f"  {found.cause}"
-        yield from _fix_text(found.fix)
+    yield from _failure(state.strategy)
 
 
 def way_words(way: Way) -> str:
@@ -147,7 +147,8 @@ def way_words(way: Way) -> str:
     return ", ".join([*parts, *([f"H = {way.interval}"] if way.periodic else [])])
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(part: Part[Plan]) -> Iterator[str]:
+    plan = part.found
     yield f"  way: {plan.way}"
     for row in plan.changes:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
@@ -161,9 +162,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"  the same by hand: {plan.command}"
     if plan.hash:
         yield f"  plan {plan.hash}"
-    if plan.cause:
-        yield f"  {plan.cause}"
-        yield from _fix_text(plan.fix)
+    yield from _failure(part)
 
 
 _SIGNS = {"+": "new", "~": "changed", "-": "removed"}
@@ -179,16 +178,19 @@ def launch_lines(launch: Launch) -> Iterator[str]:
             yield from (f"     log: {line}" for line in row.log)
 
 
-def _trouble(row: Row) -> Iterator[str]:
+def _trouble(row: Assessment) -> Iterator[str]:
     if row.cause:
         yield f"     {row.cause}"
-        yield from _fix(row)
+        yield from _fix(row.fix)
 
 
-def _fix(row: Row) -> Iterator[str]:
-    yield from _fix_text(row.fix)
+def _failure(part: Assessment) -> Iterator[str]:
+    """What is wrong with a whole part."""
+    if part.cause:
+        yield f"  {part.cause}"
+        yield from _fix(part.fix)
 
 
-def _fix_text(fix: str) -> Iterator[str]:
+def _fix(fix: str) -> Iterator[str]:
     if fix:
         yield f"     fix: {fix}"

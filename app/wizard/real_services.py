@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.services import JobAnswers, Request, Sight, Tell, Watch
-from app.wizard.state import (
-    AccessRow,
-    CheckRow,
-    DataRow,
-    FitRow,
+from app.wizard.records import (
+    DataSummary,
+    Examination,
+    Fit,
     Home,
     Job,
+    JobAnswers,
     Launch,
     MachineRow,
     Plan,
-    Status,
     Strategy,
     Way,
 )
+from app.wizard.services import Request, Sight, Tell, Watch
+from profiles.errors import MachinesNotReady, MusterError
 
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
     from distributed.measuring.link_figures import PairFigures
+    from distributed.ssh.access import AccessReport
+    from profiles.schema import Profile
 
 RUNS = 20
 
@@ -47,7 +49,7 @@ class RealServices:
         self._outside = outside
         self._config = config
         self._output = output
-        self._checks: dict[str, CheckRow] = {}
+        self._memory: dict[str, tuple[int, int]] = {}
         self._trusted: tuple[str, ...] = ()
 
     @property
@@ -58,24 +60,25 @@ class RealServices:
     # ---------------------------------------------------------------------------------------------- home and machines
 
     def home(self) -> Home:
-        from app.wizard.saved_profiles import profile_rows
+        from app.wizard.saved_profiles import known_profiles
         from training.runs import list_runs
 
         runs = tuple(sorted(list_runs(self._output)[:RUNS], key=lambda run: not run.live))
-        return Home(runs=runs, profiles=profile_rows(self._config), status=Status.OK)
+        return Home(runs=runs, profiles=known_profiles(self._config))
 
     def doctor(self) -> Sequence[Finding]:
-        from app.wizard.machine_looks import doctor
+        from app.wizard.machines import HERE_KEY
 
-        return doctor(self.outside)
+        here = MachineRow(HERE_KEY, self.outside.this_computer().name, here=True)
+        return self._examine([here], "whisper")[0].findings
 
     def watch(self, see: Callable[[Sight], None]) -> Watch:
-        from app.wizard.lookout import Lookout
+        from app.wizard.discovery_watch import DiscoveryWatch
 
-        return Lookout(see, self._config, self.outside)
+        return DiscoveryWatch(see, self._config, self.outside)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
-        from app.wizard.machine_entries import row_of
+        from app.wizard.machines import row_of
         from app.wizard.saved_profiles import saved_hosts
         from distributed.hosts.file import load_hosts
         from distributed.hosts.local_python import without_strange_pythons
@@ -88,63 +91,89 @@ class RealServices:
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 
-    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
-        from app.wizard.machine_looks import access_row
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
+        from app.wizard.machines import target_of, trust_in
 
         self._trusted = tuple(trusted)
-        return access_row(machine, trusted, self.outside)
+        return self.outside.check_access(target_of(machine), trust_in(trusted))
 
-    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
-        from app.wizard.machine_looks import row_after_password
+    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
+        from app.wizard.machines import target_of, trust_in
+        from distributed.ssh.access import explain
 
-        return row_after_password(machine, password, trusted, self.outside)
+        target = target_of(machine)
+        try:
+            return self.outside.install_key(target, password, trust_in(trusted))
+        except MusterError as error:
+            return explain(target, None, error)
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
-        from app.wizard.machine_looks import check_rows
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
+        found = self._examine(machines, self._task(job))
+        self._memory.update({row.key: one.memory for row, one in zip(machines, found, strict=True)})
+        return found
 
-        rows = check_rows(machines, self._task(job), self._trusted, self.outside)
-        self._checks.update({row.key: row for row in rows})
-        return rows
+    def _examine(self, machines: Sequence[MachineRow], task: str) -> Sequence[Examination]:
+        from app.wizard.machines import hosts_of, trust_in
+
+        found = self.outside.examine(hosts_of(machines), task, trust_in(self._trusted))
+        return [Examination(tuple(one.findings), one.memory) for one in found]
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
-        from app.wizard.machine_looks import mend
+        """Give machines without packages an environment of ours.
 
-        mend(machines, self._task(job), tell, self.outside)
+        Raises:
+            MachinesNotReady: where that did not go.
+        """
+        from app.wizard.machines import hosts_of
+
+        found = self.outside.examine(hosts_of(machines), self._task(job))
+        problems = self.outside.repair(found, tell)
+        if problems:
+            raise MachinesNotReady("; ".join(problem.message for problem in problems), problems[0].hint)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
-        from app.wizard.job_looks import resolved
-        from app.wizard.machine_looks import measure_links
+        from app.wizard.machines import hosts_of, trust_in
+        from distributed.measuring.measure import Wish
 
-        profile = resolved(job, self._config, complete=False).profile
-        return measure_links(machines, profile, self._trusted, tell, self.outside)
+        profile = self._profile(job)
+        ready = self.outside.ready(hosts_of(machines), profile.model.task, trust_in(self._trusted))
+        try:
+            return self.outside.measure(ready, profile, Wish(links=True, machines=False), tell).pairs
+        finally:
+            for link, _ in ready:
+                link.close()
+
+    def _profile(self, job: JobAnswers) -> Profile:
+        """Return the profile with the answers, also where it is not complete yet."""
+        from app.wizard.job_view import resolved
+
+        return resolved(job, self._config, complete=False).profile
 
     def _task(self, job: JobAnswers) -> str:
-        from app.wizard.job_looks import resolved
-
-        return resolved(job, self._config, complete=False).profile.model.task
+        return self._profile(job).model.task
 
     # ------------------------------------------------------------------------------------------------------------ job
 
     def job(self, answers: JobAnswers) -> Job:
-        from app.wizard.job_looks import job_of
+        from app.wizard.job_view import job_of
 
         return job_of(answers, self._config)
 
-    def look_at_data(self, answers: JobAnswers) -> DataRow:
-        from app.wizard.job_looks import data_of, resolved
+    def look_at_data(self, answers: JobAnswers) -> DataSummary:
+        from app.wizard.job_view import data_of
 
-        return data_of(resolved(answers, self._config, complete=False).profile, self.outside)
+        return data_of(self._profile(answers), self.outside)
 
-    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
-        from app.wizard.job_looks import fit_rows, resolved
+    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
+        from app.wizard.job_view import fits_of
 
-        return fit_rows(machines, resolved(answers, self._config, complete=False).profile, self._checks)
+        return fits_of(machines, self._profile(answers), self._memory)
 
     # --------------------------------------------------------------------------------------------------- way and plan
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         from app.wizard.forecasting import make_forecast, strategy_of
-        from app.wizard.job_looks import resolved
+        from app.wizard.job_view import resolved
 
         self._check_code(request.job)
         profile = resolved(request.job, self._config).profile
@@ -156,25 +185,25 @@ class RealServices:
         return moved(planning, index, steps)
 
     def plan(self, request: Request) -> Plan:
-        from app.wizard.planning_looks import plan_of
+        from app.wizard.plan_view import plan_of
 
         return plan_of(request, self._config, self.outside)
 
     def save(self, request: Request) -> tuple[str, ...]:
-        from app.wizard.keeping import keeping
-        from app.wizard.planning_looks import chosen_planning
+        from app.wizard.plan_view import chosen_planning
+        from app.wizard.save import saving
 
-        return keeping(request, chosen_planning(request), self._config).write(self._config)
+        return saving(request, chosen_planning(request), self._config).write(self._config)
 
-    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         from app.wizard.launching import launch
 
         self._check_code(request.job)
-        return launch(request, see, self._config)
+        return launch(request, see, tell, self._config)
 
     def _check_code(self, job: JobAnswers) -> None:
         """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
-        from app.wizard.job_looks import resolved
+        from app.wizard.job_view import resolved
         from distributed.preparation.custom_code import check_code
 
         found = resolved(job, self._config)

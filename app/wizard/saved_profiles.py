@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from app.wizard.state import Presence, ProfileRow, Status
+from app.wizard.records import KnownProfile
 from profiles.errors import BadInput
 from profiles.library import Library
 from profiles.locations import absolute_path
-from profiles.resolve import list_profiles
+from profiles.resolve import ProfileEntry, list_profiles
 
 
 def saved_hosts(config: Path | None = None) -> dict[str, Path]:
@@ -26,35 +27,22 @@ def saved_hosts(config: Path | None = None) -> dict[str, Path]:
     return found
 
 
-def profile_rows(config: Path | None = None) -> tuple[ProfileRow, ...]:
+def known_profiles(config: Path | None = None) -> tuple[KnownProfile, ...]:
     """Return all profiles: the saved ones, newest first, then those of ``config.ini`` in its order.
 
     Raises:
         BadInput: ``config.ini`` cannot be read.
     """
+    library, hosts = Library.open(config), saved_hosts(config)
+    found = [_known(entry, library, hosts.get(entry.name)) for entry in list_profiles(config)]
+    return tuple(sorted(found, key=lambda one: -one.entry.source.stat().st_mtime if one.saved else 1.0))
+
+
+def _known(entry: ProfileEntry, library: Library, hosts: Path | None) -> KnownProfile:
     from distributed.hosts.file import load_hosts  # pydantic's models; what lists no saved profile does without
 
-    library, hosts = Library.open(config), saved_hosts(config)
-    rows = []
-    for entry in list_profiles(config):
-        saved = entry.source != library.config.path
-        machines: tuple[Presence, ...] = ()
-        if entry.name in hosts:
-            try:
-                machines = tuple(Presence(m.name, far=not m.here) for m in load_hosts(hosts[entry.name]).machines)
-            except BadInput as error:
-                entry = type(entry)(entry.name, entry.description, entry.source, f"{error.message} ({error.hint})")
-        rows.append(
-            ProfileRow(
-                key=entry.name,
-                name=entry.name,
-                status=Status.FAILED if entry.error else Status.OK,
-                words="cannot be used" if entry.error else f"needs a {entry.needs}" if entry.needs else "ready",
-                cause=entry.error,
-                description=entry.description,
-                saved=saved,
-                machines=machines,
-                changed=entry.source.stat().st_mtime if saved else 0.0,
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (not row.saved, -row.changed)))
+    saved = entry.source != library.config.path
+    try:
+        return KnownProfile(entry, saved, load_hosts(hosts).machines if hosts is not None else ())
+    except BadInput as error:
+        return KnownProfile(replace(entry, error=str(error)), saved)

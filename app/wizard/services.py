@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.wizard.state import (
-    AccessRow,
-    CheckRow,
-    DataRow,
-    FitRow,
+from app.wizard.records import (
+    DataSummary,
+    Examination,
+    Fit,
     Home,
     Job,
+    JobAnswers,
     Launch,
     MachineRow,
     Machines,
@@ -30,17 +30,10 @@ from app.wizard.state import (
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
     from distributed.measuring.link_figures import PairFigures
+    from distributed.ssh.access import AccessReport
 
 Tell = Callable[[str], None]
 """Hears a line for each thing that was done or began."""
-
-
-@dataclass(frozen=True)
-class JobAnswers:
-    """What is to be trained."""
-
-    profile: str
-    options: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,14 +95,14 @@ class Services(Protocol):
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         """Return the machines that a saved profile names, each ``here`` or with address, port and user; none: here."""
 
-    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         """Go the whole way to a machine once. A new host key is accepted only if its fingerprint is ``trusted``."""
 
-    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
+    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         """Install our key with the password, and return how the way goes with the key alone."""
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
-        """Look at all machines side by side."""
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
+        """Look at all machines side by side; one result a machine, in their order."""
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         """Mend what is safe to mend there; ``check`` names one finding, empty: all."""
@@ -120,10 +113,10 @@ class Services(Protocol):
     def job(self, answers: JobAnswers) -> Job:
         """Return the options with their values and errors, and what can be chosen; quick, no data is read."""
 
-    def look_at_data(self, answers: JobAnswers) -> DataRow:
+    def look_at_data(self, answers: JobAnswers) -> DataSummary:
         """Look at the data set: samples, hours, columns, broken files."""
 
-    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
+    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         """Say for each machine whether the model fits its memory."""
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
@@ -138,7 +131,7 @@ class Services(Protocol):
     def save(self, request: Request) -> tuple[str, ...]:
         """Write profile, machines and plan; return the files."""
 
-    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         """Save, start the run in the background, and return its folder when the first step is made.
 
         ``see`` hears every change on the way; the run goes on if the caller stops listening.

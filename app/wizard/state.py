@@ -1,45 +1,96 @@
-"""Everything the guided set-up knows, as frozen data: what a person chose, and what was found for each step.
+"""One moment of the guided set-up: what a person chose, and for each part what was worked out from that.
 
-Screens and prompts draw it; :mod:`app.wizard.transitions` makes the next one. Text in it may come from other machines:
-show it escaped. No password is ever in it.
+Screens and prompts draw it; :mod:`app.wizard.transitions` makes the next one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Generic, TypeVar
 
-from app.wizard.machine_rows import (
-    AccessRow,
-    CheckRow,
+from app.wizard.assessment import of_findings
+from app.wizard.records import (
+    Access,
+    Assessment,
+    Check,
+    DataSummary,
+    Examination,
+    Fit,
     Home,
-    Links,
+    Job,
+    JobAnswers,
+    KnownProfile,
+    Launch,
     MachineRow,
     Machines,
-    Need,
-    Presence,
-    ProfileRow,
-    Row,
-    Status,
-)
-from app.wizard.steps import Step
-from app.wizard.training_rows import (
-    ChangeRow,
-    DataRow,
-    FitRow,
-    Job,
-    JobOption,
-    Launch,
-    LaunchRow,
     Plan,
+    Presence,
+    Status,
     Strategy,
     Way,
 )
+from app.wizard.steps import Step
 
-__all__ = [
-    "AccessRow", "Answers", "ChangeRow", "CheckRow", "DataRow", "FitRow", "Home", "Job", "JobOption", "Launch",
-    "LaunchRow", "Links", "MachineRow", "Machines", "Need", "Plan", "Presence", "ProfileRow", "Row", "Status",
-    "Strategy", "Way", "WizardState",
-]  # fmt: skip
+T = TypeVar("T")
+
+
+class Kind(str, Enum):
+    """What the services are asked for."""
+
+    HOME = "home"
+    DOCTOR = "doctor"
+    SAVED_MACHINES = "saved machines"
+    ACCESS = "access"
+    INSTALL_KEY = "install key"
+    CHECKS = "checks"
+    REPAIR = "repair"
+    LINKS = "links"
+    JOB = "job"
+    DATA = "data"
+    FITS = "fits"
+    FORECAST = "forecast"
+    INTERVAL = "interval"
+    PLAN = "plan"
+    SAVE = "save"
+    LAUNCH = "launch"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to ask the services for."""
+
+    kind: Kind
+    key: str = ""
+    """Of a machine, a profile or a finding; empty where there is only one."""
+    inputs: object = field(default=None, hash=False)
+    """The answers it is asked for: its result counts only while they hold."""
+
+
+@dataclass(frozen=True)
+class Part(Assessment, Generic[T]):
+    """What the services work out from the answers: how far they are, and what came of it."""
+
+    found: T
+    progress: tuple[str, ...] = ()
+    """What was said on the way, the last lines."""
+    inputs: object = field(default=None, repr=False)
+    """The answers that it was worked out for: for others it is worked out anew."""
+
+    def again(self) -> Part[T]:
+        """Return it as to be worked out once more; what is shown stays meanwhile."""
+        return Part(self.found, inputs=self.inputs)
+
+
+class _PartOf(Generic[T]):
+    """A part of the state, as an attribute of it; ``empty`` is shown before anything was found."""
+
+    def __init__(self, kind: Kind, empty: T) -> None:
+        self.kind, self.nothing = kind, Part(empty)
+
+    def __get__(self, state: WizardState, owner: type[WizardState]) -> Part[T]:
+        return state.parts.get((self.kind, ""), self.nothing)
 
 
 @dataclass(frozen=True)
@@ -68,6 +119,10 @@ class Answers:
     def option(self, name: str) -> str | None:
         return dict(self.options).get(name)
 
+    @property
+    def job(self) -> JobAnswers:
+        return JobAnswers(self.profile, self.options)
+
 
 @dataclass(frozen=True)
 class WizardState:
@@ -75,16 +130,14 @@ class WizardState:
 
     step: Step = Step.HOME
     answers: Answers = Answers()
-    home: Home = Home()
     machines: Machines = Machines()
-    access: tuple[AccessRow, ...] = ()
-    checks: tuple[CheckRow, ...] = ()
-    links: Links = Links()
-    job: Job = Job()
-    strategy: Strategy = Strategy()
-    plan: Plan = Plan()
-    launch: Launch = Launch()
-    under_way: tuple[tuple[object, str], ...] = ()
+    presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
+    """By saved profile: which of its machines are here."""
+    parts: Mapping[tuple[Kind, str], Part[Any]] = field(default_factory=dict)
+    """By kind and key; :mod:`app.wizard.dependencies` says what each depends on."""
+    orders: tuple[Task, ...] = ()
+    """What a person asked for and is not begun."""
+    under_way: tuple[tuple[Task, str], ...] = ()
     """Tasks that are being worked on, each with what it does in words."""
     notice: str = ""
     """One line about the last action: why it could not be done. The next action clears it."""
@@ -98,8 +151,24 @@ class WizardState:
     """Machines of a saved profile, shown also while nothing is seen of them."""
     preselected: bool = False
     """This computer was picked by itself, once."""
-    made_for: tuple[tuple[str, object], ...] = field(default=(), repr=False)
-    """For each part of the state, the answers it was worked out for; see :mod:`app.wizard.slots`."""
+
+    home = _PartOf(Kind.HOME, Home())
+    doctor = _PartOf[tuple[Any, ...]](Kind.DOCTOR, ())
+    """Findings about this computer; empty: not asked."""
+    examined = _PartOf[Mapping[str, Examination]](Kind.CHECKS, {})
+    """By machine."""
+    links = _PartOf[tuple[Any, ...]](Kind.LINKS, ())
+    """``PairFigures`` of every two members."""
+    job = _PartOf(Kind.JOB, Job())
+    data = _PartOf(Kind.DATA, DataSummary())
+    fits = _PartOf[tuple[Fit, ...]](Kind.FITS, ())
+    strategy = _PartOf(Kind.FORECAST, Strategy())
+    moved = _PartOf[Way | None](Kind.INTERVAL, None)
+    """The chosen way with the H that the person wants of it."""
+    plan = _PartOf(Kind.PLAN, Plan())
+    launch = _PartOf(Kind.LAUNCH, Launch())
+
+    # ------------------------------------------------------------------------------------------------- what is known
 
     @property
     def busy(self) -> tuple[str, ...]:
@@ -124,9 +193,92 @@ class WizardState:
         return any(not row.here for row in self.picked)
 
     @property
+    def access(self) -> tuple[Access, ...]:
+        """The way to each picked machine but this computer."""
+        return tuple(self._access(row) for row in self.picked if not row.here)
+
+    def _access(self, row: MachineRow) -> Access:
+        part = self.parts.get((Kind.ACCESS, row.key), Part(None))
+        status = Status.SKIPPED if row.key in self.answers.skipped else part.status
+        return Access(row.key, row.name, part.found, status=status, words=part.words, cause=part.cause, fix=part.fix)
+
+    @property
+    def mending(self) -> frozenset[str]:
+        """Machines that are being mended, or are about to be."""
+        tasks = (*self.orders, *(task for task, _ in self.under_way))
+        wanted = [task.inputs for task in tasks if task.kind is Kind.REPAIR]
+        return frozenset(key for keys in wanted if isinstance(keys, tuple) for key in keys)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What was found on each picked machine."""
+        return tuple(self._check(row) for row in self.picked)
+
+    def _check(self, row: MachineRow) -> Check:
+        part, found = self.examined, self.examined.found.get(row.key)
+        said: Assessment = part if part.status is not Status.OK else Assessment()
+        if part.status is Status.OK and found is not None:
+            said = of_findings(found.findings)
+        if row.key in self.mending:
+            said = replace(said, status=Status.WORKING, words="mending")
+        status = Status.SKIPPED if row.key in self.answers.skipped else said.status
+        findings = found.findings if found is not None else ()
+        return Check(row.key, row.name, findings, status=status, words=said.words, cause=said.cause, fix=said.fix)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways to train, the best first, the chosen one with the H that was asked for."""
+        base, moved = self.moved.inputs, self.moved.found
+        of = base[0] if moved is not None and isinstance(base, tuple) else None
+        return tuple(moved if moved is not None and way == of else way for way in self.strategy.found.ways)
+
+    @property
     def chosen(self) -> Way | None:
         """The way to train that will be taken."""
-        rows = self.strategy.rows
-        wanted = self.answers.strategy
-        named = next((row for row in rows if row.identity == wanted), None)
-        return named or next((row for row in rows if row.recommended), rows[0] if rows else None)
+        ways, wanted = self.ways, self.answers.strategy
+        named = next((way for way in ways if way.identity == wanted), None)
+        return named or next((way for way in ways if way.recommended), ways[0] if ways else None)
+
+    @property
+    def saved(self) -> bool:
+        """Whether the files of the Plan as it is shown are written, so that its command works."""
+        kept = self.parts.get((Kind.SAVE, ""))
+        return kept is not None and kept.inputs == self.plan.inputs
+
+    @property
+    def started(self) -> bool:
+        """Whether a run was started from this set-up, and trains or has trained."""
+        return self.launch.status is Status.OK and bool(self.launch.found.run)
+
+    def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
+        """Return the machines of a profile, each with whether it is here."""
+        return self.presence.get(profile.name, tuple(Presence(one.name, far=not one.here) for one in profile.machines))
+
+    # --------------------------------------------------------------------------------------------------- the next one
+
+    def answering(self, **changes: Any) -> WizardState:
+        """Return it with other answers."""
+        return replace(self, answers=replace(self.answers, **changes))
+
+    def noting(self, text: str) -> WizardState:
+        """Return it with a line about the last action."""
+        return replace(self, notice=text)
+
+    def ordering(self, kind: Kind, key: str = "", inputs: object = None) -> WizardState:
+        """Return it with something to be asked for."""
+        task = Task(kind, key, inputs)
+        known = (*self.orders, *(begun for begun, _ in self.under_way))
+        return self if task in known else replace(self, orders=(*self.orders, task))
+
+    def part(self, kind: Kind, key: str = "") -> Part[Any] | None:
+        return self.parts.get((kind, key))
+
+    def empty(self, kind: Kind) -> Part[Any]:
+        """Return a part as it is before anything was found."""
+        own = next((one for one in vars(WizardState).values() if isinstance(one, _PartOf) and one.kind is kind), None)
+        return own.nothing if own is not None else Part(None)
+
+    def putting(self, kind: Kind, key: str = "", part: Part[Any] | None = None, **changes: Any) -> WizardState:
+        """Return it with another part, or with changes of the one that it has."""
+        old = part or self.part(kind, key) or self.empty(kind)
+        return replace(self, parts={**self.parts, (kind, key): replace(old, **changes)})

@@ -1,24 +1,39 @@
-"""The guided set-up as a pure function: ``apply(state, action or observation) -> state``. It never raises.
+"""The guided set-up as a pure function: ``apply(state, change) -> state``. It never raises.
 
-What a person does is in :mod:`app.wizard.on_actions`, what the machines' side tells in
-:mod:`app.wizard.on_observations`; afterwards :func:`app.wizard.slots.settle` throws away what no longer fits.
+A change is what a person did (:mod:`app.wizard.actions`) or what was seen (:mod:`app.wizard.observations`); each says
+itself what it changes, and afterwards :func:`app.wizard.dependencies.settle` puts back what no longer fits.
 """
 
 from __future__ import annotations
 
-from app.wizard.actions import Action
-from app.wizard.observations import Observation
-from app.wizard.on_actions import act
-from app.wizard.on_observations import observe
-from app.wizard.slots import settle
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from app.wizard.dependencies import settle
 from app.wizard.state import WizardState
 
 
-def apply(state: WizardState, change: Action | Observation) -> WizardState:
-    """Return the state after a person's action, or after something was seen."""
-    if isinstance(change, Action):
-        return settle(act(state, change))
-    return settle(observe(state, change))
+class Change(ABC):
+    """Something that happens to the set-up."""
+
+    @abstractmethod
+    def on(self, state: WizardState) -> WizardState:
+        """Return the state after it, not yet settled."""
+
+
+class Action(Change):
+    """Something that a person does. A password in it is shown by no ``repr`` and reaches no state."""
+
+
+class Observation(Change):
+    """Something that the machines' side tells."""
+
+
+def apply(state: WizardState, change: Change) -> WizardState:
+    """Return the state after a change."""
+    if isinstance(change, Action) and state.notice:
+        state = replace(state, notice="")
+    return settle(change.on(state))
 
 
 def begin() -> WizardState:

@@ -12,7 +12,8 @@ from app.demo import MOST
 from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.state import Need, Status, WizardState
+from app.wizard.records import Need, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
 from distributed.run.requests import leave_request
 from tests.waiting import PATIENCE, until_state
@@ -54,7 +55,7 @@ def let_in(wizard: Wizard) -> None:
                 wizard.do(do.TrustKey(row.key, row.fingerprint))
             elif row.need is Need.PASSWORD:
                 wizard.do(do.GivePassword(row.key, "any"))
-            elif row.blocked or row.code == "user_refused":
+            elif row.words in ("key changed", "user refused"):
                 wizard.do(do.Skip(row.key))
         time.sleep(0.02)
 
@@ -72,7 +73,7 @@ def to_the_plan(wizard: Wizard, number: int) -> WizardState:
         until_state(wizard, lambda state: state.links.status in _GOOD)
         wizard.do(do.Next())
     until_state(wizard, lambda state: state.step is Step.JOB and state.job.status in _GOOD)
-    until_state(wizard, lambda state: state.job.data.status in _GOOD)
+    until_state(wizard, lambda state: state.data.status in _GOOD)
     wizard.do(do.Next())
     until_state(wizard, lambda state: state.strategy.status in _GOOD)
     wizard.do(do.Next())
@@ -87,7 +88,7 @@ _SETTLED = (*_GOOD, Status.FAILED)
 def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard], number: int) -> None:
     wizard = tour(number)
     state = to_the_plan(wizard, number)
-    assert state.plan.hash and state.plan.changes and "scripted" in state.plan.cause
+    assert state.plan.found.hash and state.plan.found.changes and "scripted" in state.plan.cause
     assert state.chosen is not None
     # Of all eight two let nobody in; the planner leaves out who costs more than it adds.
     assert len(state.chosen.choice.members) == number if number < MOST else len(state.chosen.choice.members) in (5, 6)
@@ -100,7 +101,7 @@ def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]
     assert {row.name: row.need for row in rows} == {"demo-studio": Need.TRUST, "demo-pc": Need.PASSWORD}
     pc = next(row for row in wizard.state.access if row.need is Need.PASSWORD)
     wizard.do(do.GivePassword(pc.key, "wrong"))
-    until_state(wizard, lambda state: any(row.code == "password_refused" for row in state.access))
+    until_state(wizard, lambda state: any(row.words == "wrong password" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
 
 
@@ -117,9 +118,9 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
 @pytest.mark.slow
 def test_launch_ends_in_a_live_run(tour: Callable[[int], Wizard]) -> None:
     wizard = tour(3)
-    expected = to_the_plan(wizard, 3).plan.hash
+    expected = to_the_plan(wizard, 3).plan.found.hash
     wizard.do(do.Confirm())
-    path = Path(until_state(wizard, lambda state: state.launch.status is Status.OK).launch.run)
+    path = Path(until_state(wizard, lambda state: state.launch.status is Status.OK).launch.found.run)
     run = RunFolder.open(path)
     assert run.live and run.plan().hash() == expected
     leave_request(path, "kill")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.wizard.lookout import _is_present
-from app.wizard.machine_entries import Naming
-from app.wizard.state import Status as RowStatus
+from app.wizard.discovery_watch import _is_present
+from app.wizard.machines import Naming
+from app.wizard.records import Status as RowStatus
 from distributed.discovery import path_watch
 from distributed.discovery.known_machines import Candidate, KnownKeys, look_up, with_expected
 from distributed.discovery.machine_identity import machines

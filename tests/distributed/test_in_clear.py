@@ -11,7 +11,7 @@ from planner_figures import cluster, job, joined, machine
 from test_run_planning import link
 
 from app.wizard import actions as do
-from app.wizard.state import WizardState
+from app.wizard.state import Kind, WizardState
 from app.wizard.steps import Step
 from app.wizard.transitions import apply
 from distributed.planning.cluster import Cluster
@@ -85,7 +85,7 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
 
 def at_plan(*in_clear: str) -> WizardState:
     state: WizardState = at(Step.PLAN).state
-    return replace(state, plan=replace(state.plan, in_clear=in_clear))
+    return state.putting(Kind.PLAN, found=replace(state.plan.found, in_clear=in_clear))
 
 
 @pytest.mark.parametrize("action", [do.Confirm, do.SaveOnly])

@@ -8,37 +8,35 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from app.wizard.actions import Action
-from app.wizard.state import (
-    AccessRow,
-    Answers,
-    ChangeRow,
-    CheckRow,
-    DataRow,
-    FitRow,
+from app.wizard.assessment import of_report
+from app.wizard.records import (
+    Assessment,
+    Change,
+    DataSummary,
+    Examination,
+    Fit,
     Home,
     Job,
     JobOption,
     Launch,
     LaunchRow,
-    Links,
     MachineRow,
     Machines,
-    Need,
     Plan,
     Presence,
-    ProfileRow,
     Status,
     Strategy,
-    WizardState,
 )
+from app.wizard.state import Answers, Kind, Part, WizardState
 from app.wizard.steps import Step
+from app.wizard.transitions import Action
 from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Status as Seen
+from distributed.ssh.access import AccessReport, Stage
 from profiles.options import options_by_name
-from tests.wizard.fake_services import pair, way
+from tests.wizard.fake_services import known, locked, pair, refused, stranger, way
 from training.run_metadata import RunMetadata
 from training.runs import RunSummary
 
@@ -61,13 +59,12 @@ HOME = Home(
         _run("20260920-090000-cd34-demo", "completed", "2026-09-20T09:00:00"),
     ),
     (
-        ProfileRow("talk", "talk", OK, description="saved on 20 September", saved=True,
-                   machines=(Presence("desk", True), Presence("studio", True, True), Presence("attic", False, True))),
-        ProfileRow("demo", "demo", OK, description="a small Whisper on the shipped recordings"),
-        ProfileRow("nanogpt", "nanogpt", OK, description="a small language model on a text file"),
+        known("talk", saved=True, description="saved on 20 September"),
+        known("demo", description="a small Whisper on the shipped recordings"),
+        known("nanogpt", description="a small language model on a text file"),
     ),
-    status=OK,
-)  # fmt: skip
+)
+PRESENCE = {"talk": (Presence("desk", True), Presence("studio", True, True), Presence("attic", False, True))}
 
 
 def _path(address: str, interface: str, kind: PathKind, status: Seen = Seen.ONLINE) -> FoundPath:
@@ -75,62 +72,62 @@ def _path(address: str, interface: str, kind: PathKind, status: Seen = Seen.ONLI
 
 
 DESK = MachineRow(
-    "SHA256:desk", "desk", OK, "online", address="127.0.0.1", here=True, chip="AMD Ryzen 7", memory="32 GB",
-    system="Linux 6.8", found_by=("this computer",),
+    "SHA256:desk", "desk", status=OK, words="online", address="127.0.0.1", here=True, chip="AMD Ryzen 7",
+    memory="32 GB", system="Linux 6.8", found_by=("this computer",),
 )  # fmt: skip
 STUDIO = MachineRow(
-    "SHA256:studio", "studio", OK, "online", address="192.168.7.21", user="ada", chip="Apple M2 Max", memory="64 GB",
-    system="macOS 15.4", found_by=("Bonjour", "ssh config"), fingerprint="SHA256:studio",
+    "SHA256:studio", "studio", status=OK, words="online", address="192.168.7.21", user="ada",
+    chip="Apple M2 Max", memory="64 GB", system="macOS 15.4", found_by=("Bonjour", "ssh config"),
+    fingerprint="SHA256:studio",
     paths=(_path("192.168.7.21", "en0", PathKind.WIRED), _path("169.254.7.2", "en5", PathKind.LINK_LOCAL)),
 )  # fmt: skip
 HOSTILE = MachineRow(
-    "SHA256:evil", EVIL, BAD, "offline", "no SSH server listens on port 22",
-    "switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",),
+    "SHA256:evil", EVIL, status=BAD, words="offline", cause="no SSH server listens on port 22",
+    fix="switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",),
     paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Seen.OFFLINE),),
 )  # fmt: skip
 MACHINES = Machines((DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0)
-ANSWERS = Answers(picked=(DESK.key, STUDIO.key), profile="demo")
-
-_STAGES = ("reach", "host key", "login", "shell")
+FINGERPRINT = "SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo"
 
 
-def _stages(*done: Status) -> tuple[tuple[str, Status], ...]:
-    return tuple(zip(_STAGES, (*done, *[WAIT] * 4)))
+def _machine(name: str, address: str = "", user: str = "ada") -> MachineRow:
+    return MachineRow(f"SHA256:{name}", name, status=OK, address=address, user=user)
 
 
-ACCESS = (
-    AccessRow("SHA256:attic", "attic", BAD, "port closed", "it answers, but no SSH server listens on port 22",
-              "sudo systemctl enable --now ssh", stages=_stages(BAD), code="port_closed", where="192.168.7.9:22",
-              user="ada"),
-    AccessRow("SHA256:mini", "mini", BAD, "key changed", "its host key is not the one it had before",
-              "find out why; then: ssh-keygen -R mini", stages=_stages(OK, BAD), code="host_key_changed"),
-    AccessRow("SHA256:pc", "pc", BAD, "password", "none of our keys fits", "its password, given once, installs our key",
-              stages=_stages(OK, OK, BAD), code="no_key", need=Need.PASSWORD, where="192.168.7.22:22", user="ada"),
-    AccessRow("SHA256:studio", "studio", BAD, "first meeting", "its ed25519 host key was never seen here",
-              stages=_stages(OK, BAD), need=Need.TRUST,
-              fingerprint="SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo",
-              compare="ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", where="192.168.7.21:22", user="ada"),
-    AccessRow("SHA256:tower", "tower", OK, "ready", stages=_stages(OK, OK, OK, OK), where="192.168.7.27:22",
-              user="ada"),
-)  # fmt: skip
-CHECKS = (
-    CheckRow("SHA256:desk", "desk", OK, "ready",
-             findings=(Finding("python", "ok", "3.12.7", "3.10 or newer"),)),
-    CheckRow("SHA256:studio", "studio", BAD, "not ready", "torch is missing", fixable=True, findings=(
+def _off(machine: MachineRow) -> AccessReport:
+    said = "it answers, but no SSH server listens on port 22"
+    return replace(refused(machine), problem=said, fix="sudo systemctl enable --now ssh")
+
+
+def _changed(machine: MachineRow) -> AccessReport:
+    said = "its host key is not the one it had before"
+    report = refused(machine, "host_key_changed", Stage.HOST_KEY)
+    return replace(report, where="", user="", problem=said, fix="find out why; then: ssh-keygen -R mini")
+
+
+ATTIC, MINI, PC = _machine("attic", "192.168.7.9"), _machine("mini"), _machine("pc", "192.168.7.22")
+TOWER = _machine("tower", "192.168.7.27")
+ACCESS = {
+    ATTIC: _off(ATTIC),
+    MINI: _changed(MINI),
+    PC: replace(locked(PC), problem="none of our keys fits"),
+    STUDIO: replace(stranger(STUDIO, FINGERPRINT), problem="its ed25519 host key was never seen here"),
+    TOWER: replace(refused(TOWER), failed=None, cause="", problem="", fix=""),
+}
+"""Five machines of which one lets us in."""
+EXAMINED = {
+    DESK.key: Examination((Finding("python", "ok", "3.12.7", "3.10 or newer"),)),
+    STUDIO.key: Examination((
         Finding("torch", "problem", "no torch", "2.8.0, as on all machines", "distributed-check --fix", safe=True),
         Finding("power", "warning", "battery, 64 %", "mains", "plug it in"),
         Finding("disk", "ok", "184 GB free", "1 GB"),
     )),
-)  # fmt: skip
-LINKS = Links(
-    (
+}  # fmt: skip
+LINKS = (
         pair("desk", "studio", 941, 938, interface_back="en0", address="192.168.7.21"),
         pair("desk", "air", 211, 94, rtt_ms=4.8, interface_back="en0", wireless_back=True, address="192.168.7.26"),
         pair("studio", "air", 208, 160, rtt_ms=5.1, interface="en0", interface_back="en0", wireless_back=True,
              address="192.168.7.26"),
-    ),
-    ("desk", "studio", "air"),
-    status=OK,
 )  # fmt: skip
 
 
@@ -147,13 +144,12 @@ JOB = Job(
         _option("engine", "auto"),
     ),
     ("whisper-tiny", "whisper-small"), ("recordings",), "whisper-tiny", "recordings",
-    DataRow("data", "recordings", WARN, "1 broken", "1 file cannot be read", "it is left out", samples=6400, hours=5.3,
-            columns=("audio", "text"), splits=(("train", 6400), ("test", 240)), broken=("clips/0412.wav",),
-            broken_count=1),
-    (FitRow("SHA256:desk", "desk", OK, "fits", needed=3_000_000_000, free=24_000_000_000),
-     FitRow("SHA256:studio", "studio", OK, "fits", needed=3_000_000_000, free=50_000_000_000)),
-    status=OK,
 )  # fmt: skip
+DATA = DataSummary(6400, 5.3, ("audio", "text"), (("train", 6400), ("test", 240)), ("clips/0412.wav",), 1)
+FITS = (
+    Fit("SHA256:desk", "desk", 3_000_000_000, 24_000_000_000, status=OK, words="fits"),
+    Fit("SHA256:studio", "studio", 3_000_000_000, 50_000_000_000, status=OK, words="fits"),
+)
 STRATEGY = Strategy(
     (
         way("diloco mxfp4", "desk", "studio", interval=10, same_loss=133, step=0.354, steps=320, global_batch=16,
@@ -164,33 +160,48 @@ STRATEGY = Strategy(
     ),
     ("2 machines with diloco reach the same loss 1.59 times as fast as the best of them alone",
      "0.0167 s of a step of 0.354 s is waiting for the network (5 %)"),
-    status=OK,
 )  # fmt: skip
 PLAN = Plan(
     (
-        ChangeRow("desk|run", "desk", OK, sign="+", machine="desk", what="the run's folder in output/"),
-        ChangeRow("studio|code", "studio", OK, sign="+", machine="studio", what="code of this version",
-                  bytes=1_400_000),
-        ChangeRow("studio|env", "studio", OK, sign="~", machine="studio", what="torch 2.4.1 becomes 2.8.0"),
+        Change("desk|run", "desk", "the run's folder in output/"),
+        Change("studio|code", "studio", "code of this version", "+", 1_400_000),
+        Change("studio|env", "studio", "torch 2.4.1 becomes 2.8.0", "~"),
     ),
     85_400_000, ("hub on 192.168.7.20:47100",), 113.0, "diloco mxfp4 every 10 steps over the hub on desk",
     ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",
-    ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01", status=OK,
+    ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01",
 )  # fmt: skip
 LAUNCH = Launch(
     ("connected", "code and data", "program", "features", "joined", "first step"),
     (
-        LaunchRow("desk", "desk", Status.WORKING, cells=(OK, OK, OK, OK, Status.WORKING, WAIT)),
-        LaunchRow("studio", "studio", BAD, "no memory", "the worker was killed: out of memory", "take a smaller batch",
-                  cells=(OK, OK, BAD, WAIT, WAIT, WAIT), log=("loading whisper-tiny", "Killed")),
+        LaunchRow("desk", "desk", (OK, OK, OK, OK, Status.WORKING, WAIT), status=Status.WORKING),
+        LaunchRow("studio", "studio", (OK, OK, BAD, WAIT, WAIT, WAIT), ("loading whisper-tiny", "Killed"), status=BAD,
+                  words="no memory", cause="the worker was killed: out of memory", fix="take a smaller batch"),
     ),
-    ("desk: connected", "studio: connected"), status=BAD, cause="studio did not start", fix="r tries again",
 )  # fmt: skip
 
-WHOLE = WizardState(
-    Step.HOME, ANSWERS, HOME, MACHINES, ACCESS, CHECKS, LINKS, JOB, STRATEGY, PLAN, LAUNCH, reached=Step.LAUNCH
-)
+
+def _part(found: Any, said: Assessment) -> Part[Any]:
+    return Part(found, status=said.status, words=said.words, cause=said.cause, fix=said.fix)
+
+
+PARTS: dict[tuple[Kind, str], Part[Any]] = {
+    (Kind.HOME, ""): Part(HOME, status=OK),
+    (Kind.CHECKS, ""): Part(EXAMINED, status=OK),
+    (Kind.LINKS, ""): Part(LINKS, status=OK),
+    (Kind.JOB, ""): Part(JOB, status=OK),
+    (Kind.DATA, ""): Part(DATA, status=WARN, words="1 broken", cause="1 file cannot be read", fix="it is left out"),
+    (Kind.FITS, ""): Part(FITS, status=OK),
+    (Kind.FORECAST, ""): Part(STRATEGY, status=OK),
+    (Kind.PLAN, ""): Part(PLAN, status=OK),
+    (Kind.LAUNCH, ""): Part(LAUNCH, status=BAD, cause="studio did not start", fix="r tries again"),
+    **{(Kind.ACCESS, machine.key): _part(report, of_report(report)) for machine, report in ACCESS.items()},
+}
+ANSWERS = Answers(picked=(DESK.key, STUDIO.key), profile="demo")
+WHOLE = WizardState(Step.HOME, ANSWERS, MACHINES, PRESENCE, PARTS, reached=Step.LAUNCH)
 """Everything at once; a test looks at one step of it."""
+OTHERS = {Step.ACCESS: tuple(ACCESS), Step.LINKS: (DESK, STUDIO, _machine("air"))}
+"""Machines of the steps that show others than the list does."""
 MAIN_KEYS = {
     Step.HOME: "enter Open", Step.MACHINES: "enter Continue", Step.ACCESS: "enter Continue",
     Step.CHECKS: "enter Continue", Step.LINKS: "enter Continue", Step.JOB: "enter Continue",
@@ -209,9 +220,13 @@ class Still:
         self.done.append(action)
 
 
-def at(step: Step, **changes: Any) -> Still:
+def at(step: Step, launch: Part[Launch] | None = None) -> Still:
     """Return the set-up at a step."""
-    return Still(replace(WHOLE, step=step, **changes))
+    state = replace(WHOLE, step=step)
+    if step in OTHERS:
+        picked = tuple(machine.key for machine in OTHERS[step])
+        state = replace(state, machines=replace(MACHINES, rows=OTHERS[step])).answering(picked=picked)
+    return Still(state.putting(Kind.LAUNCH, part=launch) if launch is not None else state)
 
 
 def hostile(value: Any) -> Any:
@@ -225,4 +240,6 @@ def hostile(value: Any) -> Any:
         )
     if isinstance(value, Finding):
         return Finding(hostile(value.check), value.level, *map(hostile, value[2:]))
+    if isinstance(value, dict):
+        return {key: hostile(one) for key, one in value.items()}
     return tuple(map(hostile, value)) if isinstance(value, tuple) else value

@@ -12,7 +12,7 @@ from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.state import Status
+from app.wizard.records import Status
 from app.wizard.steps import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
@@ -39,7 +39,13 @@ def shown(app: WizardApp, name: str, code: str, command: str) -> bool:
     """Whether the row failed for its own reason, and the screen says so and what to do."""
     row = next(one for one in app.wizard.state.access if one.key == name)
     said = bare(text(app))
-    return row.status is Status.FAILED and row.code == code and bare(row.cause) in said and bare(command) in said
+    return (
+        row.status is Status.FAILED
+        and row.report is not None
+        and row.report.cause == code
+        and bare(row.cause) in said
+        and bare(command) in said
+    )
 
 
 def mend(lab: LightLab) -> None:

@@ -11,11 +11,12 @@ from textual.screen import Screen
 
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
-from app.wizard.state import Launch, Status
+from app.wizard.records import Launch, Status
+from app.wizard.state import Part
 from app.wizard.steps import Step
 from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import ACCESS, DESK, at
+from tests.screens.states import DESK, FINGERPRINT, at
 from tests.wizard.fake_services import FakeServices
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder
@@ -34,7 +35,7 @@ SENT: list[tuple[Step, list[str], do.Action]] = [
     (Step.ACCESS, ["s"], do.Skip("SHA256:attic")),
     (Step.ACCESS, ["r"], do.Retry("SHA256:attic")),
     (Step.ACCESS, ["down", "down", "enter", *"pw", "enter"], do.GivePassword("SHA256:pc", "pw")),
-    (Step.ACCESS, ["down", "down", "down", "enter", "a"], do.TrustKey("SHA256:studio", ACCESS[3].fingerprint)),
+    (Step.ACCESS, ["down", "down", "down", "enter", "a"], do.TrustKey("SHA256:studio", FINGERPRINT)),
     (Step.CHECKS, ["F"], do.FixAll()),
     (Step.CHECKS, ["down", "f"], do.Fix("SHA256:studio", "")),
     (Step.CHECKS, ["down", "down", "f"], do.Fix("SHA256:studio", "torch")),
@@ -74,8 +75,8 @@ def test_keys_send_actions(step: Step) -> None:
 
 
 def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> None:
-    launch = Launch(status=Status.OK, run="output/20260921-130000-ab12-talk")
-    steering = at(Step.PLAN, launch=launch)
+    launch = Part(Launch(run="output/20260921-130000-ab12-talk"), status=Status.OK)
+    steering = at(Step.PLAN, launch)
 
     async def drive(pilot: Pilot[Any]) -> None:
         assert "Started: 20260921-130000-ab12. Enter shows it, n starts another one." in text(pilot.app)
@@ -90,7 +91,7 @@ def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> Non
 def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -> None:
     plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
     with RunFolder.create(tmp_path, plan, []) as folder:
-        screen = at(Step.LAUNCH, launch=Launch(status=Status.OK, run=str(folder.path)))
+        screen = at(Step.LAUNCH, Part(Launch(run=str(folder.path)), status=Status.OK))
 
         folder.finish("cancelled", {})
 
@@ -105,7 +106,7 @@ def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path) -> N
     plan = plan_local_run(profile_from_options("p", {"model_path": "m", "dataset_path": "d"}), 1)
     with RunFolder.create(tmp_path, plan, []) as folder:
         folder.finish("completed", {})
-        screen = at(Step.LAUNCH, launch=Launch(status=Status.OK, run=str(folder.path)))
+        screen = at(Step.LAUNCH, Part(Launch(run=str(folder.path)), status=Status.OK))
 
     async def ended(pilot: Pilot[Any]) -> None:
         assert all(word in text(pilot.app) for word in ("transcribe", "compare", "--to ctranslate2"))

@@ -17,13 +17,14 @@ from textual.widgets import Input
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers
+from app.wizard.records import Machines
 from app.wizard.services import Sight
-from app.wizard.state import Machines, Need, WizardState
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import blockers
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
-from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
+from tests.wizard.fake_services import ANNA, BERT, COMPARE, FakeServices, locked, stranger
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def drive_set_up(
     with set_up(services, opened) as app:
 
         async def whole(pilot: Pilot[Any]) -> None:
-            await until(pilot, lambda: app.wizard.state.home.profiles)
+            await until(pilot, lambda: app.wizard.state.home.found.profiles)
             await drive(pilot, app)
 
         run(app, whole)
@@ -118,7 +119,7 @@ def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() 
 
 def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
     services = FakeServices()
-    services.access["bert"] = refused(BERT, "no_key", need=Need.PASSWORD)
+    services.access["bert"] = locked(BERT)
     services.passwords["bert"] = SECRET
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
@@ -167,8 +168,8 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
 
 def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_compare_it() -> None:
     services = FakeServices()
-    print_, command = "SHA256:abc", "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    services.access["anna"] = refused(ANNA, "unknown_host_key", need=Need.TRUST, fingerprint=print_, compare=command)
+    print_, command = "SHA256:abc", COMPARE
+    services.access["anna"] = stranger(ANNA, print_)
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")

@@ -13,12 +13,11 @@ from app.shell.entry import TextDialog
 from app.wizard import actions as do
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text
-from tests.screens.states import ACCESS, at
+from tests.screens.states import FINGERPRINT, at
 
 pytestmark = pytest.mark.slow
 
 TO_THE_NEW_ONE = ["down", "down", "down"]
-NEW = ACCESS[3]
 
 
 def test_enter_again_and_again_trusts_nobody_and_a_key_of_its_own_does() -> None:
@@ -27,10 +26,10 @@ def test_enter_again_and_again_trusts_nobody_and_a_key_of_its_own_does() -> None
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press(*TO_THE_NEW_ONE, *["enter"] * 11)
         assert isinstance(pilot.app.screen, TrustDialog)
-        assert f"ends in {NEW.fingerprint[-8:]}" in text(pilot.app)
+        assert f"ends in {FINGERPRINT[-8:]}" in text(pilot.app)
         assert not any(isinstance(done, do.TrustKey) for done in steering.done)
         await pilot.press("a")
-        assert steering.done[-1] == do.TrustKey(NEW.key, NEW.fingerprint)
+        assert steering.done[-1] == do.TrustKey("SHA256:studio", FINGERPRINT)
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 
@@ -49,7 +48,7 @@ def test_two_keys_at_once_close_a_dialog_and_not_the_screen_under_it() -> None:
         await pilot.pause()
         assert pilot.app.screen is under
         await pilot.press("enter", "a")
-        assert steering.done == [do.TrustKey(NEW.key, NEW.fingerprint)]
+        assert steering.done == [do.TrustKey("SHA256:studio", FINGERPRINT)]
 
     run(WizardApp(steering, clock=fixed_clock), drive)
 
@@ -69,7 +68,7 @@ def test_a_screen_that_has_just_opened_takes_no_key() -> None:
         assert isinstance(app.screen, TrustDialog) and steering.done == []
         now += 0.6
         await pilot.press("a")
-        assert steering.done == [do.TrustKey(NEW.key, NEW.fingerprint)]
+        assert steering.done == [do.TrustKey("SHA256:studio", FINGERPRINT)]
 
     run(app, drive)
 

@@ -8,45 +8,66 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from app.wizard.services import JobAnswers, Request, Sight, Tell
-from app.wizard.state import (
-    AccessRow,
-    CheckRow,
-    DataRow,
-    FitRow,
+from app.wizard.records import (
+    DataSummary,
+    Examination,
+    Fit,
     Home,
     Job,
+    JobAnswers,
     JobOption,
+    KnownProfile,
     Launch,
     MachineRow,
     Machines,
-    Need,
     Plan,
     Presence,
-    ProfileRow,
     Status,
     Strategy,
     Way,
 )
+from app.wizard.services import Request, Sight, Tell
 from distributed.checks.findings import Finding
 from distributed.measuring.link_figures import Figures, PairFigures
 from distributed.planning.document import Candidate, Choice
+from distributed.ssh.access import AccessReport, Stage
+from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import BadInput, RunFailed
 from profiles.options import options_by_name
+from profiles.resolve import ProfileEntry
 
-HERE = MachineRow("here", "desk", Status.OK, here=True, found_by=("this computer",))
-ANNA = MachineRow("SHA256:anna", "anna", Status.OK, address="10.0.0.2", user="ada", fingerprint="SHA256:anna")
-BERT = MachineRow("SHA256:bert", "bert", Status.OK, address="10.0.0.3", user="ada", fingerprint="SHA256:bert")
-STAGES = ("reach", "host key", "login", "shell")
-
-
-def let_in(machine: MachineRow) -> AccessRow:
-    return AccessRow(machine.key, machine.name, Status.OK, "ok", stages=tuple((name, Status.OK) for name in STAGES))
+OK = Status.OK
+HERE = MachineRow("here", "desk", status=OK, here=True, found_by=("this computer",))
+ANNA = MachineRow("SHA256:anna", "anna", status=OK, address="10.0.0.2", user="ada", fingerprint="SHA256:anna")
+BERT = MachineRow("SHA256:bert", "bert", status=OK, address="10.0.0.3", user="ada", fingerprint="SHA256:bert")
+COMPARE = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
-def refused(machine: MachineRow, code: str = "port_closed", **changes: Any) -> AccessRow:
-    row = AccessRow(machine.key, machine.name, Status.FAILED, cause=f"{code} there", fix="mend it", code=code)
-    return replace(row, **changes)
+def let_in(machine: MachineRow) -> AccessReport:
+    return AccessReport(machine.name, where=f"{machine.address}:22", user=machine.user)
+
+
+def refused(machine: MachineRow, cause: str = "port_closed", stage: Stage = Stage.REACH, **more: Any) -> AccessReport:
+    return replace(let_in(machine), failed=stage, cause=cause, problem=f"{cause} there", fix="mend it", **more)
+
+
+def stranger(machine: MachineRow, fingerprint: str) -> AccessReport:
+    """A machine that is met for the first time."""
+    key = HostKeyInfo(machine.name, machine.name, "ssh-ed25519", b"")
+    return refused(machine, "unknown_host_key", Stage.HOST_KEY, fingerprint=fingerprint, unknown_key=key)
+
+
+def locked(machine: MachineRow) -> AccessReport:
+    """A machine that takes a password."""
+    return refused(machine, "no_key_accepted", Stage.LOGIN, password_possible=True)
+
+
+BROKEN = Examination((Finding("torch", "problem", "no torch", fix="distributed-check --fix", safe=True),))
+FINE = Examination((Finding("torch", "ok", "2.8.0"),))
+
+
+def known(name: str, saved: bool = False, **more: Any) -> KnownProfile:
+    return KnownProfile(ProfileEntry(name, more.pop("description", ""), Path(f"{name}.ini")), saved, **more)
 
 
 def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **figures: Any) -> PairFigures:
@@ -100,10 +121,10 @@ class FakeServices:
     """All goes well unless the test says otherwise."""
 
     machines: tuple[MachineRow, ...] = (HERE, ANNA, BERT)
-    access: dict[str, AccessRow] = field(default_factory=dict)
+    access: dict[str, AccessReport] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
     """By machine: what its server takes; afterwards it lets us in."""
-    findings: dict[str, CheckRow] = field(default_factory=dict)
+    findings: dict[str, Examination] = field(default_factory=dict)
     saved: dict[str, tuple[MachineRow, ...]] = field(default_factory=dict)
     hold: dict[str, threading.Event] = field(default_factory=dict)
     """Methods that wait until their event is set."""
@@ -121,7 +142,7 @@ class FakeServices:
 
     def home(self) -> Home:
         self._asked("home")
-        return Home(profiles=(ProfileRow("demo", "demo"), *(ProfileRow(n, n, saved=True) for n in self.saved)))
+        return Home(profiles=(known("demo"), *(known(name, saved=True) for name in self.saved)))
 
     def doctor(self) -> Sequence[Finding]:
         self._asked("doctor")
@@ -140,23 +161,23 @@ class FakeServices:
         self._asked("saved_machines")
         return self.saved.get(profile, (HERE,))
 
-    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessRow:
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         self._asked(f"access {machine.name}")
-        row = self.access.get(machine.name, let_in(machine))
-        if row.need is Need.TRUST and row.fingerprint in trusted:
+        report = self.access.get(machine.name, let_in(machine))
+        if report.unknown_key is not None and report.fingerprint in trusted:
             return let_in(machine)
-        return row
+        return report
 
-    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessRow:
+    def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         self._asked(f"install {machine.name}")
         if self.passwords.get(machine.name) != password:
-            return replace(self.access[machine.name], cause="the password is wrong")
+            return replace(self.access[machine.name], problem="the password is wrong")
         del self.access[machine.name]
         return let_in(machine)
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[CheckRow]:
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
         self._asked("examine")
-        return [self.findings.get(row.name, CheckRow(row.key, row.name, Status.OK)) for row in machines]
+        return [self.findings.get(row.name, FINE) for row in machines]
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         self._asked("repair")
@@ -181,19 +202,19 @@ class FakeServices:
         option = JobOption(spec, rate, "0.001", "not a number" if bad else "", "learning_rate" in given)
         return Job((option,), ("tiny",), ("voices",), "tiny", "voices")
 
-    def look_at_data(self, answers: JobAnswers) -> DataRow:
+    def look_at_data(self, answers: JobAnswers) -> DataSummary:
         self._asked("data")
-        return DataRow("data", "voices", Status.OK, samples=100)
+        return DataSummary(samples=100)
 
-    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[FitRow]:
+    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         self._asked("fits")
-        return [FitRow(row.key, row.name, Status.OK) for row in machines]
+        return [Fit(row.key, row.name, status=OK) for row in machines]
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         self._asked("forecast")
         self.forecasts.append(request)
-        rows = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
-        return Strategy(rows, ("because",), planning=rows)
+        ways = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
+        return Strategy(ways, ("because",), planning=ways)
 
     def with_interval(self, planning: Any, index: int, steps: int) -> Way:
         self._asked("interval")
@@ -212,10 +233,10 @@ class FakeServices:
         self.requests.append(request)
         return (f"{request.save_as or 'demo-2'}.ini",)
 
-    def launch(self, request: Request, see: Callable[[Launch], None]) -> Path:
+    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         self._asked("launch")
         self.requests.append(request)
-        see(Launch(("copy", "start"), status=Status.WORKING))
+        see(Launch(("copy", "start")))
         if self.launch_problems:
             raise RunFailed(self.launch_problems.pop(), "try again")
         return Path("/runs/1")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machine_entries import SSH_CONFIG
+from app.wizard.machines import SSH_CONFIG
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.real_services import RealServices
+from app.wizard.records import MachineRow, Machines, Status
 from app.wizard.services import Sight
-from app.wizard.state import MachineRow, Machines, Status
 from distributed.ssh.access import AccessReport, check_access
 from distributed.ssh.connection import SshTarget, Trust
 from tests.lab.light import LightLab
@@ -69,7 +69,7 @@ class Impatient(Outside):
 
 def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
     settings = ((SSH_CONFIG, str(config)),)
-    return MachineRow(name, name, Status.OK, address=address or name, port=port, settings=settings)
+    return MachineRow(name, name, status=Status.OK, address=address or name, port=port, settings=settings)
 
 
 class InSight(RealServices):

@@ -12,14 +12,14 @@ import pytest
 from app.wizard import actions as do
 from app.wizard import plain
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
-from app.wizard.services import JobAnswers, Tell
-from app.wizard.state import CheckRow, MachineRow, Need, Status
+from app.wizard.services import Tell
+from app.wizard.state import JobAnswers, MachineRow, Status
+from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
 from tests.waiting import PATIENCE, until_state
-from tests.wizard.fake_services import ANNA, BERT, FakeServices, refused
+from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, locked, refused, stranger
 from tests.wizard.scripted_person import ScriptedPerson
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
         wizard.do(do.Next())
         until_state(wizard, lambda state: state.plan.status is Status.OK)
         wizard.do(do.Confirm())
-        until_state(wizard, lambda state: bool(state.launch.run))
+        until_state(wizard, lambda state: bool(state.launch.found.run))
     finally:
         wizard.close()
     assert services.requests[-1] == direct.requests[-1]
@@ -83,21 +83,13 @@ def test_the_same_plan_as_the_state_machine() -> None:
 
 
 def test_a_stranger_is_compared_and_a_password_given() -> None:
-    stranger = refused(
-        ANNA,
-        "unknown_host_key",
-        need=Need.TRUST,
-        status=Status.WARNING,
-        fingerprint="SHA256:x",
-        compare="ssh-keygen -lf k",
-    )
-    locked = refused(BERT, "no_key_accepted", need=Need.PASSWORD, status=Status.WARNING, user="ada", where="bert:22")
-    services = FakeServices(access={"anna": stranger, "bert": locked}, passwords={"bert": "s3cret-word"})
+    access = {"anna": stranger(ANNA, "SHA256:x"), "bert": locked(BERT)}
+    services = FakeServices(access=access, passwords={"bert": "s3cret-word"})
     person = ScriptedPerson(
         ("Numbers", "2 3"), ("right machine", "y"), ("Password", "wrong"), ("Password", "s3cret-word")
     )
     assert run_plain(services, ask=person) == 0
-    assert person.said("SHA256:x") and person.said("ssh-keygen -lf k")
+    assert person.said("SHA256:x") and person.said(COMPARE)
     assert not person.said("s3cret-word")
     assert len(services.requests[-1].machines) == 3
 
@@ -111,9 +103,7 @@ def test_a_machine_that_stays_out_is_skipped() -> None:
 
 
 def test_what_can_be_mended_is_mended_on_demand() -> None:
-    services = FakeServices(
-        findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)}
-    )
+    services = FakeServices(findings={"anna": BROKEN})
     person = ScriptedPerson(("Numbers", "2"), ("mend what is safe", "f"))
     assert run_plain(services, ask=person) == 0
     assert person.said("anna: mended")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machine_entries import row_of
+from app.wizard.machines import row_of
 from app.wizard.this_computer import here_details, linux, mac, said
 from distributed.hosts.file import Machine
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.wizard import actions as do
+from app.wizard.assessment import of_report
 from app.wizard.engine import Wizard
-from app.wizard.machine_looks import access_row
-from app.wizard.state import MachineRow, Need, Status
+from app.wizard.outside import OUTSIDE, Outside
+from app.wizard.real_services import RealServices
+from app.wizard.records import Access, MachineRow, Need, Status
+from distributed.ssh.access import AccessReport
 from distributed.ssh.config_files import accept
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
@@ -31,19 +34,24 @@ def lab() -> Iterator[LightLab]:
         yield built
 
 
+def asked(machine: MachineRow, trusted: Sequence[str] = (), outside: Outside = OUTSIDE) -> AccessReport:
+    return RealServices(outside=outside).check_access(machine, trusted)
+
+
 @pytest.mark.parametrize(("host", "code", "command"), FAILURES)
 def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, code: str, command: str) -> None:
-    found = access_row(row(host, lab.ssh_config), ())
-    assert (found.status, found.code) == (Status.FAILED, code)
+    report = asked(row(host, lab.ssh_config))
+    found = of_report(report)
+    assert (found.status, report.cause) == (Status.FAILED, code)
     assert found.cause and found.cause.isprintable()
     assert found.fix and command in found.fix
-    assert [status for _, status in found.stages].count(Status.FAILED) == 1
+    assert list(report.stages.values()).count(False) == 1
 
 
 def test_a_server_that_stalls_is_said_to_stall(lab: LightLab) -> None:
     with silent_server() as port:
-        found = access_row(row("mute", lab.ssh_config, "127.0.0.1", port), (), Impatient(port))
-    assert (found.code, found.words) == ("stalled", "stalled")
+        report = asked(row("mute", lab.ssh_config, "127.0.0.1", port), (), Impatient(port))
+    assert (report.cause, of_report(report).words) == ("stalled", "stalled")
 
 
 def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_path: Path) -> None:
@@ -51,11 +59,12 @@ def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_
     config.write_text(f"UserKnownHostsFile {tmp_path / 'known_hosts'}\nMatch all\nInclude {lab.ssh_config}\n")
     accept(str(config))
     stranger = row("fine", config)
-    found = access_row(stranger, ("SHA256:of-another",))
-    assert (found.need, found.code, found.status) == (Need.TRUST, "unknown_host_key", Status.WARNING)
-    assert found.compare in found.fix and found.compare.startswith("ssh-keygen -lf")
+    report = asked(stranger, ("SHA256:of-another",))
+    found, access = of_report(report), Access("", report=report)
+    assert (access.need, report.cause, found.status) == (Need.TRUST, "unknown_host_key", Status.WARNING)
+    assert access.compare in found.fix and access.compare.startswith("ssh-keygen -lf")
     assert not (tmp_path / "known_hosts").exists()
-    assert access_row(stranger, (found.fingerprint,)).status is Status.OK
+    assert asked(stranger, (report.fingerprint,)).ok
 
 
 def at_access(machine: MachineRow) -> Wizard:
@@ -94,13 +103,13 @@ def test_a_password_is_asked_once_and_kept_nowhere(
     try:
         until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
         wizard.do(do.GivePassword("box", "not-the-right-one"))
-        until_state(wizard, lambda state: state.access[0].code == "password_refused")
+        until_state(wizard, lambda state: state.access[0].words == "wrong password")
         assert wizard.state.access[0].need is Need.PASSWORD
         wizard.do(do.GivePassword("box", SECRET))
         until_state(wizard, lambda state: state.access[0].status is Status.OK)
     finally:
         wizard.close()
-    assert access_row(machine, ()).status is Status.OK
+    assert asked(machine).ok
     assert not any(SECRET in text for text in seen)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not any(SECRET.encode() in path.read_bytes() for path in files)

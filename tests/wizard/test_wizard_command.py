@@ -14,9 +14,10 @@ from app.cli.wizard import main
 from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers
-from app.wizard.state import AccessRow, Need, Status, WizardState
+from app.wizard.records import Access, Need, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import blockers
 from tests.wizard.own_terminal import OwnTerminal
 
 ROOT = Path(__file__).parents[2]
@@ -88,12 +89,12 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
             row = _stranger(wizard.state)
             wizard.do(do.Next() if row is None else do.TrustKey(row.key, row.fingerprint))
         assert wizard.wait(lambda state: state.plan.status in (Status.OK, Status.WARNING), 60)
-        assert wizard.state.plan.hash == plan
+        assert wizard.state.plan.found.hash == plan
     finally:
         wizard.close()
 
 
-def _stranger(state: WizardState) -> AccessRow | None:
+def _stranger(state: WizardState) -> Access | None:
     return next((row for row in state.access if row.need is Need.TRUST), None)
 
 

@@ -11,11 +11,12 @@ import pytest
 from app.wizard import actions as do
 from app.wizard import engine
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers
-from app.wizard.state import CheckRow, Need, Status, WizardState
+from app.wizard.records import Need, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import blockers
 from tests.waiting import until_state
-from tests.wizard.fake_services import ANNA, BERT, HERE, FakeServices, refused
+from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
 
 Make = Callable[..., Wizard]
 
@@ -63,7 +64,7 @@ def test_enter_enter_trains_on_this_computer(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services)
     state = launch(wizard)
-    assert state.launch.run == "/runs/1"
+    assert state.launch.found.run == "/runs/1"
     assert services.requests[-1].machines == (HERE,)
     assert not any(name.startswith("access") or name in ("examine", "links") for name in services.asked)
 
@@ -75,7 +76,7 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
     state = until_state(wizard, lambda state: state.plan.status is Status.OK)
     assert state.strategy.status is Status.WORKING
     services.hold["forecast"].set()
-    until_state(wizard, lambda state: state.plan.way == "alone H=1")
+    until_state(wizard, lambda state: state.plan.found.way == "alone H=1")
 
 
 def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make: Make) -> None:
@@ -99,7 +100,7 @@ def test_picked_machines_are_asked_looked_at_and_measured(make: Make) -> None:
     assert [row.name for row in services.requests[-1].machines] == ["desk", "anna"]
     assert {"access anna", "examine", "links", "forecast", "plan", "launch"} <= set(services.asked)
     assert "access desk" not in services.asked
-    assert state.plan.way == "diloco mxfp4 H=50"
+    assert state.plan.found.way == "diloco mxfp4 H=50"
 
 
 def test_back_and_forth_asks_nothing_again(make: Make) -> None:
@@ -133,7 +134,8 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     services = FakeServices(access={"anna": refused(ANNA)})
     wizard = with_machines(make, services, ANNA.key)
     wizard.do(do.Next())
-    state = until_state(wizard, lambda state: state.access[0].attempts > 2)
+    until_state(wizard, lambda state: services.asked.count("access anna") > 2)
+    state = until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
     assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "mend it")
     wizard.do(do.Next())
     assert wizard.state.step is Step.ACCESS
@@ -147,7 +149,7 @@ def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest
     services = FakeServices(access={"anna": refused(ANNA)}, hold={"access bert": threading.Event()})
     wizard = with_machines(make, services, ANNA.key)
     wizard.do(do.Next())
-    until_state(wizard, lambda state: state.access[0].attempts > 1)
+    until_state(wizard, lambda state: services.asked.count("access anna") > 1)
     wizard.do(do.Back())
     until_state(wizard, lambda state: not state.busy)
     asked = services.asked.count("access anna")
@@ -156,8 +158,7 @@ def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest
 
 
 def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
-    locked = refused(ANNA, "no_key_accepted", need=Need.PASSWORD, status=Status.WARNING)
-    services = FakeServices(access={"anna": locked}, passwords={"anna": "s3cret-word"})
+    services = FakeServices(access={"anna": locked(ANNA)}, passwords={"anna": "s3cret-word"})
     wizard = with_machines(make, services, ANNA.key)
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
@@ -174,15 +175,7 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
 
 
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
-    stranger = refused(
-        ANNA,
-        "unknown_host_key",
-        need=Need.TRUST,
-        status=Status.WARNING,
-        fingerprint="SHA256:anna",
-        compare="ssh-keygen",
-    )
-    wizard = with_machines(make, FakeServices(access={"anna": stranger}), ANNA.key)
+    wizard = with_machines(make, FakeServices(access={"anna": stranger(ANNA, "SHA256:anna")}), ANNA.key)
     wizard.do(do.Next())
     until_state(wizard, lambda state: state.access[0].need is Need.TRUST)
     wizard.do(do.TrustKey(ANNA.key, "SHA256:other"))
@@ -195,8 +188,7 @@ def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
     wizard = with_machines(make, services, ANNA.key, BERT.key)
     wizard.do(do.Next())
-    state = until_state(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
-    assert state.access[0].blocked
+    until_state(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
     wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
     wizard.do(do.GivePassword(ANNA.key, "word"))
     assert wizard.state.access[0].status is Status.FAILED
@@ -209,9 +201,7 @@ def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
 
 
 def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
-    services = FakeServices(
-        findings={"anna": CheckRow(ANNA.key, "anna", Status.FAILED, cause="no torch", fixable=True)}
-    )
+    services = FakeServices(findings={"anna": BROKEN})
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.CHECKS)
     until_state(wizard, lambda state: state.checks[1].status is Status.FAILED)
@@ -242,7 +232,7 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
     until_state(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
     wizard.do(do.Drop("anna"))
     assert wizard.state.step is Step.PLAN
-    assert launch(wizard).launch.run
+    assert launch(wizard).launch.found.run
     assert services.requests[-1].machines == (HERE,)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.job_looks import data_of, fit_rows, job_of, resolved
-from app.wizard.services import JobAnswers
-from app.wizard.state import CheckRow, Job, JobOption, MachineRow, Status
+from app.wizard.job_view import data_of, fits_of, job_of, resolved
+from app.wizard.records import Job, JobAnswers, JobOption, MachineRow, Status
 from distributed.checks.findings import Health
 from distributed.checks.job_findings import judge_memory
 from distributed.planning.model_size import size_for
@@ -32,7 +31,7 @@ def test_the_demos_options_with_a_change() -> None:
     assert (option(job, "batch_size").value, option(job, "batch_size").default) == ("4", "16")
     assert option(job, "batch_size").changed and not option(job, "learning_rate").changed
     assert [row.name for row in job.options[:2]] == ["max_steps", "epochs"]
-    assert (job.model, job.dataset, job.status) == ("tiny-commands", "spoken-commands", Status.OK)
+    assert (job.model, job.dataset, job.assessment.status) == ("tiny-commands", "spoken-commands", Status.OK)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: s
 
 def test_a_model_that_is_none_is_said() -> None:
     job = job_of(JobAnswers("demo", (("model", "no-such"),)))
-    assert job.status is Status.FAILED and "no-such" in job.cause
+    assert job.assessment.status is Status.FAILED and "no-such" in job.assessment.cause
 
 
 def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
@@ -61,7 +60,7 @@ def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
 
 def test_a_profile_without_data_says_so_at_once() -> None:
     row = data_of(resolved(JobAnswers("whisper-tiny-lora"), complete=False).profile)
-    assert (row.status, row.cause) == (Status.FAILED, "no data set is chosen")
+    assert (row.assessment.status, row.assessment.cause) == (Status.FAILED, "no data set is chosen")
 
 
 def test_broken_recordings_are_counted(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
     assert prepared == "prepared; 1 not taken: see left_out.csv"
     assert corrected.startswith("patches: 1 corrected, 1 left out, 1 blacklisted; ") and "patches" in corrected
     assert pseudo == "pseudo.csv: 1 texts by a model; none taken; set pseudo_share"
-    assert (row.samples, row.status) == (2, Status.OK)
+    assert (row.samples, row.assessment.status) == (2, Status.OK)
 
 
 @pytest.mark.parametrize(("free", "total", "words"), [(7, 15, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
@@ -100,7 +99,7 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: i
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     profile = resolved(JobAnswers("demo", (("model_path", str(tmp_path)), ("fit_memory", "off")))).profile
     memory = (free * 2**30, total * 2**30)
-    (row,) = fit_rows([ANNA], profile, {ANNA.key: CheckRow(ANNA.key, "anna", memory=memory)})
+    (row,) = fits_of([ANNA], profile, {ANNA.key: memory})
     assert row.words == words
     said = {"machine": "x", "hardware": "x", "power": {"source": ""}, "inhibitor": "", "mtu": {}}
     health = Health.model_validate({**said, "memory": {"free": memory[0], "total": memory[1]}})
@@ -112,13 +111,13 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: i
 
 def test_what_is_not_known_does_not_keep_out() -> None:
     profile = resolved(JobAnswers("demo")).profile
-    assert fit_rows([MachineRow("x", "x")], profile, {})[0].words == "not known yet"
+    assert fits_of([MachineRow("x", "x")], profile, {})[0].words == "not known yet"
 
 
 def test_it_is_said_that_another_profile_stands_in() -> None:
     job = job_of(DEMO)
-    assert (job.model, job.status) == ("tiny-commands", Status.OK)
-    assert job.cause == "the published model of demo cannot be had: demo-scratch (tiny-commands) stands in"
+    assert (job.model, job.assessment.status) == ("tiny-commands", Status.OK)
+    assert job.assessment.cause == "the published model of demo cannot be had: demo-scratch (tiny-commands) stands in"
 
 
 def test_the_demo_fine_tunes_where_its_model_is_there(
@@ -128,5 +127,5 @@ def test_the_demo_fine_tunes_where_its_model_is_there(
     made_folder("openai/whisper-tiny.en").parent.mkdir(parents=True)
     made_folder("openai/whisper-tiny.en").symlink_to(whisper_tiny_en)
     job = job_of(DEMO)
-    assert (job.model, job.dataset, job.cause) == ("whisper-tiny-en", "spoken-commands", "")
+    assert (job.model, job.dataset, job.assessment.cause) == ("whisper-tiny-en", "spoken-commands", "")
     assert resolved(DEMO).value("model_path") == "openai/whisper-tiny.en"  # the saved profile may travel

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from app.wizard.keeping import keeping
 from app.wizard.launching import STEPS, Grid, _refused, tail
-from app.wizard.planning_looks import SSH, hub_place, plan_of
-from app.wizard.services import JobAnswers, Request
-from app.wizard.state import Status
+from app.wizard.plan_view import SSH, hub_place, plan_of
+from app.wizard.records import JobAnswers, Status
+from app.wizard.save import saving
+from app.wizard.services import Request
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
@@ -39,11 +39,11 @@ def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
         MemberEvent(member=0, status="ready"),
     ]
     launch = grid(*events).launch(tmp_path)
-    assert launch.steps == STEPS and launch.run == str(tmp_path) and launch.status is Status.WORKING
+    assert launch.steps == STEPS and launch.run == str(tmp_path) and not grid(*events).ready
     assert [sum(cell is Status.OK for cell in row.cells) for row in launch.rows] == [4, 2]
     steps = [STEP.model_copy(update={"member": rank}) for rank in (0, 1)]
+    assert grid(*events, *steps).ready
     launch = grid(*events, *steps).launch(tmp_path)
-    assert launch.status is Status.OK
     assert {cell for row in launch.rows for cell in row.cells} == {Status.OK}
 
 
@@ -94,4 +94,4 @@ def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: s
     request = Request((HERE, ANNA), JobAnswers("mine"))
     settings = Settings(options={}, members=(), engine="hub", hub=hub)
     planning = cast(Planning, SimpleNamespace(settings=settings))
-    assert hub_place(request, keeping(request, None, config), planning) == place
+    assert hub_place(request, saving(request, None, config), planning) == place

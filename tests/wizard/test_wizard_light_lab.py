@@ -12,10 +12,11 @@ import pytest
 from app.cli.main import main
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.gates import blockers
 from app.wizard.real_services import RealServices
-from app.wizard.state import MachineRow, Status, WizardState
+from app.wizard.records import MachineRow, Status
+from app.wizard.state import WizardState
 from app.wizard.steps import Step
+from app.wizard.validation import blockers
 from distributed.preparation.custom_code import code_of
 from profiles import library
 from profiles.resolve import load_profile
@@ -77,8 +78,8 @@ def replanned(profile: str) -> set[str]:
     """Return the machines of a set-up that begins at the Plan of a saved profile."""
     wizard = Wizard(RealServices(), profile)
     try:
-        state = until_state(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.hash))
-        assert f"distributed-train {profile}" in state.plan.command
+        state = until_state(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.found.hash))
+        assert f"distributed-train {profile}" in state.plan.found.command
         return {row.name for row in state.members}
     finally:
         wizard.close()
@@ -106,22 +107,22 @@ def test_what_was_chosen_is_what_runs(
         until_state(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
         on(wizard, Step.PLAN)
         state = until_state(wizard, lambda state: state.plan.status is Status.OK)
-        assert len(state.links.rows) >= 1
+        assert len(state.links.found) >= 1
         assert {row.name for row in state.members} == {"a", "b"}
         assert not (project / "profiles").exists()
-        assert state.plan.hash
+        assert state.plan.found.hash
         wizard.do(do.SaveOnly())
-        until_state(wizard, lambda state: state.plan.saved)
+        until_state(wizard, lambda state: state.saved)
         capsys.readouterr()
-        words = state.plan.command.split()
+        words = state.plan.found.command.split()
         assert main([*words[2:], "--dry-run", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.hash
-        assert replanned(state.plan.profile) == {"a", "b"}
+        assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.found.hash
+        assert replanned(state.plan.found.profile) == {"a", "b"}
         wizard.do(do.Confirm())
         state = until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
         assert state.launch.status is Status.OK, state.launch
-        run = Path(state.launch.run)
-        assert read_plan(run / "plan.json").hash() == state.plan.hash
+        run = Path(state.launch.found.run)
+        assert read_plan(run / "plan.json").hash() == state.plan.found.hash
     finally:
         wizard.close()
     assert main(["stop", "--kill", run.name[:20]]) == 0

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.machine_entries import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
+from app.wizard.machines import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
 from app.wizard.real_services import RealServices
-from app.wizard.state import Status
+from app.wizard.records import Status
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin

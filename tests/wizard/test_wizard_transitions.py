@@ -11,39 +11,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard import actions as do
-from app.wizard.actions import Action
 from app.wizard.assessment import of_run
-from app.wizard.gates import blockers
-from app.wizard.observations import Begun, Done, Failed, Kind, Observation, Sighted, Task, Told
-from app.wizard.services import Sight
-from app.wizard.slots import stamp, wanted
-from app.wizard.state import (
-    AccessRow,
-    CheckRow,
-    DataRow,
+from app.wizard.dependencies import inputs, wanted
+from app.wizard.observations import Begun, Done, Failed, Sighted, Told
+from app.wizard.records import (
+    Assessment,
+    DataSummary,
     Home,
     Job,
     JobOption,
     Launch,
     MachineRow,
     Machines,
-    Need,
     Plan,
     Status,
     Strategy,
-    WizardState,
 )
+from app.wizard.services import Sight
+from app.wizard.state import Kind, Part, Task, WizardState
 from app.wizard.steps import ORDER, Step, after, before
-from app.wizard.transitions import apply, begin
+from app.wizard.transitions import Action, Change, Observation, apply, begin
+from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
-from tests.wizard.fake_services import ANNA, BERT, CANDIDATES, HERE, moved, pair
+from tests.wizard.fake_services import (
+    ANNA,
+    BERT,
+    BROKEN,
+    CANDIDATES,
+    FINE,
+    HERE,
+    let_in,
+    locked,
+    moved,
+    pair,
+    refused,
+    stranger,
+)
 from training.run_metadata import RunMetadata
 from training.runs import RunSummary
 
 KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])
 TEXT = st.text(max_size=12)
-STATUS = st.sampled_from(list(Status))
+ASSESSED = st.builds(Assessment, status=st.sampled_from([Status.OK, Status.WARNING, Status.FAILED]))
 ACTIONS = st.one_of(
     st.just(do.Next()), st.just(do.Back()), st.just(do.NewSetup()), st.just(do.Doctor()), st.just(do.Retry()),
     st.builds(do.GoTo, st.sampled_from(list(Step))), st.builds(do.Rerun, st.sampled_from(["demo", "evening"])),
@@ -57,30 +67,31 @@ ACTIONS = st.one_of(
     st.just(do.SaveOnly()), st.builds(do.Confirm, another=st.booleans()), st.builds(do.Drop, KEYS),
 )  # fmt: skip
 ROWS = st.lists(st.sampled_from([HERE, ANNA, BERT, replace(ANNA, aliases=("typed:ada@c",))]), unique_by=lambda r: r.key)
+REPORTS = st.sampled_from([let_in(ANNA), refused(ANNA), stranger(ANNA, "SHA256:x"), locked(ANNA)])
+PAIRS = [(), (pair("a", "b"),), (pair("a", "b", 9),), (PairFigures(source="a", target="b"),)]
+EXAMINED = st.dictionaries(st.sampled_from(["here", ANNA.key, BERT.key]), st.sampled_from([BROKEN, FINE]))
 FOUND = {
-    Kind.HOME: st.builds(Home, status=STATUS),
+    Kind.HOME: st.just(Home()),
     Kind.DOCTOR: st.just(()),
     Kind.SAVED_MACHINES: ROWS.map(tuple),
-    Kind.ACCESS: st.builds(AccessRow, KEYS, status=STATUS, need=st.sampled_from(list(Need))),
-    Kind.INSTALL_KEY: st.builds(AccessRow, KEYS, status=STATUS),
-    Kind.CHECKS: st.lists(st.builds(CheckRow, KEYS, status=STATUS, fixable=st.booleans()), max_size=3).map(tuple),
+    Kind.ACCESS: REPORTS,
+    Kind.INSTALL_KEY: REPORTS,
+    Kind.CHECKS: EXAMINED,
     Kind.REPAIR: st.none(),
-    Kind.LINKS: st.sampled_from(
-        [(), (pair("a", "b"),), (pair("a", "b", 10.0),), (PairFigures(source="a", target="b"),)]
-    ),
-    Kind.JOB: st.builds(Job, status=STATUS),
-    Kind.DATA: st.builds(DataRow, st.just("data"), status=STATUS),
+    Kind.LINKS: st.sampled_from(PAIRS),
+    Kind.JOB: st.builds(Job, assessment=ASSESSED),
+    Kind.DATA: st.builds(DataSummary, assessment=ASSESSED),
     Kind.FITS: st.just(()),
-    Kind.FORECAST: st.builds(Strategy, rows=st.just(CANDIDATES) | st.just(()), status=STATUS),
+    Kind.FORECAST: st.builds(Strategy, ways=st.just(CANDIDATES) | st.just(()), assessment=ASSESSED),
     Kind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
-    Kind.PLAN: st.builds(Plan, status=STATUS),
+    Kind.PLAN: st.builds(Plan, assessment=ASSESSED),
     Kind.SAVE: st.just(("a.ini",)),
     Kind.LAUNCH: st.just("/runs/1"),
 }
 
 
 @st.composite
-def changes(draw: st.DrawFn, state: WizardState) -> Action | Observation:
+def changes(draw: st.DrawFn, state: WizardState) -> Change:
     """An action, or something that may be seen in this state: of a wanted task, or of one that is stale."""
     if draw(st.booleans()):
         return cast(Action, draw(ACTIONS))
@@ -88,7 +99,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Action | Observation:
         return Sighted(Sight(Machines(tuple(draw(ROWS)))))
     asked = wanted(state)
     kind, key = draw(st.sampled_from(list(Kind))), draw(KEYS)
-    task = Task(kind, key, draw(st.sampled_from([stamp(state, kind, key), "stale"])))
+    task = Task(kind, key, draw(st.sampled_from([inputs(state, kind, key), "stale"])))
     is_wanted = draw(st.booleans())
     if asked and is_wanted:
         task = asked[draw(st.integers(0, len(asked) - 1))]
@@ -131,12 +142,8 @@ def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
             if data.draw(st.booleans()):
                 state = apply(state, Failed(task, "no"))
             else:
-                settled = {"status": Status.OK, "rows": CANDIDATES}
-                found = data.draw(FOUND[task.kind])
-                names = {name: value for name, value in settled.items() if hasattr(found, name)}
-                state = apply(state, Done(task, replace(found, **names) if names else found))
-        rows = tuple(replace(row, status=Status.OK) for row in state.checks)
-        state = replace(state, checks=rows)
+                found = {row.key: FINE for row in state.picked} if task.kind is Kind.CHECKS else None
+                state = apply(state, Done(task, found or data.draw(FOUND[task.kind])))
     assert not wanted(state)
 
 
@@ -162,26 +169,26 @@ def test_a_machine_with_a_strange_name_is_no_machine() -> None:
 
 def test_the_profiles_own_value_takes_a_change_back() -> None:
     job = Job((JobOption(options_by_name()["epochs"], "3", "3"),))
-    state = replace(begin(), job=job)
+    state = begin().putting(Kind.JOB, part=Part(job, status=Status.OK))
     state = apply(state, do.SetOption("epochs", "5"))
     assert state.answers.option("epochs") == "5"
-    state = replace(state, job=job)
+    state = state.putting(Kind.JOB, found=job)
     assert apply(state, do.SetOption("epochs", " 3 ")).answers.options == ()
 
 
 def test_a_stale_result_changes_nothing() -> None:
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA)))))
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.GoTo(Step.HOME))
-    old = Task(Kind.LINKS, "", stamp(state, Kind.LINKS))
+    old = Task(Kind.LINKS, "", inputs(state, Kind.LINKS))
     state = apply(state, do.Pick(ANNA.key, False))
-    assert apply(state, Done(old, (pair("a", "b"),))).links.rows == ()
+    assert apply(state, Done(old, (pair("a", "b"),))).links.found == ()
 
 
 def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
     """Else a spinner would turn for ever."""
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA)))))
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.NewSetup())
-    task = Task(Kind.ACCESS, ANNA.key, stamp(state, Kind.ACCESS, ANNA.key))
+    task = Task(Kind.ACCESS, ANNA.key, inputs(state, Kind.ACCESS, ANNA.key))
     state = apply(state, Begun(task))
     assert state.busy == ("asking anna",)
     state = apply(apply(state, do.Pick(ANNA.key, False)), Failed(task, "no"))
@@ -189,7 +196,7 @@ def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
 
 
 def test_two_machines_of_one_name_stay_two() -> None:
-    twin = MachineRow("SHA256:twin", "anna", Status.OK, address="10.0.0.9", fingerprint="SHA256:twin")
+    twin = MachineRow("SHA256:twin", "anna", status=Status.OK, address="10.0.0.9", fingerprint="SHA256:twin")
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA, twin)))))
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.Pick(twin.key, True))
     assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
@@ -198,10 +205,11 @@ def test_two_machines_of_one_name_stay_two() -> None:
 def started() -> WizardState:
     """A set-up whose run has made its first step."""
     at_plan = apply(apply(begin(), Sighted(Sight(Machines((HERE, ANNA))))), do.NewSetup())
-    at_plan = replace(at_plan, step=Step.PLAN, plan=Plan(status=Status.OK))
+    at_plan = replace(at_plan, step=Step.PLAN).putting(Kind.PLAN, status=Status.OK)
     launched = apply(at_plan, do.Confirm())
     assert launched.step is Step.LAUNCH
-    return replace(launched, launch=replace(launched.launch, status=Status.OK, run="output/1"))
+    done = launched.putting(Kind.LAUNCH, status=Status.OK, found=Launch(run="output/1"))
+    return replace(done, orders=())
 
 
 def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_asked_for() -> None:
@@ -209,9 +217,9 @@ def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_aske
     assert state.step is Step.PLAN
     again = apply(state, do.Confirm())
     assert again.step is Step.LAUNCH  # it is shown
-    assert again.launch is state.launch  # and nothing is started
+    assert again.launch is state.launch and not wanted(again)  # and nothing is started
     another = apply(state, do.Confirm(another=True))
-    assert (another.step, another.launch.status, another.launch.run) == (Step.LAUNCH, Status.WORKING, "")
+    assert (another.step, another.launch.status, another.launch.found.run) == (Step.LAUNCH, Status.WORKING, "")
 
 
 def test_back_from_a_run_that_trains_leads_home_and_a_new_set_up_starts_its_own_run() -> None:
@@ -222,7 +230,7 @@ def test_back_from_a_run_that_trains_leads_home_and_a_new_set_up_starts_its_own_
 
 
 def test_a_start_that_failed_may_be_tried_again() -> None:
-    failed = replace(started(), launch=Launch(status=Status.FAILED, run="output/1"))
+    failed = started().putting(Kind.LAUNCH, status=Status.FAILED)
     assert apply(failed, do.Back()).step is Step.PLAN
     assert apply(apply(failed, do.Back()), do.Confirm()).launch.status is Status.WORKING
 

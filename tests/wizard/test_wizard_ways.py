@@ -19,7 +19,7 @@ def test_what_is_faster_takes_less_time_whatever_ends_the_run(
 ) -> None:
     """In a job of so many steps a group sees more samples than one machine: the length of its run compares nothing."""
     planning = plan(cluster(machines, mbit), job(1_000_000, steps=steps, global_batch=global_batch))
-    rows = ranked(planning, None).rows
+    rows = ranked(planning, None).ways
     fastest = next(row for row in rows if row.choice.alone and row.candidate.useful_speed_up == pytest.approx(1.0))
     assert fastest.same_loss_seconds == pytest.approx(fastest.seconds, rel=0.1, abs=2 * fastest.candidate.step)
     for row in rows:
@@ -28,7 +28,7 @@ def test_what_is_faster_takes_less_time_whatever_ends_the_run(
 
 def test_a_row_says_how_much_its_run_sees() -> None:
     planning = plan(cluster([8.0, 8.0]), job(1_000_000, steps=100))
-    rows = ranked(planning, None).rows
+    rows = ranked(planning, None).ways
     group = next(row for row in rows if not row.choice.alone)
     alone = next(row for row in rows if row.choice.alone)
     assert group.candidate.global_batch == 2 * alone.candidate.global_batch

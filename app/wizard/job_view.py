@@ -7,9 +7,7 @@ from pathlib import Path
 
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.services import JobAnswers
-from app.wizard.state import CheckRow, DataRow, FitRow, Job, JobOption, MachineRow, Status
-from app.wizard.training_rows import MAIN
+from app.wizard.records import MAIN, Assessment, DataSummary, Fit, Job, JobAnswers, JobOption, MachineRow, Status
 from distributed.checks.job_findings import memory_level
 from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import estimated_bytes
@@ -91,9 +89,11 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         datasets=tuple(library.names("dataset")),
         model=given.get("model") or profile.model_name or profile.model.model_path,
         dataset=given.get("dataset") or profile.dataset_name or profile.data.dataset_path,
-        status=Status.FAILED if whole or problems.keys() & {"model", "dataset", ""} else Status.OK,
-        cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), said),
-        fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
+        assessment=Assessment(
+            status=Status.FAILED if whole or problems.keys() & {"model", "dataset", ""} else Status.OK,
+            cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), said),
+            fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
+        ),
     )
 
 
@@ -117,29 +117,20 @@ def _problem(name: str, text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- data
 
 
-def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
+def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
     """Look at a profile's data set."""
-    name = profile.dataset_name or Path(profile.data.dataset_path).name
     if not profile.data.dataset_path and profile.model.task != "custom":
-        return DataRow("data", "", Status.FAILED, "none", "no data set is chosen",
-                       "choose one: a folder with train.csv inside, or the name of one on the hub; "
-                       "prepare and segment make such a folder of other recordings")  # fmt: skip
+        return _unusable("none", "no data set is chosen",
+                         "choose one: a folder with train.csv inside, or the name of one on the hub; "
+                         "prepare and segment make such a folder of other recordings")  # fmt: skip
     said = outside.look_at_data(profile)
     if "error" in said:
-        return DataRow("data", name, Status.FAILED, "cannot be used", str(said["error"]), str(said.get("hint", "")))
+        return _unusable("cannot be used", str(said["error"]), str(said.get("hint", "")))
     splits = tuple((str(split), int(count)) for split, count in dict(said.get("splits", {})).items())
     samples = dict(splits).get("train", 0)
     broken, total = int(said.get("broken_count", 0)), max(1, int(said.get("looked_at", 0)))
     too_many = broken / total > profile.data.max_broken_share
-    status = Status.FAILED if too_many else Status.WARNING if broken else Status.OK
-    words = f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found"))
-    return DataRow(
-        key="data",
-        name=name,
-        status=status,
-        words=words,
-        cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
-        fix=_about_broken(broken, too_many),
+    return DataSummary(
         samples=samples,
         hours=float(said["hours"]) if "hours" in said else None,
         columns=tuple(map(str, said.get("columns", ()))),
@@ -147,7 +138,17 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataRow:
         broken=tuple(map(str, said.get("broken", ()))),
         broken_count=broken,
         notes=tuple(_notes(dict(said.get("history", {})), profile)),
+        assessment=Assessment(
+            status=Status.FAILED if too_many else Status.WARNING if broken else Status.OK,
+            words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
+            cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
+            fix=_about_broken(broken, too_many),
+        ),
     )
+
+
+def _unusable(words: str, cause: str, fix: str) -> DataSummary:
+    return DataSummary(assessment=Assessment(status=Status.FAILED, words=words, cause=cause, fix=fix))
 
 
 def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
@@ -174,34 +175,39 @@ def _about_broken(broken: int, too_many: bool) -> str:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def fit_rows(machines: Sequence[MachineRow], profile: Profile, checks: Mapping[str, CheckRow]) -> list[FitRow]:
-    """Say for each machine whether training fits its memory, as its check does, and what is changed that it does."""
+def fits_of(machines: Sequence[MachineRow], profile: Profile, memory: Mapping[str, tuple[int, int]]) -> list[Fit]:
+    """Say for each machine whether training fits its memory, as its check does, and what is changed that it does.
+
+    Args:
+        memory: free bytes and all by machine, of those that were looked at.
+    """
     size = size_for(profile)
-    return [_fit(row, profile, size, *_memory(row, checks)) for row in machines]
+    return [_fit(row, profile, size, *_memory(row, memory)) for row in machines]
 
 
-def _memory(row: MachineRow, checks: Mapping[str, CheckRow]) -> tuple[int, int]:
+def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Return free bytes and all; 0 where they are not known."""
-    if row.key in checks or not row.here:
-        return checks[row.key].memory if row.key in checks else (0, 0)
+    if row.key in memory or not row.here:
+        return memory.get(row.key, (0, 0))
     import psutil  # 20 ms, not needed where only other machines train
 
     return int(psutil.virtual_memory().available), total_memory()[0]
 
 
-def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> FitRow:
+def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> Fit:
     needed = estimated_bytes(profile, size) if size is not None else 0
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
-        return FitRow(row.key, row.name, Status.OK, "not known yet", needed=needed, free=free,
-                      cause=f"{missing} is known when it was measured")  # fmt: skip
+        return Fit(row.key, row.name, needed, free, status=Status.OK, words="not known yet",
+                   cause=f"{missing} is known when it was measured")  # fmt: skip
     try:
         found = fitted(profile, size, [Room(row.name, total)], alone=False)
     except BadInput as error:
-        return FitRow(row.key, row.name, Status.FAILED, "does not fit", error.message, error.hint, needed, free)
+        return Fit(row.key, row.name, needed, free, status=Status.FAILED, words="does not fit", cause=error.message,
+                   fix=error.hint)  # fmt: skip
     needed = found.needs or needed
     less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
     if memory_level(needed, free, total, estimated=True) == "warning":
-        return FitRow(row.key, row.name, Status.WARNING, "tight", "other programs have the memory that it needs",
-                      f"close programs there, or {less}", needed, free)  # fmt: skip
-    return FitRow(row.key, row.name, Status.OK, "fits", found.line, needed=needed, free=free)
+        cause, fix = "other programs have the memory that it needs", f"close programs there, or {less}"
+        return Fit(row.key, row.name, needed, free, status=Status.WARNING, words="tight", cause=cause, fix=fix)
+    return Fit(row.key, row.name, needed, free, status=Status.OK, words="fits", cause=found.line)

@@ -7,15 +7,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from app.wizard.outside import OUTSIDE, ThisComputer
-from app.wizard.state import MachineRow, Status
+from app.wizard.records import MachineRow, Status
 from app.wizard.this_computer import LONGEST_NAME, here_details, plain_name
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, split_address
+from distributed.ssh.connection import SshTarget, Trust
+from distributed.ssh.host_keys import HostKeyInfo
 
 HERE_KEY = "here"
-_WORDS = {
+_STATUSES = {
     Seen.ONLINE: Status.OK,
     Seen.CHECKING: Status.WORKING,
     Seen.OFFLINE: Status.FAILED,
@@ -102,7 +104,7 @@ class Naming:
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
             name=details.name,
-            status=_WORDS[machine.status],
+            status=_STATUSES[machine.status],
             words=machine.status.value,
             cause=problem.message if problem else "",
             fix=problem.hint if problem else "",
@@ -193,6 +195,19 @@ def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
     return Hosts(machines=tuple(machines), ssh_config=ssh_config_of(rows))
 
 
+def target_of(row: MachineRow) -> SshTarget:
+    return SshTarget.of(machine_of(row), hosts_of([row]))
+
+
+def trust_in(fingerprints: Sequence[str]) -> Trust:
+    """Accept exactly the new host keys that a person has compared."""
+
+    def accept(key: HostKeyInfo) -> bool:
+        return key.fingerprint in fingerprints
+
+    return accept
+
+
 def ssh_config_of(rows: Iterable[MachineRow]) -> str:
     """Return the OpenSSH configuration that the first row with one brings along."""
     return next((str(dict(row.settings)[SSH_CONFIG]) for row in rows if SSH_CONFIG in dict(row.settings)), "")
@@ -202,8 +217,8 @@ def row_of(machine: Machine, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
         chip, memory, system = here_details()
-        return MachineRow(HERE_KEY, machine.name, Status.OK, "online", here=True, chip=chip, memory=memory,
-                          system=system, python=machine.python)  # fmt: skip
+        return MachineRow(HERE_KEY, machine.name, status=Status.OK, words="online", here=True, chip=chip,
+                          memory=memory, system=system, python=machine.python)  # fmt: skip
     return MachineRow(
         key=f"saved:{machine.host}:{machine.port or 22}",
         name=machine.name,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.wizard.machine_entries import Identities, Naming
+from app.wizard.machines import Identities, Naming
 from app.wizard.outside import OUTSIDE, Outside, Search
+from app.wizard.records import Machines, Presence
 from app.wizard.saved_profiles import saved_hosts
 from app.wizard.services import Sight
-from app.wizard.state import Machines, Presence
 from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
@@ -37,7 +37,7 @@ _AT_MOST_EVERY = 0.15
 _NOWHERE = Path("/dev/null")
 
 
-class Lookout:
+class DiscoveryWatch:
     """Looks for machines until it is closed; ``see`` is called from its thread.
 
     Args:
@@ -63,7 +63,7 @@ class Lookout:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._browsing = outside.search(Sources(hosts_files=self._files, configurations=True))
-        self._thread = threading.Thread(target=self._follow, name="lookout", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="discovery-watch", daemon=True)
         self._thread.start()
 
     def add(self, text: str) -> None:

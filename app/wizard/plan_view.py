@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.wizard.forecasting import Forecast
-from app.wizard.job_looks import WAYS, resolved
-from app.wizard.keeping import Keeping, as_saved, keeping, shown
+from app.wizard.job_view import WAYS, resolved
 from app.wizard.outside import OUTSIDE, Outside
+from app.wizard.records import Change, Plan, Way
+from app.wizard.save import Saving, as_saved, saving, shown
 from app.wizard.services import Request
-from app.wizard.state import ChangeRow, Plan, Status, Way
 from distributed.planning.document import Planning
 from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned
@@ -57,7 +57,6 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         files=tuple(change.what for change in changes if change.key.startswith("file:")),
         command=kept.command,
         hash=run.hash() if run is not None else "",
-        status=Status.OK,
     )
 
 
@@ -71,13 +70,13 @@ def planned_run(request: Request, config: Path | None = None) -> Planned | None:
     return _planned(request, planning, profile)
 
 
-def _choices(request: Request, config: Path | None) -> tuple[Planning | None, Keeping, Profile]:
+def _choices(request: Request, config: Path | None) -> tuple[Planning | None, Saving, Profile]:
     planning = chosen_planning(request)
-    kept = keeping(request, planning, config)
+    kept = saving(request, planning, config)
     return planning, kept, profile_of(request, planning, kept, config)
 
 
-def profile_of(request: Request, planning: Planning | None, kept: Keeping, config: Path | None) -> Profile:
+def profile_of(request: Request, planning: Planning | None, kept: Saving, config: Path | None) -> Profile:
     """Return the profile as it will be run: as it is saved."""
     chosen = {
         name: kept.values[name] for name in (*WAYS, *interval_options()) if planning is not None and name in kept.values
@@ -93,13 +92,13 @@ def _planned(request: Request, planning: Planning | None, profile: Profile) -> P
     return found.planned(planning, fit_machines(profile, found.machines))
 
 
-def _fitted(profile: Profile, request: Request) -> Iterator[ChangeRow]:
+def _fitted(profile: Profile, request: Request) -> Iterator[Change]:
     """Yield what is changed in the profile so that it fits the machines' memory."""
     lines: list[str] = []
     if isinstance(request.planning, Forecast):
         fit_machines(profile, request.planning.machines, lines.append)
     for line in lines:
-        yield _change("fit", "~", "every machine", line)
+        yield Change("fit", "every machine", line, "~")
 
 
 def way_in_words(chosen: Way | None, request: Request) -> str:
@@ -119,27 +118,23 @@ def _bytes(run: RunPlan, outside: Outside) -> int:
         return 0
 
 
-def _changes(request: Request, kept: Keeping, planning: Planning | None, size: int) -> Iterator[ChangeRow]:
+def _changes(request: Request, kept: Saving, planning: Planning | None, size: int) -> Iterator[Change]:
     for path in kept.files:
-        yield _change("file:" + path.name, "~" if path.exists() else "+", "this computer", shown(path))
-    yield _change("run", "+", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
+        yield Change(f"file:{path.name}", "this computer", shown(path), "~" if path.exists() else "+")
+    yield Change("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
     members = None if planning is None or planning.settings is None else planning.settings.members
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
-        if members is not None and not any(one.name.partition(":")[0] == machine.name for one in members):
-            yield _change(f"out:{row.key}", "~", machine.name, "nothing: the chosen way leaves it out", Status.SKIPPED)
+        name = machine.name
+        if members is not None and not any(one.name.partition(":")[0] == name for one in members):
+            yield Change(f"out:{row.key}", name, "nothing: the chosen way leaves it out", "~")
         elif not row.here:
             folder = machine.project_path or "~/.cache/muster"
-            yield ChangeRow(f"data:{row.key}", machine.name, Status.OK, sign="~", machine=machine.name, bytes=size,
-                            what=f"code, data and model in {folder}: what it lacks of them")  # fmt: skip
-            yield _change(f"run:{row.key}", "+", machine.name, f"this run's folder in {folder}; clean takes it away")
-            yield _change(f"awake:{row.key}", "~", machine.name, "is kept from sleeping while it trains")
+            yield Change(f"data:{row.key}", name, f"code, data and model in {folder}: what it lacks of them", "~", size)
+            yield Change(f"run:{row.key}", name, f"this run's folder in {folder}; clean takes it away")
+            yield Change(f"awake:{row.key}", name, "is kept from sleeping while it trains", "~")
 
 
-def _change(key: str, sign: str, machine: str, what: str, status: Status = Status.OK) -> ChangeRow:
-    return ChangeRow(key, machine, status, sign=sign, machine=machine, what=what)
-
-
-def hub_place(request: Request, kept: Keeping, planning: Planning | None) -> str:
+def hub_place(request: Request, kept: Saving, planning: Planning | None) -> str:
     """Return the machine of the hub, as the plan names it; this computer where it names none of the others."""
     hub = planning.settings.hub if planning is not None and planning.settings is not None else ""
     others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)

@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 
 from app.console import command_line
-from app.wizard.job_looks import WAYS, resolved
-from app.wizard.machine_entries import hosts_of
+from app.wizard.job_view import WAYS, resolved
+from app.wizard.machines import hosts_of
 from app.wizard.services import Request
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.planning.document import Planning, write_planning
@@ -33,7 +33,7 @@ _FITTED = frozenset((*FITTED, "gradient_accumulation"))
 
 
 @dataclass(frozen=True)
-class Keeping:
+class Saving:
     """What would be written, and where."""
 
     name: str
@@ -85,7 +85,7 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-def keeping(request: Request, planning: Planning | None, config: Path | None = None) -> Keeping:
+def saving(request: Request, planning: Planning | None, config: Path | None = None) -> Saving:
     """Return what confirming would write.
 
     Raises:
@@ -98,7 +98,7 @@ def keeping(request: Request, planning: Planning | None, config: Path | None = N
     name = request.save_as or _free_name(request, values, hosts, library, folder)
     check_name(name)
     hosts_file = folder / f"{name}.hosts.json"
-    return Keeping(
+    return Saving(
         name, {**values, "hosts": str(hosts_file)}, hosts, planning, folder / f"{name}.ini", hosts_file,
         folder / f"{name}.plan.json",
     )  # fmt: skip
@@ -169,7 +169,7 @@ def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Li
         return False
 
 
-def as_saved(profile: Profile, kept: Keeping) -> Profile:
+def as_saved(profile: Profile, kept: Saving) -> Profile:
     """Return the profile as it will be read from its file: references that are paths are options there."""
     names = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}
     return profile.model_copy(update={"name": kept.name, **names})

@@ -1,0 +1,175 @@
+"""What each part of the set-up depends on, and what is to be asked for at the step shown.
+
+A part remembers the answers that it was worked out for. :func:`settle` puts back what was worked out for others, so
+that going back changes nothing, and changing an answer asks anew for just what depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from app.wizard.records import GOOD, UNSETTLED, MachineRow, Status, Way
+from app.wizard.state import Kind, Part, Task, WizardState
+from app.wizard.steps import Step
+
+_OF_THE_DATA = (
+    "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
+)  # fmt: skip
+"""Options on which the findings about the data depend."""
+
+
+def needs_no_figures(state: WizardState) -> bool:
+    """Whether only this computer trains, and nobody asked how fast: nothing to choose from, nothing to wait for."""
+    return len(state.members) == 1 and state.members[0].here and not state.strategy.found.measure
+
+
+# -------------------------------------------------------------------------------------------------------------- inputs
+
+
+def inputs(state: WizardState, kind: Kind, key: str = "") -> object:
+    """Return the answers on which a part depends; ``None`` where on none."""
+    found = _INPUTS.get(kind)
+    return found(state, key) if found is not None else None
+
+
+def is_current(state: WizardState, task: Task) -> bool:
+    """Whether the answers a task was begun for still hold."""
+    return task.kind not in _INPUTS or task.inputs == inputs(state, task.kind, task.key)
+
+
+def _access(state: WizardState, key: str) -> object:
+    trusted = tuple(pair for pair in state.answers.trusted if pair[0] == key)
+    return next(((*_place(row), trusted) for row in state.picked if row.key == key), None)
+
+
+def _place(row: MachineRow) -> tuple[object, ...]:
+    return row.key, row.address, row.port, row.user
+
+
+def _members(state: WizardState) -> tuple[object, ...]:
+    return tuple(map(_place, state.members))
+
+
+def _data(state: WizardState, _: str) -> object:
+    return state.answers.profile, tuple(pair for pair in state.answers.options if pair[0] in _OF_THE_DATA)
+
+
+def _forecast(state: WizardState, _: str = "") -> object:
+    return _members(state), state.answers.job, state.answers.preference
+
+
+def _interval(state: WizardState, _: str = "") -> tuple[Way, int] | None:
+    """Return the chosen way as it was predicted and the H that is wanted of it, where that is another one."""
+    chosen, steps = state.chosen, state.answers.interval
+    base = next((way for way in state.strategy.found.ways if chosen and way.index == chosen.index), None)
+    return (base, steps) if base is not None and base.periodic and steps not in (0, base.interval) else None
+
+
+def _plan(state: WizardState, _: str) -> object:
+    chosen = state.chosen
+    way = (chosen.identity, chosen.interval) if chosen is not None else ()
+    return _forecast(state), way, state.strategy.status, state.answers.save_as
+
+
+_INPUTS: Mapping[Kind, Callable[[WizardState, str], object]] = {
+    Kind.HOME: lambda state, _: None,
+    Kind.ACCESS: _access,
+    Kind.CHECKS: lambda state, _: tuple(map(_place, state.picked)),
+    Kind.LINKS: lambda state, _: _members(state),
+    Kind.JOB: lambda state, _: state.answers.job,
+    Kind.DATA: _data,
+    Kind.FITS: lambda state, _: (_members(state), state.answers.job),
+    Kind.FORECAST: _forecast,
+    Kind.INTERVAL: _interval,
+    Kind.PLAN: _plan,
+}
+"""In the order in which one follows from another; what is not here is done when a person says so."""
+
+
+# -------------------------------------------------------------------------------------------------------------- settle
+
+
+def settle(state: WizardState) -> WizardState:
+    """Return the state with every part that its answers no longer fit put back to ``waiting``."""
+    for kind in _INPUTS:
+        for key in [row.key for row in state.picked if not row.here] if kind is Kind.ACCESS else [""]:
+            wanted, part = inputs(state, kind, key), state.part(kind, key)
+            if part is None or part.inputs != wanted:
+                state = state.putting(kind, key, _fresh(state, kind, part, wanted))
+    return state
+
+
+def _fresh(state: WizardState, kind: Kind, old: Part[Any] | None, wanted: object) -> Part[Any]:
+    """Return a part to be worked out. What a form shows stays until then: it must not flicker."""
+    if kind is Kind.PLAN and state.strategy.status is Status.FAILED:
+        failed = state.strategy  # where no way can be predicted, there is no plan for the same reason
+        return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=wanted)
+    stays = kind is Kind.JOB or (kind is Kind.INTERVAL and _same_way(old, wanted))
+    return replace(old.again() if old is not None and stays else state.empty(kind), inputs=wanted)
+
+
+def _same_way(old: Part[Any] | None, wanted: object) -> bool:
+    before = old.inputs if old is not None else None
+    return isinstance(before, tuple) and isinstance(wanted, tuple) and before[0] == wanted[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- wanted
+
+
+def wanted(state: WizardState) -> tuple[Task, ...]:
+    """Return what is to be asked for: what a person ordered, and what the step shown needs and is still waiting."""
+    needed = (Task(kind, key, inputs(state, kind, key)) for kind, key in _needed(state))
+    return (*state.orders, *needed)
+
+
+def _needed(state: WizardState) -> Iterator[tuple[Kind, str]]:
+    if state.step is Step.ACCESS:
+        yield from ((Kind.ACCESS, row.key) for row in state.access if row.status is Status.WAITING)
+    for kind in _NEEDED.get(state.step, ()):
+        part = state.part(kind)
+        if (part is None or part.status is Status.WAITING) and _READY.get(kind, _always)(state):
+            yield kind, ""
+    if state.step is Step.CHECKS and any(row.status is Status.WAITING for row in state.checks):
+        yield Kind.CHECKS, ""
+
+
+def _always(_: WizardState) -> bool:
+    return True
+
+
+def _has_members(state: WizardState) -> bool:
+    return bool(state.members)
+
+
+def _is_read(state: WizardState) -> bool:
+    return state.job.status is not Status.WAITING
+
+
+def _is_moving(state: WizardState) -> bool:
+    return state.strategy.status in GOOD and _interval(state) is not None
+
+
+def _is_decided(state: WizardState) -> bool:
+    """Whether the way to train is known, or there is none to choose."""
+    moving = _is_moving(state) and state.moved.status in UNSETTLED
+    alone = needs_no_figures(state) and state.strategy.status is not Status.FAILED
+    return bool(state.members) and ((state.strategy.status in GOOD and not moving) or alone)
+
+
+_NEEDED = {
+    Step.HOME: (Kind.HOME,),
+    Step.LINKS: (Kind.LINKS,),
+    Step.JOB: (Kind.JOB, Kind.DATA, Kind.FITS),
+    Step.STRATEGY: (Kind.JOB, Kind.FORECAST, Kind.INTERVAL),
+    Step.PLAN: (Kind.JOB, Kind.FORECAST, Kind.INTERVAL, Kind.PLAN),
+}
+_READY: Mapping[Kind, Callable[[WizardState], bool]] = {
+    Kind.LINKS: _has_members,
+    Kind.DATA: _is_read,
+    Kind.FITS: lambda state: _is_read(state) and bool(state.members),
+    Kind.FORECAST: _has_members,
+    Kind.INTERVAL: lambda state: _has_members(state) and _is_moving(state),
+    Kind.PLAN: _is_decided,
+}

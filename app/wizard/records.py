@@ -1,0 +1,382 @@
+"""What the set-up knows about each of its parts, as frozen data; most of it is the domain's own records.
+
+Text in it may come from other machines: show it escaped. No password is ever in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen does without
+    from distributed.checks.findings import Finding
+    from distributed.discovery.machine_identity import FoundPath
+    from distributed.hosts.file import Machine
+    from distributed.planning.document import Candidate, Choice
+    from distributed.ssh.access import AccessReport
+    from profiles.options import OptionSpec
+    from profiles.resolve import ProfileEntry
+    from training.runs import RunSummary
+
+MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
+"""Options that everybody sees; the others are folded under "advanced"."""
+
+
+class Status(str, Enum):
+    """How something stands: drawn as a symbol, a word and a colour."""
+
+    WAITING = "waiting"
+    WORKING = "working"
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    STOPPED = "stopped"
+
+
+UNSETTLED = (Status.WAITING, Status.WORKING)
+GOOD = (Status.OK, Status.WARNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """How something is shown."""
+
+    status: Status = Status.WAITING
+    words: str = ""
+    """The state in a word or two: ``online``, ``first meeting``; empty: the status itself."""
+    cause: str = ""
+    """What is wrong, in one plain sentence; empty where nothing is."""
+    fix: str = ""
+    """What to do about it: an exact command where there is one."""
+
+    @property
+    def label(self) -> str:
+        return self.words or self.status.value
+
+
+FINE = Assessment(status=Status.OK)
+
+
+@dataclass(frozen=True)
+class Row(Assessment):
+    """One line of a screen."""
+
+    key: str
+    name: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------ home, machines
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One machine of a saved profile."""
+
+    name: str
+    present: bool | None = None
+    """``None``: not known yet."""
+    far: bool = False
+    """Whether it is another machine than this computer."""
+
+
+@dataclass(frozen=True)
+class KnownProfile:
+    """A profile that can be run."""
+
+    entry: ProfileEntry
+    saved: bool = False
+    """Of ``profiles/saved``, so that it may bring its machines along."""
+    machines: tuple[Machine, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+@dataclass(frozen=True)
+class Home:
+    runs: tuple[RunSummary, ...] = ()
+    """The live ones first."""
+    profiles: tuple[KnownProfile, ...] = ()
+
+
+@dataclass(frozen=True)
+class MachineRow(Row):
+    """One machine, whatever the number of its names and addresses. ``key`` is its host key's fingerprint once known."""
+
+    address: str = ""
+    """What SSH connects to."""
+    port: int | None = None
+    user: str = ""
+    here: bool = False
+    chip: str = ""
+    memory: str = ""
+    system: str = ""
+    found_by: tuple[str, ...] = ()
+    paths: tuple[FoundPath, ...] = ()
+    fingerprint: str = ""
+    aliases: tuple[str, ...] = ()
+    """Keys it had before its host key was seen; a choice made then still holds."""
+    python: str = ""
+    """Interpreter there, where a hosts file names one."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Further fields of its entry in a hosts file, which a saved profile keeps."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    rows: tuple[MachineRow, ...] = ()
+    searched: tuple[str, ...] = ()
+    """Where was looked, in words: services and interfaces, files."""
+    seconds: float = 0.0
+    """How long was looked."""
+    advice: tuple[str, ...] = ()
+    """What to do if a machine is missing; filled when nothing was found for some seconds."""
+
+
+# ------------------------------------------------------------------------------------------------------ access, checks
+
+
+class Need(str, Enum):
+    """What a machine waits for a person to give."""
+
+    NOTHING = ""
+    TRUST = "trust"
+    """The host key is new: compare its fingerprint, then ``TrustKey``."""
+    PASSWORD = "password"
+    """No key of ours fits, and a password would be taken: ``GivePassword``."""
+
+
+@dataclass(frozen=True)
+class Access(Row):
+    """The way to one picked machine as it stands; ``key`` is the machine's."""
+
+    report: AccessReport | None = None
+    """What came of it last; ``None``: not asked yet."""
+
+    @property
+    def need(self) -> Need:
+        report = self.report
+        if report is None or report.ok:
+            return Need.NOTHING
+        if report.unknown_key is not None:
+            return Need.TRUST
+        asks = report.password_possible or report.cause == "password_refused"
+        return Need.PASSWORD if asks else Need.NOTHING
+
+    @property
+    def fingerprint(self) -> str:
+        return self.report.fingerprint if self.report is not None else ""
+
+    @property
+    def compare(self) -> str:
+        """Command that prints the same fingerprint on the machine itself."""
+        key = self.report.unknown_key if self.report is not None else None
+        return key.compare_command if key is not None else ""
+
+    @property
+    def place(self) -> str:
+        """``user@host:port``; empty where it was not asked yet."""
+        report = self.report
+        return "" if report is None else f"{report.user}@{report.where}" if report.user else report.where
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found on one machine."""
+
+    findings: tuple[Finding, ...] = ()
+    memory: tuple[int, int] = (0, 0)
+    """Free bytes and all, of the smallest device that trains; 0: unknown."""
+
+
+@dataclass(frozen=True)
+class Check(Row):
+    """One picked machine with its findings as they stand; ``key`` is the machine's."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def fixable(self) -> bool:
+        """Whether a problem can be mended from here."""
+        return any(finding.safe and finding.level == "problem" for finding in self.findings)
+
+
+# ----------------------------------------------------------------------------------------------------------------- job
+
+
+@dataclass(frozen=True)
+class JobAnswers:
+    """What is to be trained."""
+
+    profile: str
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class JobOption:
+    """One option of the profile with its value in this job."""
+
+    spec: OptionSpec
+    value: str
+    default: str
+    """What the profile says without the person's change."""
+    problem: str = ""
+    """Why the value does not fit; empty where it does."""
+    changed: bool = False
+    """By the person."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def advanced(self) -> bool:
+        return self.name not in MAIN
+
+
+@dataclass(frozen=True)
+class Job:
+    options: tuple[JobOption, ...] = ()
+    """All options with their values; main ones first, then the advanced."""
+    models: tuple[str, ...] = ()
+    """Names to choose ``model`` from; a path or hub name does as well."""
+    datasets: tuple[str, ...] = ()
+    model: str = ""
+    dataset: str = ""
+    assessment: Assessment = FINE
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What is known of the data set."""
+
+    samples: int = 0
+    hours: float | None = None
+    columns: tuple[str, ...] = ()
+    splits: tuple[tuple[str, int], ...] = ()
+    broken: tuple[str, ...] = ()
+    """Files that cannot be read, the first few."""
+    broken_count: int = 0
+    notes: tuple[str, ...] = ()
+    """What commands did to it, each with the command that says more."""
+    assessment: Assessment = FINE
+
+
+@dataclass(frozen=True)
+class Fit(Row):
+    """Whether the model fits one machine's memory; ``key`` is the machine's."""
+
+    needed: int = 0
+    free: int = 0
+    """Bytes; 0: unknown."""
+
+
+# ------------------------------------------------------------------------------------------------------------ strategy
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: a candidate of the ranking, with H as the person left it."""
+
+    candidate: Candidate
+    index: int = 0
+    """In the ranking."""
+    same_loss_seconds: float = 0.0
+    """Time to the loss that the best single machine's whole run ends with: what ways compare by."""
+    best_interval: int = 1
+    """The H that the planner chose for it."""
+    periodic: bool = False
+    """Whether H can be moved."""
+    recommended: bool = False
+
+    @property
+    def choice(self) -> Choice:
+        return self.candidate.choice
+
+    @property
+    def interval(self) -> int:
+        """Steps between exchanges, H; ``SetInterval`` moves it."""
+        return self.choice.interval
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be taken; empty where it can."""
+        return "" if self.candidate.fits else "it needs more memory than is free"
+
+    @property
+    def seconds(self) -> float:
+        """Time of the whole run this way; ways differ in the samples that their runs see."""
+        return self.candidate.steps * self.candidate.step
+
+    @property
+    def identity(self) -> str:
+        """What tells it from all others, whatever its place in the ranking and its H."""
+        return "|".join((self.choice.name, self.choice.over, *self.choice.members))
+
+
+@dataclass(frozen=True)
+class Strategy:
+    ways: tuple[Way, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why the recommended one; the deciding sentence first."""
+    measure: bool = False
+    """New figures were asked for."""
+    planning: Any = field(default=None, repr=False, compare=False)
+    """What the services need to go on from here; nobody else looks at it."""
+    assessment: Assessment = FINE
+
+
+# -------------------------------------------------------------------------------------------------------- plan, launch
+
+
+@dataclass(frozen=True)
+class Change:
+    """What will change on one machine."""
+
+    key: str
+    machine: str
+    what: str
+    sign: str = "+"
+    """``+`` new, ``~`` changed, ``-`` removed."""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    changes: tuple[Change, ...] = ()
+    bytes_to_copy: int = 0
+    ports: tuple[str, ...] = ()
+    seconds: float | None = None
+    """Predicted training time; ``None``: not measured."""
+    way: str = ""
+    encrypted: tuple[str, ...] = ()
+    in_clear: tuple[str, ...] = ()
+    profile: str = ""
+    """Name under which the choices are saved."""
+    files: tuple[str, ...] = ()
+    """What is written on this computer when the plan is confirmed, beside the run's folder."""
+    command: str = ""
+    """What to type for the same, once the profile is saved."""
+    hash: str = ""
+    """Of the run's plan, as far as it is known before the machines are asked; empty: not known."""
+    assessment: Assessment = FINE
+
+
+@dataclass(frozen=True)
+class LaunchRow(Row):
+    """One machine; ``key`` is its name in the run. One status a column of :attr:`Launch.steps`."""
+
+    cells: tuple[Status, ...] = ()
+    log: tuple[str, ...] = ()
+    """The last lines of what went wrong there."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    steps: tuple[str, ...] = ()
+    rows: tuple[LaunchRow, ...] = ()
+    run: str = ""
+    """The run's folder, as soon as there is one: attach to it."""
