@@ -58,14 +58,6 @@ def test_a_folder_for_faster_whisper_hears_the_same(model: Path, recordings: lis
     assert (folder / "model.bin").stat().st_size > 0
 
 
-@pytest.mark.slow
-def test_onnx_hears_the_same(model: Path, recordings: list[str], capsys: Capture) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    folder, _ = exported("onnx", model, recordings, capsys)
-    assert (folder / "decoder_with_past_model.onnx").is_file()
-
-
 def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(capsys: Capture) -> None:
     assert main(["export", "nothing", "--to", "hf"]) == 2
     assert capsys.readouterr().err.startswith("error: no run 'nothing'")
