@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.preloaded.python import PreloadedPython, use_preloaded
 from training.tasks.published_models import made_folder
 
 # Before anything imports torch or transformers; inherited by the processes that tests start.
@@ -38,6 +39,15 @@ def whisper_tiny_en() -> Path:
     if not (_TINY_EN / "model.safetensors").is_file():
         pytest.skip("needs tiny.en: .venv/bin/python examples/whisper_tiny_en.py, or its folder in MUSTER_TINY_EN")
     return _TINY_EN
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let tests start processes with a Python that has loaded PyTorch; xdist's workers share their controller's."""
+    worker, alone = hasattr(config, "workerinput"), config.getoption("dist", "no") == "no"
+    if not worker:
+        config.add_cleanup(PreloadedPython(at_once=not alone).close)
+    if worker or alone:
+        use_preloaded()
 
 
 def pytest_xdist_auto_num_workers() -> int:

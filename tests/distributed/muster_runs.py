@@ -50,6 +50,7 @@ class Muster:
         pause: seconds that a step takes at least.
         gate: file in which :meth:`let_pass` writes how far the run may go; all machines must see it.
         model: what is trained.
+        python: what the commands are given to; this Python, preloaded, if empty.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Muster:
         pause: float = 0.0,
         gate: Path | None = None,
         model: str = "nn.Linear(2, 2)",
+        python: str = "",
     ) -> None:
         self.folder = folder
         self.hosts_file = hosts_file
         self.job = folder / "job.py"
         self.job.write_text(JOB.format(pause=pause, gate=str(gate or ""), model=model))
         self.gate = gate
+        self.python = python or sys.executable
         folder.chmod(0o755)
 
     def train(self, *arguments: str) -> list[str]:
@@ -79,7 +82,7 @@ class Muster:
         self.gate.write_text(str(step))
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, str(REPOSITORY / "cli_typer.py"), *arguments]
+        command = [self.python, str(REPOSITORY / "cli_typer.py"), *arguments]
         pipe = subprocess.PIPE
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         given = {"stdin": subprocess.DEVNULL, **options}

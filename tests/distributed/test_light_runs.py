@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from distributed.hosts.file import save_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
+from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.run_folder import RunFolder
 
@@ -18,8 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    """Here every process is started as a user's is; in the other tests they are copies of a preloaded one."""
     lab = make_light_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file)
+    save_hosts(lab.hosts(python=python_itself()), lab.hosts_file)
+    muster = Muster(tmp_path, lab.hosts_file, python=python_itself())
     done = muster.run(*muster.train("--max-steps", "6"))
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "output").iterdir()

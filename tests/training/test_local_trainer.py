@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.resolve import profile_from_options
+from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
 from training.local_plan import plan_local_run
@@ -34,6 +37,15 @@ def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(inputs, inputs.sum(1, keepdim=True), strict=True))
 
 
+@pytest.fixture
+def started_cold() -> Iterator[None]:
+    """Processes are started as a user's are; in the other tests they are copies of a preloaded one."""
+    multiprocessing.set_executable(python_itself())
+    yield
+    multiprocessing.set_executable(sys.executable)
+
+
+@pytest.mark.usefixtures("started_cold")
 def test_fit_returns_the_trained_model(tmp_path: Path) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     model = trainer.fit(strategy="diloco", max_steps=120, sync_interval=10, learning_rate=0.05, batch_size=8)

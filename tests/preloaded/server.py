@@ -1,0 +1,221 @@
+"""A Python process that has loaded what takes seconds, and copies itself for others: ``python server.py DESCRIPTOR``
+of a socket that listens.
+
+A copy does the work of one :mod:`tests.preloaded.client`: it has the client's arguments, folder, variables, files,
+limits, CPU quota and namespaces, but a process number and a session of its own. It is killed when its client ends.
+Linux only. Nothing is loaded before the first client comes, unless ``now`` is the last argument. The server ends with
+its standard input, and removes the folder of its socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import resource
+import runpy
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+_PRELOADED = (
+    "numpy",
+    "paramiko",
+    "psutil",
+    "pydantic",
+    "rich.console",
+    "safetensors.torch",
+    "torch._dynamo",  # the first optimizer loads it
+    "transformers.models.whisper.modeling_whisper",
+    "typer",
+)
+_NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
+_HIGH = 500
+"""Above the numbers of a client's files."""
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def serve(listener: socket.socket, loaded: bool) -> dict[str, Any]:
+    """Copy this process for each client; only a copy returns, with what its client wants."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([listener, 0], [], [])
+        if listener not in ready:
+            shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+            os._exit(0)
+        connection, _ = listener.accept()
+        if not loaded:
+            load()
+            loaded = True
+        if os.fork():
+            connection.close()
+            continue
+        listener.close()
+        die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return watch(connection)
+
+
+def load() -> None:
+    for name in _PRELOADED:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+
+
+def die_with_parent() -> None:
+    _LIBC.prctl(1, signal.SIGKILL)
+
+
+def watch(connection: socket.socket) -> dict[str, Any]:
+    """Make the copy of one client, and watch both until either ends; only the copy returns."""
+    head, files, _, _ = socket.recv_fds(connection, 8, 250)
+    document: dict[str, Any] = json.loads(received(connection, int.from_bytes(head, "big")))
+    document["received"] = files
+    client = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    document["limits"] = [(kind, resource.prlimit(client, kind)) for kind in _LIMITS]
+    join(client)
+    child = os.fork()
+    if not child:
+        die_with_parent()
+        return document
+    for number in files:
+        os.close(number)
+    end = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([connection, end], [], [])
+        if end in ready:
+            _, status = os.waitpid(child, 0)
+            with contextlib.suppress(OSError):
+                connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+            os._exit(0)
+        numbers = b""
+        with contextlib.suppress(ConnectionError):
+            numbers = connection.recv(64)
+        if not numbers:
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own yet
+                os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        for number in numbers:
+            os.kill(child, number)
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += connection.recv(size - len(data)) or sys.exit("the client went away")
+    return data
+
+
+def join(client: int) -> None:
+    """Go where the client is: into its CPU quota and its namespaces."""
+    own = Path("/proc/self/cgroup").read_text().splitlines()
+    for line in Path(f"/proc/{client}/cgroup").read_text().splitlines():
+        _, kinds, place = line.split(":", 2)
+        if "cpu" in kinds.split(",") and line not in own:
+            Path(f"/sys/fs/cgroup/cpu{place}/tasks").write_text(str(os.getpid()))
+    places = {kind: f"/proc/{client}/ns/{kind}" for kind in _NAMESPACES}
+    other = [kind for kind, place in places.items() if os.readlink(place) != os.readlink(f"/proc/self/ns/{kind}")]
+    descriptors = [os.open(places[kind], os.O_RDONLY) for kind in other]
+    for descriptor in descriptors:
+        if _LIBC.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+
+
+def become(document: dict[str, Any]) -> None:
+    """Take over all that makes a process this client's one."""
+    os.setsid()
+    at = [os.dup2(number, _HIGH + place, inheritable=True) for place, number in enumerate(document["received"])]
+    os.closerange(0, _HIGH)
+    for number, wanted in zip(at, document["files"]):
+        os.dup2(number, wanted, inheritable=True)
+        os.close(number)
+    os.chdir(document["folder"])
+    os.umask(document["umask"])
+    os.environ.clear()
+    os.environ.update(document["environment"])
+    for number in _HANDLED:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in document["ignored"] else usual)
+    for kind, limit in document["limits"]:
+        resource.setrlimit(kind, limit)
+    sys.stdin = sys.__stdin__ = stream(0, "r")
+    sys.stdout = sys.__stdout__ = stream(1, "w")
+    sys.stderr = sys.__stderr__ = stream(2, "w", errors="backslashreplace", buffering=1)
+
+
+def stream(number: int, mode: str, errors: str = "strict", buffering: int = -1) -> Any:
+    try:
+        lines = 1 if os.isatty(number) else buffering
+        return open(number, mode, lines, errors=errors, closefd=False)
+    except OSError:  # the client's is closed
+        return None
+
+
+def carry_out(argv: list[str]) -> None:
+    """Do what ``python ARGV`` does; of the options before the work itself, ``-B`` is all that comes."""
+    if argv[0] == "-B":
+        sys.dont_write_bytecode = True
+        argv = argv[1:]
+    place = [*os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:0] = [path for path in place if path]
+    own_folder = not os.environ.get("PYTHONSAFEPATH")
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        sys.path[:0] = [os.getcwd()] if own_folder else []
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    elif argv[0] == "-c":
+        sys.argv = ["-c", *argv[2:]]
+        sys.path[:0] = [""] if own_folder else []
+        exec(compile(argv[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        sys.argv = argv
+        sys.path[:0] = [os.path.dirname(os.path.abspath(argv[0]))] if own_folder else []
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def leave(code: list[int]) -> None:
+    """End without taking apart what was preloaded. What is registered first for the end is done last."""
+    for one in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            one.flush()
+    if code[0] < 0:
+        signal.signal(-code[0], signal.SIG_DFL)
+        os.kill(os.getpid(), -code[0])
+    os._exit(code[0])
+
+
+def main() -> None:
+    code = [1]
+    sys.path.pop(0)
+    at_once = sys.argv[2:] == ["now"]
+    if at_once:
+        load()
+    wanted = serve(socket.socket(fileno=int(sys.argv[1])), at_once)
+    atexit.register(leave, code)
+    become(wanted)
+    try:
+        carry_out(wanted["argv"])
+        code[0] = 0
+    except SystemExit as error:
+        code[0] = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except KeyboardInterrupt:
+        code[0] = -signal.SIGINT
+        raise
+
+
+if __name__ == "__main__":
+    main()
