@@ -52,9 +52,10 @@ demo: setup ## the main job on this machine as two workers: training, WER before
 wizard: setup ## guided set-up
 	@$(PY) wizard.py
 
-test: setup ## all tests: side by side, then those on the lab's network one by one
+test: setup ## all tests side by side; those that measure on the lab's network one by one
 	$(PY) -m pytest -n auto -m "not lab"
-	$(PY) -m pytest -m lab
+	$(PY) -m pytest -n auto --dist worksteal -m "lab and not alone"
+	$(PY) -m pytest -m alone
 
 test-fast: setup ## the tests that take seconds
 	$(PY) -m pytest -n auto -m "not slow and not lab"
@@ -84,7 +85,8 @@ lab: setup ## a network of three real hosts to try things by hand (Linux, root)
 	$(PY) -m tests.lab up a b c
 
 lab-test: setup ## tests on a network of real hosts (Linux, root)
-	$(PY) -m pytest -m lab
+	$(PY) -m pytest -n auto --dist worksteal -m "lab and not alone"
+	$(PY) -m pytest -m alone
 
 bench: setup ## all benchmarks; the results are in docs/performance.md
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(PY) $$script || exit 1; done

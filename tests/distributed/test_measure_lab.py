@@ -67,6 +67,7 @@ def traffic(address: str, mbit: float) -> Iterator[None]:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("mbit", [20, 100, 1000])
 def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> None:
@@ -85,6 +86,7 @@ def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> N
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
     lab = make_lab("a", "b")
@@ -94,6 +96,7 @@ def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_hub_has_more_than_any_of_its_links(make_lab: MakeLab) -> None:
     lab = make_lab("hub", "b", "c", "d")

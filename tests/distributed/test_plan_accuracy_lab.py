@@ -53,6 +53,7 @@ def profile(tmp_path: Path) -> Profile:
 
 
 @pytest.mark.lab
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profile, tmp_path: Path) -> None:

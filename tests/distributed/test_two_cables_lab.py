@@ -32,7 +32,7 @@ from tests.lab.host import LabHost
 from tests.waiting import until
 from training.run_files import is_live
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SLOW, FAST = 20.0, 200.0
 """Mbit/s of the cable that SSH uses, and of the other."""

@@ -28,6 +28,8 @@ TARGETS = {
     "help",
 }
 
+LAB = ["-m pytest -n auto --dist worksteal -m lab and not alone", "-m pytest -m alone"]
+
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
@@ -118,9 +120,9 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
     [
         ("demo", ["cli_typer.py distributed-train demo --local 2 --strategy diloco"]),
         ("wizard", ["wizard.py"]),
-        ("test", ["-m pytest -n auto -m not lab", "-m pytest -m lab"]),
+        ("test", ["-m pytest -n auto -m not lab", *LAB]),
         ("test-fast", ["-m pytest -n auto -m not slow and not lab"]),
-        ("lab-test", ["-m pytest -m lab"]),
+        ("lab-test", LAB),
     ],
 )
 def test_a_target_sets_up_and_then_runs(target: str, commands: list[str], clone: Path) -> None:

@@ -87,6 +87,7 @@ def test_what_is_to_be_hidden_is(lab: Lab) -> None:
         assert bare.run(["env"]).returncode in (126, 127)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("mbit", [20, 100, 1000])
 def test_a_shaped_link_carries_what_it_says(lab: Lab, mbit: float, way: str) -> None:
@@ -145,6 +146,7 @@ def _transfer(lab: Lab, way: str, size: int) -> float:
             return time.monotonic() - begin
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["inside", "ssh"])
 def test_a_quota_slows_the_cpu(lab: Lab, way: str) -> None:
     spin = "import time\nb=time.monotonic()\nwhile time.process_time()<0.3: pass\nprint(time.monotonic()-b)"
@@ -230,6 +232,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.alone
 def test_a_lab_does_not_outlive_a_killed_owner(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(REPOSITORY)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
