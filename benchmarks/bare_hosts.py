@@ -53,7 +53,7 @@ def by_hand(folder: Path, words: list[str]) -> tuple[float, str]:
     begin = time.time()
     terminal = Terminal(folder, *words)
     for _ in NAMES:
-        terminal.wait_for("Is it the right machine? [y/N]")
+        terminal.wait_for("Do the two match? [y/N]")
         terminal.type("y")
     for _ in NAMES:
         terminal.wait_for("Password of root at")

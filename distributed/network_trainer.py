@@ -111,7 +111,7 @@ class NetworkTrainer(ObjectTrainer):
         from distributed.ssh.config_files import accept
 
         if not (path / JOB).is_dir():
-            raise BadInput(f"{path / JOB}: what the run trains is not there any more", "start a new run instead")
+            raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
         known = sum(1 for _ in RunFolder.open(path).events())
         accept(load_hosts(path / RUN_HOSTS).ssh_config)  # whoever wrote this script named the run
         resume_run(path, plan, self._manner(), ["NetworkTrainer.fit"])
@@ -205,7 +205,7 @@ def _events(path: Path) -> Iterator[Event]:
             if event is not None:
                 yield event
     except FileNotFoundError:
-        raise RunFailed(f"{path}: the run folder is gone", "see what removed it, and start again") from None
+        raise RunFailed(f"{path}: the run folder is gone", "find out what removed it, and start again") from None
 
 
 def _stop(path: Path) -> None:

@@ -114,14 +114,14 @@ def _of_readiness(one: Readiness) -> list[Finding]:
 
 def _health(one: Readiness) -> Health | Finding:
     if one.provisionable:
-        return Finding("health", "ok", "not asked: its packages are missing")
+        return Finding("health", "ok", "not checked: its packages are missing")
     try:
         done = one.link.connection().run([one.link.python, "-c", _program(), "facts"], timeout=_PATIENCE)
         return Health.model_validate_json(done.stdout)
     except ValidationError:
-        return Finding("health", "warning", f"its hardware could not be asked: {done.problem[:200]}")
+        return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
     except MusterError as error:
-        return Finding("health", "warning", f"its hardware could not be asked: {error.message}")
+        return Finding("health", "warning", f"its hardware could not be read: {error.message}")
 
 
 def _ready(able: Sequence[Examined]) -> list[tuple[Link, Facts]]:
@@ -196,7 +196,7 @@ def _listeners(links: Sequence[Link]) -> Iterator[tuple[dict[str, int], dict[str
             processes.append(process)
             ports[link.name] = int(process.read_line(_LISTENING))
         except (MusterError, TimeoutError, ValueError) as error:
-            problem = error.message if isinstance(error, MusterError) else "it says no port"
+            problem = error.message if isinstance(error, MusterError) else "it reported no port"
             deaf[link.name] = [Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")]
         else:
             deaf[link.name] = [Finding("ports", "ok", f"port {ports[link.name]} was free", "a free port")]
@@ -220,7 +220,7 @@ def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str
         done = link.connection().run([link.python, "-c", _program(), "reach", *words], timeout=_PATIENCE)
         said = dict(json.loads(done.stdout))
     except (MusterError, ValueError, TypeError):
-        return dict.fromkeys(others, "it could not be asked")
+        return dict.fromkeys(others, "it could not be checked")
     return {name: str(said.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}
 
 

@@ -14,7 +14,7 @@ Level = Literal["ok", "warning", "problem"]
 LITTLE_MEMORY = 2 * 2**30
 HOT = 90.0
 _SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
-_FIREWALL = "let Python take connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
+_FIREWALL = "let Python accept connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
 
 
 class Finding(NamedTuple):
@@ -95,9 +95,9 @@ def judge_facts(facts: Facts) -> list[Finding]:
     found = [finding for in_order, finding in looked_at if in_order]
     sandboxed = guarded_folder(facts.root, facts.system)
     if sandboxed:
-        fix = "give a 'project_path' elsewhere in the hosts file, or none"
+        fix = "set another 'project_path' in the hosts file, or none"
         found.append(
-            Finding("folder", "problem", f"works in {facts.root}", f"not in {sandboxed}: macOS guards it", fix)
+            Finding("folder", "problem", f"works in {facts.root}", f"not in {sandboxed}: macOS protects it", fix)
         )
     return found
 
@@ -137,9 +137,9 @@ def _devices(health: Health) -> Iterator[Finding]:
     for one in health.devices:
         if one.problem:
             fix = "update its driver, or choose others with 'devices' in the hosts file"
-            yield Finding("device", "problem", f"{one.device}: {one.problem}", "a right product of two matrices", fix)
+            yield Finding("device", "problem", f"{one.device}: {one.problem}", "a correct product of two matrices", fix)
         else:
-            yield Finding("device", "ok", f"{one.device}: {one.gflops or 0:.0f} GFLOP/s", "a right product")
+            yield Finding("device", "ok", f"{one.device}: {one.gflops or 0:.0f} GFLOP/s", "a correct product")
     if health.nvidia and not any(one.device.startswith("cuda") for one in health.devices):
         seen = f"{health.nvidia[0].name} (driver {health.nvidia[0].driver}) is not used: torch has no CUDA there"
         fix = "install a CUDA build of torch there, or a newer driver (nvidia-smi shows the newest CUDA that it knows)"
@@ -172,7 +172,7 @@ def _power(health: Health) -> Iterator[Finding]:
         yield Finding("power saving", "warning", "Low Power Mode is on", "off: it halves the speed", fix)
     mobile = power.source != ""
     if health.inhibitor or not mobile:
-        yield Finding("sleep", "ok", health.inhibitor or "no battery, so it hardly sleeps", "can be kept awake")
+        yield Finding("sleep", "ok", health.inhibitor or "no battery, so it rarely sleeps", "can be kept awake")
     else:
         fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
         seen = "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
@@ -185,7 +185,7 @@ def _heat(health: Health) -> Iterator[Finding]:
     hot = health.throttled or max(known, default=0.0) >= HOT
     degrees = f"{max(known):.0f} °C" if known else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
-    fix = "let it cool down; is its air blocked?" if hot else ""
+    fix = "let it cool down; are its vents blocked?" if hot else ""
     yield Finding("heat", "warning" if hot else "ok", seen, f"below {HOT:.0f} °C", fix)
 
 

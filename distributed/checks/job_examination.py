@@ -77,7 +77,7 @@ def _data(inputs: Inputs, link: Link, facts: Facts) -> list[Finding]:
     try:
         return judge_data(inputs.trees, missing_there(link, inputs), facts)
     except MusterError as error:
-        return [Finding("data", "warning", f"what is there of the data could not be asked: {error.message}")]
+        return [Finding("data", "warning", f"its data could not be checked: {error.message}")]
 
 
 def missing_there(link: Link, inputs: Inputs) -> Lack:

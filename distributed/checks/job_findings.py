@@ -38,7 +38,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         return _judged(profile, measured_bytes(profile, measured), "as measured there", health)
     if size is None:
         return Finding(
-            "model", "ok", "how much memory the model takes is not known before it runs", "", "measure tells"
+            "model", "ok", "the memory that the model needs is not known before it runs", "", "measure tells"
         )
     try:
         found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
@@ -96,14 +96,14 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
         sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
         left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
         total = sum(sizes.values())
-        state = "absent" if left == total else "partly there" if left else "there in parts"
+        state = "absent" if left == total else "partly there" if left else "there, not assembled"
         found.append(
             Finding("data", "ok", f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB")
         )
     room = lack.left({blob: path for tree in trees.values() for blob, path in tree.sources.items()})
     if facts.free < FREE_BYTES + room:
         seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(room)} MB"
-        fix = "free some space there, or give a 'project_path' on another disk"
+        fix = "free some space there, or set 'project_path' to another disk"
         found.append(Finding("disk", "problem", seen, f"{_megabytes(FREE_BYTES + room)} MB", fix))
     return found
 
@@ -129,10 +129,10 @@ def judge_port(port: int) -> list[Finding]:
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        seen = f"port {port} of the machine that you start runs from cannot be used ({error.strerror or error})"
+        seen = f"port {port} of the machine that starts the run cannot be used ({error.strerror or error})"
         fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
         return [Finding("hub port", "problem", seen, "free for the hub", fix)]
-    return [Finding("hub port", "ok", f"port {port} of the machine that you start runs from is free")]
+    return [Finding("hub port", "ok", f"port {port} of the machine that starts the run is free")]
 
 
 def _gigabytes(size: int) -> str:

@@ -69,7 +69,7 @@ def inhibitor() -> str:
         return "caffeinate"
     for what, name in (
         ("sleep:idle", "systemd-inhibit"),
-        ("idle", "systemd-inhibit, against falling asleep by itself"),
+        ("idle", "systemd-inhibit, which prevents idle sleep"),
     ):
         if succeeds("systemd-inhibit", f"--what={what}", "true"):
             return name

@@ -91,7 +91,9 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
     """
     done = connection.run(["sh", "-c", SURVEY, "sh", blob, *dict.fromkeys(roots)], timeout=_SURVEY_PATIENCE)
     if b"\nps\n" not in b"\n" + done.stdout:
-        raise RemoteFileError(connection.machine, f"cannot look for our files: {done.problem}", "has it sh and ps?")
+        raise RemoteFileError(
+            connection.machine, f"cannot look for Muster's files: {done.problem}", "are sh and ps there?"
+        )
     said, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
     inventory, groups = _read(said)
     return _with_processes(connection, inventory, groups, table, roots)
@@ -204,8 +206,8 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     if left.keys and not (left.parts or left.processes or left.alive):
         done = connection.run(["sh", "-c", FORGET, "sh", blob])
         if not done.ok:
-            problem = f"our key stays in ~/.ssh/authorized_keys: {done.problem}"
-            raise RemoteFileError(connection.machine, problem, "look at the permissions and the free space there")
+            problem = f"Muster's key stays in ~/.ssh/authorized_keys: {done.problem}"
+            raise RemoteFileError(connection.machine, problem, "check the permissions and the free space there")
         left = survey(connection, blob, roots)
     return left
 

@@ -31,7 +31,7 @@ def leftovers(
             done.wait()
             left = document(machine.name, link.ask("left", run_id).stdout).get("processes")
             if not isinstance(left, list):
-                raise SshError(machine.name, "it does not say which processes are left", "look there with ps -ax")
+                raise SshError(machine.name, "it did not report which processes are left", "check there with ps -ax")
             return [str(process) for process in left]
         except MusterError as error:
             return error

@@ -93,7 +93,7 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
 def _typed(text: str) -> Candidate:
     place = split_address(text)
     if not place["name"] or place["name"].startswith("-"):
-        raise BadInput(f"'{text}' is not a machine", "give what you would type after ssh, for example ada@studio.local")
+        raise BadInput(f"'{text}' is not a machine", "write it as after ssh, for example ada@studio.local")
     target = SshTarget(place["name"], place["name"], place["port"], place["user"] or "")
     return Candidate(Origin.TYPED, target)
 

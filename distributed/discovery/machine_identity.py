@@ -186,10 +186,10 @@ def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Status:
 def _other_key(sightings: list[Sighting], shown: str) -> Problem:
     name = next(sighting.expected.name for sighting in sightings if sighting.expected.name)
     hint = (
-        f"another machine answers there, or it was set up anew; in that case compare the fingerprint on the machine, "
+        f"another machine answers there, or it was reinstalled; in that case compare the fingerprint on the machine, "
         f"then: {shlex.join(['ssh-keygen', '-R', name])}"
     )
-    return Problem("host_key_changed", f"its host key {shown} is another than the one known for {name}", hint)
+    return Problem("host_key_changed", f"its host key {shown} does not match the one known for {name}", hint)
 
 
 _TELLING = ("local_network_permission", "firewall", "port_closed", "not_ssh", "stalled", "dropped", "timeout")

@@ -116,7 +116,7 @@ def explain_browsing(interface: str, error: OSError, platform: str = sys.platfor
         message = f"macOS does not let this terminal use the local network (errno 65 on {interface})"
         return Problem("local_network_permission", message, LOCAL_NETWORK_HINT)
     if error.errno == errno.EADDRINUSE:
-        message = f"another program holds UDP port {PORT} for itself, so nothing is heard on {interface}"
+        message = f"another program holds UDP port {PORT} alone, so nothing is received on {interface}"
         return Problem("port_in_use", message, f"find it with: sudo lsof -nP -iUDP:{PORT}")
     if error.errno in (errno.EPERM, errno.EACCES):
         message = f"sending multicast DNS on {interface} is forbidden, by a firewall or a sandbox"

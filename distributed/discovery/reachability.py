@@ -135,7 +135,7 @@ def explain(failure: Failure, endpoint: Endpoint, platform: str = sys.platform) 
         message = f"this computer forbids connections to {endpoint.where}"
         return Problem("firewall", message, f"allow outgoing TCP port {endpoint.port} in its own firewall")
     if number in _NO_ROUTE:
-        message = f"no way to {endpoint.where} ({_over(endpoint)}): nobody there has this address"
+        message = f"no route to {endpoint.where} ({_over(endpoint)}): no machine there has this address"
         return Problem("no_route", message, "is it on, awake and in this network?")
     return Problem("no_route", f"cannot connect to {endpoint.where}: {failure.error.strerror or failure.error}")
 

@@ -67,7 +67,7 @@ def load_hosts(path: Path) -> Hosts:
     except FileNotFoundError:
         raise BadInput(f"{path}: no such hosts file", "copy distributed_hosts.json.example and fill it in") from None
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or error}", "give a hosts file with --hosts FILE") from None
+        raise BadInput(f"{path}: {error.strerror or error}", "name a hosts file with --hosts FILE") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not a text file (byte {error.start})", "save it as UTF-8") from None
     return parse_hosts(text, str(path))
@@ -159,7 +159,7 @@ def _line(value: Any, key: str, source: str) -> str:
     try:
         return _LINE.validate_python(value)
     except ValidationError:
-        raise BadInput(f"{source}: '{key}' must be a text of one line", 'for example "~/.ssh/id_ed25519"') from None
+        raise BadInput(f"{source}: '{key}' must be one line of text", 'for example "~/.ssh/id_ed25519"') from None
 
 
 def _entries(top: dict[str, Any], source: str) -> list[Any]:
@@ -194,7 +194,7 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
         return Machine.model_validate(fields)
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
-        expected = _EXPECTED.get(field, "a text of one line")
+        expected = _EXPECTED.get(field, "one line of text")
         raise BadInput(
             f"{where}: '{field}' must be {expected}, not {short(repr(fields.get(field)))}", "see docs/hosts.md"
         ) from None
@@ -219,7 +219,7 @@ def typed_machine(text: str) -> Machine:
     try:
         return Machine(name=place["name"], address=place["name"], port=place["port"], user=place["user"] or "")
     except ValidationError as error:
-        hint = "type what you would type after ssh, as ada@studio.local"
+        hint = "write it as after ssh, for example ada@studio.local"
         raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error
 
 
@@ -230,13 +230,14 @@ def _refuse_duplicates(machines: tuple[Machine, ...], source: str) -> None:
         twin = names.setdefault(machine.name.casefold(), number)
         if twin != number:
             raise BadInput(
-                f"{source}: machines {twin} and {number} have one name, '{machine.name}'", "rename one, or remove it"
+                f"{source}: machines {twin} and {number} share a name, '{machine.name}'",
+                "rename one, or remove it",
             )
         place = (machine.host.casefold().rstrip("."), machine.port or 22)
         twin = places.setdefault(place, number)
         if twin != number:
             both = f"'{machines[twin - 1].name}' and '{machine.name}'"
-            raise BadInput(f"{source}: {both} are one machine ({place[0]} port {place[1]})", "remove one of them")
+            raise BadInput(f"{source}: {both} are the same machine ({place[0]} port {place[1]})", "remove one of them")
 
 
 def _master_first(machines: tuple[Machine, ...], top: dict[str, Any], source: str) -> tuple[Machine, ...]:

@@ -339,7 +339,7 @@ def end_old_agent() -> None:
     end = time.monotonic() + _OLD_AGENT_PATIENCE
     while can_connect():
         if time.monotonic() > end:
-            raise OSError("another agent works on this run here and does not end")
+            raise OSError("another agent of this run is active here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
             old.settimeout(_OLD_AGENT_PATIENCE)  # it may be stopped
             old.connect(SOCKET)

@@ -176,7 +176,7 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
                 digest.update(chunk)
                 out.write(chunk)
         if digest.hexdigest() != name:
-            raise ValueError(f"{name}: damaged on the way")
+            raise ValueError(f"{name}: damaged in transfer")
         os.chmod(part, 0o444)
         os.replace(part, path)
     except (OSError, ValueError):
@@ -198,7 +198,7 @@ def take_over(root: Path, name: str, part: Path, size: int) -> Any:
         return digest
     found = next((path for path in parts(root, name) if size_of(path) >= size), None)
     if found is None:
-        raise ValueError(f"{name}: its beginning is gone")
+        raise ValueError(f"{name}: its first part is missing")
     os.rename(found, part)
     os.truncate(part, size)
     with open(part, "rb") as stream:

@@ -119,7 +119,7 @@ def _no_python(link: Link, done: Completed) -> SshError:
     if done.returncode in (126, 127):
         where = "name another with 'python' in the hosts file" if link.machine.python else "install Python 3.10 there"
         return SshError(link.name, f"no Python there: {link.python} ({done.problem})", where)
-    return SshError(link.name, f"{link.python} does not work there: {done.problem}", "try it by hand on that machine")
+    return SshError(link.name, f"{link.python} does not work there: {done.problem}", "try it on that machine")
 
 
 def document(machine: str, said: bytes) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def document(machine: str, said: bytes) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     problem = f"its answer cannot be read: {said[:80].decode(errors='replace')!r}"
-    raise SshError(machine, problem, "does its Python print something of its own (sitecustomize, .pth files)?")
+    raise SshError(machine, problem, "does its Python print anything by itself (sitecustomize, .pth files)?")
 
 
 Dial = Callable[[Machine, Hosts, Trust | None], Link]

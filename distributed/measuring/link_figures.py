@@ -151,7 +151,7 @@ class Probe:
             self.cards = {str(name): float(rate) for name, rate in dict(own["cards"]).items()}
         except (KeyError, TypeError, ValueError):
             self.__exit__()
-            raise SshError(self.name, "its link probe sent something else than addresses") from None
+            raise SshError(self.name, "its link probe sent something other than addresses") from None
         except BaseException:
             self.__exit__()
             raise
@@ -176,7 +176,7 @@ class Probe:
             self._process.write(json.dumps(order).encode() + b"\n")
             found = json.loads(self._process.read_line(patience))
         except TimeoutError:
-            raise SshError(self.name, f"its link probe is silent for {patience:.0f} s") from None
+            raise SshError(self.name, f"its link probe has been silent for {patience:.0f} s") from None
         except ValueError:
             said = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SshError(self.name, f"its link probe ended ({' '.join(said) or 'no word'})") from None
@@ -242,7 +242,7 @@ def _call(source: Probe, target: Probe) -> Figures:
         try:
             return Figures.model_validate(source.ask(order, PATIENCE))
         except ValidationError:
-            raise SshError(source.name, f"measured something that cannot be towards {target.name}") from None
+            raise SshError(source.name, f"measured impossible values towards {target.name}") from None
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def listening(probe: Probe) -> Iterator[tuple[int, str]]:
     try:
         yield int(probe.ask({"op": "listen", "token": token}, _SHORT_PATIENCE)["port"]), token
     except (KeyError, TypeError, ValueError):
-        raise SshError(probe.name, "its link probe sent something else than a port") from None
+        raise SshError(probe.name, "its link probe sent something other than a port") from None
     finally:
         with contextlib.suppress(MusterError):
             probe.ask({"op": "unlisten"}, _SHORT_PATIENCE)

@@ -68,7 +68,7 @@ def bring(link: Link, inputs: Inputs, tell: Tell = lambda line: None) -> None:
         nonlocal told
         if total - done > _WORTH_A_WORD and not told:
             told = True
-            tell(f"{link.name}: taking code, data and model, {(total - done) / 1e6:.0f} MB")
+            tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
 
     link.put_agent()
     synchronise(link, inputs, say)
@@ -181,14 +181,14 @@ def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = 
     if failure and not measurements:
         raise SshError(name, f"could not run the task ({_text(failure, 'message')})", _text(failure, "hint"))
     if not measurements or "facts" not in found or "workload" not in found:
-        raise SshError(name, "the short run there ended without figures", "try the task by hand on that machine")
+        raise SshError(name, "the short run there ended without figures", "try the task on that machine")
     try:
         return SpeedFigures(
             machine=_machine(seat, found["facts"], measurements),
             workload=_workload(inputs, found["workload"]),
         )
     except (ValidationError, TypeError) as error:
-        raise SshError(name, f"its figures cannot be ({str(error).splitlines()[0]:.100})", "measure again") from None
+        raise SshError(name, f"impossible figures ({str(error).splitlines()[0]:.100})", "measure again") from None
 
 
 def _document(line: bytes) -> dict[str, Any]:

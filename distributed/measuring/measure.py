@@ -307,7 +307,7 @@ def _run_task(
 
     if missing:
         names = ", ".join(seats[number].member.name for number in missing)
-        tell(f"running the task for a moment, the first time after preparing its data: {names}")
+        tell(f"running the task briefly; the first time its data are prepared: {names}")
     links = list(dict.fromkeys(seats[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         fit = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs, tell)), links), strict=True))

@@ -213,7 +213,7 @@ class Planning(Document):
         if self.settings is None:
             raise BadInput("the plan chose nothing: the job fits no machine", "see why with: plan --explain")
         if self.made_for.profile and self.made_for.profile != profile_hash(profile):
-            raise BadInput(f"the plan was made for another profile than {profile.name}", "make it again with: plan")
+            raise BadInput(f"the plan was made for a profile other than {profile.name}", "make it again with: plan")
         document = profile.model_dump()
         for name, value in self.settings.options.items():
             spec = options_by_name()[name]
@@ -258,4 +258,4 @@ def write_planning(path: Path, planning: Planning) -> None:
     try:
         write_whole(path, planning.model_dump_json(indent=2).encode())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "give another place with --out FILE") from error
+        raise BadInput(f"{path}: {error.strerror}", "choose another file with --out FILE") from error

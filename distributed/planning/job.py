@@ -149,12 +149,12 @@ def read_figures(path: Path) -> Figures:
     """
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise BadInput(f"{path}: {path.stat().st_size} bytes are no file of figures", "measure again")
+            raise BadInput(f"{path}: {path.stat().st_size} bytes are not a file of figures", "measure again")
         return Figures.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "give a file of measured figures with --figures FILE") from error
+        raise BadInput(f"{path}: {error.strerror}", "name a file of measured figures with --figures FILE") from error
     except ValidationError as error:
-        raise BadInput(f"{path}: {first_problem(error)}", "measure again, or mend the file") from error
+        raise BadInput(f"{path}: {first_problem(error)}", "measure again, or fix the file") from error
 
 
 def write_figures(path: Path, figures: Figures) -> None:
@@ -166,7 +166,7 @@ def write_figures(path: Path, figures: Figures) -> None:
     try:
         write_whole(path, figures.model_dump_json(indent=2).encode())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "give another place") from error
+        raise BadInput(f"{path}: {error.strerror}", "choose another place") from error
 
 
 def first_problem(error: ValidationError) -> str:

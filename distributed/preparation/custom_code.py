@@ -83,9 +83,9 @@ def check_code(
     who = f"{source}, profile '{profile.name}'"
     if not named and (ask is None or not ask(code, who)):
         if code.changed:
-            message = f"its Python code, or what it imports, has changed since it was agreed to: {code.file}"
+            message = f"its Python code, or what it imports, has changed since it was approved: {code.file}"
         else:
-            message = f"it runs Python code that nobody here has agreed to: {code.file}"
+            message = f"it runs Python code that is not approved here: {code.file}"
         raise BadInput(f"{who}: {message}", hint)
     code.approve()
 

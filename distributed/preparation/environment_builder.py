@@ -186,16 +186,19 @@ def explain(lines: list[str]) -> tuple[str, str]:
     """Return the problem in the output of pip or uv, and its fix."""
     text = "\n".join(lines)
     told = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
-    last = (told or [line for line in lines if line] or ["it said nothing"])[0][:300]
+    last = (told or [line for line in lines if line] or ["it gave no reason"])[0][:300]
     if "No space left" in text or "Disk quota" in text:
-        return "the disk is full", "free some space there, or give a 'project_path' on another disk"
+        return "the disk is full", "free some space there, or set 'project_path' to another disk"
     if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
-        fix = "what stands between that machine and the package index? --offline-wheels takes the packages from here"
-        return "a package is another file than the one that was tested", fix
+        fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
+        return "a package differs from the one that was tested", fix
     if _NO_WAY.search(text):
         return f"the package index cannot be reached ({last})", OFFLINE_FIX
     if "No matching distribution" in text or "No solution found" in text:
-        return f"a package is not to be had for this Python ({last})", "give it another Python: 'python' in hosts file"
+        return (
+            f"a package is not available for this Python ({last})",
+            "set 'python' in the hosts file",
+        )
     return f"the packages cannot be installed: {last}", "try the last command by hand there"
 
 

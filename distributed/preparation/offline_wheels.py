@@ -72,7 +72,7 @@ def _download(files: Path, requirements: Sequence[str], lock: str, there: Mappin
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise BadInput(f"the packages cannot be collected: {told[-1]}", "has this machine internet, and pip?")
+        raise BadInput(f"the packages cannot be collected: {told[-1]}", "are internet access and pip there?")
 
 
 def is_like_here(there: Mapping[str, Any]) -> bool:

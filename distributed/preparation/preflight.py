@@ -20,7 +20,7 @@ CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
 PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
-_BY_HAND = "try on that machine, by hand: python3 -c 'import sys; print(sys.version)'"
+_BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
 
@@ -159,7 +159,7 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
         ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
         facts = _facts(said, ahead, fingerprint)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise SshError(link.name, "what it says of itself cannot be read", _BY_HAND) from None
+        raise SshError(link.name, "its report on itself cannot be read", _BY_HAND) from None
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
@@ -205,12 +205,12 @@ def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
     if not facts.writable:
-        return SshError(name, f"{facts.root} cannot be written there", "give a 'project_path' in the hosts file")
+        return SshError(name, f"{facts.root} cannot be written there", "set 'project_path' in the hosts file")
     if facts.free < FREE_BYTES + room:
         need = (FREE_BYTES + room) // 1_000_000
         return SshError(
             name, f"its disk is full: {facts.free // 1_000_000} MB free at {facts.root}, needed are {need} MB",
-            "free some space there, or give a 'project_path' on another disk",
+            "free some space there, or set 'project_path' to another disk",
         )  # fmt: skip
     if abs(facts.clock_ahead) > CLOCK_TOLERANCE:
         word = "ahead of" if facts.clock_ahead > 0 else "behind"

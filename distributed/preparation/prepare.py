@@ -175,7 +175,7 @@ def _without_absent(found: Sequence[Readiness], manner: Manner) -> list[Readines
         return list(found)
     for one in found:
         if one not in kept and one.problem is not None:
-            manner.tell(f"going on without {one.link.name}: {one.problem.beside(one.link.name)}")
+            manner.tell(f"continuing without {one.link.name}: {one.problem.beside(one.link.name)}")
     return kept
 
 
@@ -207,7 +207,7 @@ def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> 
             return error
         return None
 
-    manner.tell(f"installing packages, in our own folder there: {_names([one.link.machine for one in lacking])}")
+    manner.tell(f"installing packages into Muster's folder there: {_names([one.link.machine for one in lacking])}")
     with ThreadPoolExecutor(len(lacking)) as pool:
         problems = dict(zip([one.link.name for one in lacking], pool.map(give, lacking), strict=True))
     result = _again(found, hosts, task, manner, lambda machine: machine)

@@ -101,7 +101,7 @@ def usual_recipe() -> Recipe:
         lock = (REPOSITORY / "constraints.txt").read_text()
         hashes = (REPOSITORY / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
-        raise BadInput("the list of packages is not to be found on this machine", "make setup") from None
+        raise BadInput("the list of packages is missing on this machine", "make setup") from None
     needed = tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _HERE_ONLY)
     return Recipe(needed, lock, hashes)
 
@@ -146,7 +146,7 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
         link.python = base.python
         link.put_agent()
         tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, said, say))
-        say(f"sending {counted(len(tree.files), 'package')}, as far as missing there")
+        say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
         send_trees(link, [tree])
         wheels = f"{link.root}/trees/{tree.name}"
     return _build(link, base, recipe, hashed_for(recipe.hashes, said, recipe.requirements), wheels, say)
@@ -171,7 +171,7 @@ def _fetch_python(link: Link, base: Base, say: Say) -> Base:
     )
     found = look(link)
     if not found.python:
-        raise SshError(link.name, f"no Python 3.10 or newer there, and none to be had: {done.problem}", _NO_PYTHON)
+        raise SshError(link.name, f"no Python 3.10 or newer there, and none to install: {done.problem}", _NO_PYTHON)
     return found
 
 
@@ -222,8 +222,8 @@ def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
     try:
         return read_line(_SILENCE)
     except TimeoutError:
-        problem = f"making its environment got stuck: not a word for {_SILENCE / 60:.0f} minutes"
-        raise SshError(link.name, problem, "is its way to the package index slow? Try --offline-wheels") from None
+        problem = f"making its environment got stuck: no output for {_SILENCE / 60:.0f} minutes"
+        raise SshError(link.name, problem, "is its package index slow? Try --offline-wheels") from None
 
 
 def _document(line: bytes) -> dict[str, Any]:

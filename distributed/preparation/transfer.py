@@ -68,7 +68,7 @@ class Lack:
                 return cls(tuple(map(str, answer["trees"])), blobs, begun)
         except (KeyError, TypeError, ValueError, AttributeError):
             pass
-        raise SshError(machine, "it does not say which files it lacks", "try again")
+        raise SshError(machine, "it did not report which files it lacks", "try again")
 
     def left(self, sources: Mapping[str, Path]) -> int:
         """Bytes still to be sent."""

@@ -63,7 +63,7 @@ def _fetch(system: str, machine: str, folder: Path) -> None:
     wheels = list(folder.glob("uv-*.whl"))
     if done.returncode != 0 or not wheels:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise BadInput(f"uv cannot be had here: {told[-1]}", "has this machine internet, and pip?")
+        raise BadInput(f"uv cannot be downloaded here: {told[-1]}", "are internet access and pip there?")
     unpack(wheels[0], folder / "uv")
 
 

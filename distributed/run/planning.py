@@ -172,11 +172,11 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     unknown = [name for name in chosen if name not in names]
     if unknown:
         hint = "make it again with: plan PROFILE --out FILE"
-        raise BadInput(f"the plan is for a machine that is not here: {', '.join(unknown)}", hint)
+        raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
     asked = "torch" in (profile.strategy.engine, planning.job.engine)
     if planning.settings.engine == "torch" and not asked and len(_machines(chosen)) > 1:
-        hint = "take --set engine=torch if that is meant, or make the plan again"
-        raise BadInput("the plan sends training traffic in clear (engine torch), and nobody has asked for that", hint)
+        hint = "add --set engine=torch if you want that, or make the plan again"
+        raise BadInput("the plan sends training traffic unencrypted (engine torch), and you did not ask for that", hint)
     overlaid = planning.overlay(profile)
     hub = _machine_of(planning.settings.hub, machines)
     kept = _chosen_seats(machines, names, chosen, hub)

@@ -51,9 +51,9 @@ class RequestBook:
         if self._stopping and request.action not in ("stop", "kill"):
             raise BadInput("the run is stopping")
         if request.action == "pause" and self._paused:
-            raise BadInput("the run is about to pause" if self._has("pause") else "the run is paused already")
+            raise BadInput("the run is about to pause" if self._has("pause") else "the run is already paused")
         if request.action == "resume" and not self._paused:
-            raise BadInput("the run is about to go on" if self._has("resume") else "the run is not paused")
+            raise BadInput("the run is about to resume" if self._has("resume") else "the run is not paused")
         if request.action in ("pause", "resume"):
             self._paused = request.action == "pause"
         self._stopping = self._stopping or request.action in ("stop", "kill")

@@ -47,7 +47,7 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
         BadInput: no machine is named where one is needed, or the run folder cannot be written.
     """
     if action in ("drop", "add") and not machine and entry is None:
-        raise BadInput(f"'{action}' needs the name of a machine", "give one of the run's machines")
+        raise BadInput(f"'{action}' needs the name of a machine", "name one of the run's machines")
     identity = f"{time.time_ns()}-{secrets.token_hex(4)}"
     path = run_dir / FOLDER / f"{identity}.json"
     document: dict[str, Any] = {"action": action, "machine": machine or (entry.name if entry else "")}

@@ -51,5 +51,5 @@ class StartWatch:
             total = f" of {work.total}" if work.total else ""
             return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
         if self._engine == "torch":
-            return f"waiting for {name}: its worker runs; it has not met the others yet"
+            return f"waiting for {name}: its worker runs; it has not joined the others yet"
         return f"waiting for {name}: its worker runs and has not reached the hub here; does a firewall block it?"

@@ -131,5 +131,5 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
         return error.hint
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
-        return f"{who}run the access command for it on a terminal: its password, given once, installs our key"
-    return f"{who}it takes no password: add a public key of yours to ~/.ssh/authorized_keys on that machine itself"
+        return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
+    return f"{who}it accepts no password: add a public key of yours to ~/.ssh/authorized_keys on that machine itself"

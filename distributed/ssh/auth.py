@@ -165,7 +165,7 @@ class Login:
             return False  # refused, or the agent would not sign
         if missing:
             problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
-            raise UserRefused(self._host.machine, problem, "allow a log-in by key alone for this user")
+            raise UserRefused(self._host.machine, problem, "allow login by key alone for this user")
         return True
 
     def _candidates(self, agent: KeyAgent) -> Iterator[_Candidate]:
@@ -208,20 +208,20 @@ class Login:
                 raise self._lost(error) from None
             if prompts.beyond:
                 problem = f"{self._host.where} asks for more than a password ({prompts.beyond!r})"
-                hint = "install a key there by hand, and allow a log-in by it alone"
+                hint = "install a key there yourself, and allow login by key alone"
                 raise UserRefused(self._host.machine, problem, hint) from None
             problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
         if missing:
             problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
-            raise UserRefused(self._host.machine, problem, "install a key there and allow a log-in by it alone")
+            raise UserRefused(self._host.machine, problem, "install a key there and allow login by key alone")
         return "password"
 
     def _refusal(self, keys_possible: bool) -> SshError:
         host = self._host
         if not keys_possible:
-            problem = f"{host.where} takes no keys for user '{host.user}', only a password"
-            hint = "give the password once, or set PubkeyAuthentication yes in its sshd_config"
+            problem = f"{host.where} accepts no keys for user '{host.user}', only a password"
+            hint = "enter the password once, or set PubkeyAuthentication yes in its sshd_config"
             return PasswordOnly(host.machine, problem, hint)
         more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
@@ -240,7 +240,7 @@ class Login:
     def _user_hint(self) -> str:
         if self._host.user_is_guess:
             return f"'{self._host.user}' is your name on this machine; if it is another one there, set 'user'."
-        return f"does the user '{self._host.user}' exist there, and may it log in by SSH?"
+        return f"does the user '{self._host.user}' exist there, and may that user log in by SSH?"
 
     def _lost(self, error: Exception) -> SshError:
         failure = self._explain(error)
@@ -250,7 +250,7 @@ class Login:
     def _explain(self, error: Exception) -> SshError:
         host, words = self._host, " ".join(self._disconnect)
         if _timed_out(error):
-            return stalled(host, "did not answer during the log-in", self._patience)
+            return stalled(host, "did not answer during login", self._patience)
         if "too many authentication failures" in words.lower():
             problem = (
                 f"{host.where} gave up after {counted(len(self._tried), 'key')} ({', '.join(self._tried[:_SHOWN])})"
@@ -258,8 +258,8 @@ class Login:
             hint = "name the right one as 'key' in the hosts file"
             return NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         said = f" ({words})" if words else ""
-        hint = "look at its SSH server's log, and at AllowUsers in its sshd_config"
-        return Dropped(host.machine, f"{host.where} closed the connection during the log-in{said}", hint)
+        hint = "check its SSH server's log, and AllowUsers in its sshd_config"
+        return Dropped(host.machine, f"{host.where} closed the connection during login{said}", hint)
 
 
 def _agent_candidate(key: Any) -> _Candidate:

@@ -123,11 +123,11 @@ def _ask(program: str, target: SshTarget) -> str:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        problem, hint = f"ssh -G {target.host} does not end", "look at Match exec in ~/.ssh/config"
+        problem, hint = f"ssh -G {target.host} does not end", "check Match exec in ~/.ssh/config"
         raise BadInput(problem, hint, machine=target.name) from None
     if result.returncode != 0:
         problem = " ".join(result.stderr.split()) or f"ssh -G ended with {result.returncode}"
-        raise BadInput(problem, f"try it by hand: ssh -G {target.host}", machine=target.name)
+        raise BadInput(problem, f"try it yourself: ssh -G {target.host}", machine=target.name)
     return result.stdout
 
 

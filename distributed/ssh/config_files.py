@@ -112,8 +112,8 @@ def check_accepted(config: str, who: str) -> None:
         BadInput: it was not accepted; ``who`` is the machine that it is to be used for.
     """
     if not accepted(config):
-        message = f"{who}: nobody has accepted the SSH configuration {_path(config)} that its hosts file names"
-        raise BadInput(message, "it may run commands here: look at it, then name the hosts file: access --hosts FILE")
+        message = f"{who}: the SSH configuration {_path(config)} of its hosts file is not approved"
+        raise BadInput(message, "it can run commands here: read it, then approve it: access --hosts FILE")
 
 
 def accepted_before(config: str) -> bool:

@@ -149,7 +149,7 @@ class SshConnection:
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
-            raise ForwardRefused(host.machine, problem, "look at ProxyJump in ~/.ssh/config") from None
+            raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
 
     def _see_that_commands_run(self, timeout: float) -> None:
         try:
@@ -161,7 +161,7 @@ class SshConnection:
             problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
                 "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "
-                "Allow access for; on Linux look at the account and at the SSH server's log"
+                "Allow access for; on Linux check the account and the SSH server's log"
             )
             raise UserRefused(self.machine, problem, hint) from None
         self.system = result.stdout.decode(errors="replace").strip()

@@ -30,7 +30,7 @@ from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import MachinesNotReady
 
 REMOTE_LOGIN = (
-    "on a Mac switch on System Settings > General > Sharing > Remote Login; "
+    "on a Mac turn on System Settings > General > Sharing > Remote Login; "
     "on Linux: sudo apt install openssh-server && sudo systemctl enable --now ssh"
 )
 
@@ -96,7 +96,7 @@ class UnknownHostKey(SshError):
     def __init__(self, key: HostKeyInfo) -> None:
         super().__init__(
             key.machine,
-            f"first meeting: its {key.key_type} host key has the fingerprint {key.fingerprint}",
+            f"first contact: its {key.key_type} host key has the fingerprint {key.fingerprint}",
             f"compare it on that machine with: {key.compare_command}; then accept it with --trust-new",
         )
         self.key = key

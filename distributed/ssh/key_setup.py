@@ -99,7 +99,7 @@ def read_own_key() -> OwnKey | None:
     try:
         key = paramiko.PKey.from_path(path)
     except (paramiko.SSHException, UnsupportedAlgorithm, OSError, ValueError, TypeError) as error:
-        hint = "move it away: a new one is made then, and the machines are asked for their passwords again"
+        hint = "move it away: a new one is made, and you enter the passwords again"
         raise BadInput(f"{path}: not a key that can be used without a passphrase ({error})", hint) from None
     return OwnKey(path, f"{key.get_name()} {key.get_base64()} {_comment()}")
 
@@ -161,14 +161,12 @@ def install_key(
     with SshConnection.connect(target, trust=trust, password=password, timeout=timeout) as connection, _one_at_a_time:
         done = connection.run(["sh", "-c", INSTALL], input=f"{key.line}\n".encode(), timeout=timeout)
     if not done.ok:
-        problem = f"our key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
-        raise RemoteFileError(
-            target.name, problem, "look at the permissions and the free space of the home folder there"
-        )
+        problem = f"Muster's key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
+        raise RemoteFileError(target.name, problem, "check the permissions and the free space of the home folder there")
     said = done.stdout.decode(errors="replace").splitlines()
     report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout)
     if not report.ok:
-        report = replace(report, problem=f"our key is in ~/.ssh/authorized_keys there, but: {report.problem}",
+        report = replace(report, problem=f"Muster's key is in ~/.ssh/authorized_keys there, but: {report.problem}",
                          fix=_why_not(said, report), password_possible=False)  # fmt: skip
     return Installed(report, "added" in said, key)
 

@@ -257,8 +257,8 @@ class RemoteProcess:
     def _no_shell(self) -> NoShell:
         self._threads[1].join(1.0)
         if len(self._rest) > _NOISE_LIMIT:
-            hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing where the shell is not interactive"
-            return NoShell(self.machine, "logged in, but its start files print without end", hint)
+            hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing when the shell is not interactive"
+            return NoShell(self.machine, "logged in, but its shell start files never stop printing", hint)
         said = (self._rest + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
         return NoShell(self.machine, problem, _NO_SHELL_HINT)

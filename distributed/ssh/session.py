@@ -99,7 +99,7 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
     if isinstance(error, paramiko.IncompatiblePeer):
         return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "update its SSH server")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:
-        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; look at its log"
+        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
         return Dropped(host.machine, f"{host.where} closed the connection during the key exchange", hint)
     return NotSsh(host.machine, f"{host.where} breaks the SSH protocol: {text[:120]}", "is 'port' its SSH server's?")
 

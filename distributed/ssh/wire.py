@@ -104,7 +104,7 @@ class Wire:
         if self._budget is not None:
             self._budget -= len(data)
             if self._budget < 0:
-                raise OSError(errno.EPROTO, "too much data before the log-in")
+                raise OSError(errno.EPROTO, "too much data before login")
         return data
 
     def send(self, data: bytes) -> int:
@@ -215,7 +215,7 @@ def _bounded(call: Callable[[], _T], seconds: float) -> _T:
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
     where = host.where if address == host.hostname else f"{host.where} ({address})"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        hint = "is it on, awake and in this network? A firewall may drop what it gets"
+        hint = "is it on, awake and in this network? A firewall may drop the packets"
         return ConnectTimeout(host.machine, f"no answer from {where} within {deadline.seconds:.0f} s", hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
@@ -257,9 +257,9 @@ def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:
         seen = error.args[0] if isinstance(error, EOFError) else b""
         if seen:
             raise not_ssh(host, seen) from None
-        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; look at its log"
+        hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
         if host.proxy_command:
-            hint = f"try it by hand: {host.proxy_command}"
+            hint = f"try it yourself: {host.proxy_command}"
         raise Dropped(host.machine, f"{host.where} closed the connection at once", hint) from None
     if not line.startswith((b"SSH-2.0-", b"SSH-1.99-")):
         raise not_ssh(host, line)

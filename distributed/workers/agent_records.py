@@ -22,7 +22,7 @@ class Greeting(BaseModel):
         try:
             return cls.model_validate_json(line)
         except ValidationError:
-            raise ValueError("something else than its agent answered") from None
+            raise ValueError("something other than its agent answered") from None
 
 
 class Record(BaseModel):

@@ -98,19 +98,19 @@ def announced(machine: str, line: bytes, name: str, room: int) -> dict[str, int]
         SshError: it is something else, or too much.
     """
     if len(line) > LONGEST_LIST:
-        raise SshError(machine, "its list of files is too long", "look at its run folder")
+        raise SshError(machine, "its list of files is too long", "check its run folder")
     sizes = document(machine, line).get("files")
     if not isinstance(sizes, dict) or len(sizes) > MOST_FILES:
-        raise SshError(machine, f"it names no files, or more than {MOST_FILES}", "look at its run folder")
+        raise SshError(machine, f"it names no files, or more than {MOST_FILES}", "check its run folder")
     for path, size in sizes.items():
         if not _is_inside(path, name):
             raise SshError(machine, f"it sends a file outside its folder: {path!a:.200}")
         if type(size) is not int or size < 0:
-            raise SshError(machine, f"it sends a file of no size: {path!a:.200}")
+            raise SshError(machine, f"it sends a file without a size: {path!a:.200}")
     if any(str(parent) in sizes for path in sizes for parent in PurePosixPath(path).parents):
         raise SshError(machine, "it sends a file that is a folder too")
     if (total := sum(sizes.values())) > room:
-        problem = f"its model has {total / 1e6:,.1f} MB, and here is room for {room / 1e6:,.1f} MB"
+        problem = f"its model has {total / 1e6:,.1f} MB, and there is room for {room / 1e6:,.1f} MB"
         raise SshError(machine, problem, "free some space on this machine")
     return sizes
 
@@ -138,4 +138,4 @@ def _receive(process: Process, files: dict[str, int], folder: Path, machine: str
                 out.write(data[:size])
                 size, data = size - len(data[:size]), data[size:]
     if data or process.read(_SILENCE):
-        raise SshError(machine, "it sends more than it named", "look at its run folder")
+        raise SshError(machine, "it sends more than it named", "check its run folder")

@@ -274,7 +274,7 @@ class RemoteWorker:
                     if self._code is not None:
                         return
             except ValidationError as error:
-                self._lose(f"it sent something else than its agent does ({first_problem(error)})")
+                self._lose(f"it sent something other than its agent does ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
                 problem = str(error) or f"{self._link.name} is silent"

@@ -69,7 +69,7 @@ def test_a_hosts_file_that_only_lies_here_runs_nothing(
     assert main(command) == ExitCode.BAD_INPUT
     assert not ran(tmp_path)
     said = capsys.readouterr().err
-    assert "may run commands" in said and f"access --hosts {hosts.name}" in said
+    assert "can run commands" in said and f"access --hosts {hosts.name}" in said
 
 
 def test_an_interpreter_of_others_is_not_run(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_person_is_asked_once_and_again_after_a_change(
     config_files._accepted.clear()
     (tmp_path / "trap").write_text("ProxyCommand other\n")
     person(monkeypatch, False)
-    with pytest.raises(BadInput, match="may run commands .* has changed since it was accepted"):
+    with pytest.raises(BadInput, match="can run commands .* has changed since it was approved"):
         read_hosts(hosts, named=False, person=True)
 
 
@@ -192,7 +192,7 @@ def test_a_profile_of_others_runs_no_code(
     assert main([*command, profile]) == ExitCode.BAD_INPUT
     assert not ran(tmp_path) and not (tmp_path / "output").exists()
     said = capsys.readouterr().err
-    assert "nobody here has agreed to" in said
+    assert "is not approved here" in said
     assert str(tmp_path / "job.py") in said and "--trust-code" in said and "config.ini" in said
 
 
@@ -223,7 +223,7 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
     plan_of(TrainRequest(profile))
     (tmp_path / "helper.py").write_text("evil = 1\n")
     person(monkeypatch, False)
-    with pytest.raises(BadInput, match="has changed since it was agreed to"):
+    with pytest.raises(BadInput, match="has changed since it was approved"):
         plan_of(TrainRequest(profile))
 
 
@@ -231,7 +231,7 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
 def test_a_module_that_is_no_text_counts_too(suffix: str, profile: str, tmp_path: Path) -> None:
     plan_of(TrainRequest(profile, trust_code=True))
     (tmp_path / f"helper{suffix}").write_bytes(b"evil")
-    with pytest.raises(BadInput, match="has changed since it was agreed to"):
+    with pytest.raises(BadInput, match="has changed since it was approved"):
         plan_of(TrainRequest(profile))
 
 
@@ -241,7 +241,7 @@ def test_a_run_of_others_is_not_resumed(profile: str, tmp_path: Path, monkeypatc
     with RunFolder.create(tmp_path / "output", plan, []):
         pass
     (tmp_path / "job.py").write_text(f"{JOB}evil = 1\n")
-    with pytest.raises(BadInput, match="has changed since it was agreed to") as refused:
+    with pytest.raises(BadInput, match="has changed since it was approved") as refused:
         resumable(TrainRequest(resume=plan.run_id))
     assert refused.value.hint.endswith(f"distributed-train --resume {plan.run_id} --trust-code")
     assert resumable(TrainRequest(resume=plan.run_id, trust_code=True))

@@ -82,7 +82,7 @@ def test_trainings_are_told_with_their_cost_and_begun_only_by_consent(run: str, 
     (speech / "train.csv").write_text((speech / "train.csv").read_text() + more)
     assert main(["blacklist", run, "--json"]) == 2
     out, err = capsys.readouterr()
-    assert "3 trainings on this machine, together 2.0 times as long as one on all 8 samples" in err
+    assert "3 trainings on this machine, 2.0 times the work of one on all 8 samples" in err
     assert "there is no terminal to confirm the trainings on" in out
     assert not (speech / "patches").exists()
 

@@ -48,7 +48,7 @@ def test_no_difference_is_said_in_words(tmp_path: Path, capsys: Capture) -> None
 def test_start_and_end_of_a_run(capsys: Capture) -> None:
     run = write_run(Path("output"), [])
     assert main(["compare", "p"]) == 2
-    assert "has not kept what its model wrote" in capsys.readouterr().err
+    assert "has no predictions from before and after training" in capsys.readouterr().err
     written(run / FOLDER / BEFORE, ["open store"] * 12)
     written(run / FOLDER / NAME, ["open door"] * 12)
     assert main(["compare", "p"]) == 0

@@ -102,7 +102,7 @@ def test_a_machine_that_lets_us_in(lab: LightLab) -> None:
         ("chosen", Stage.LOGIN, "no_key_accepted", "~/.ssh/authorized_keys on that machine"),
         ("thrown", Stage.LOGIN, "user_refused", "Allow access for"),
         ("shellless", Stage.SHELL, "no_shell", "chsh -s /bin/sh"),
-        ("endless", Stage.SHELL, "no_shell", "print nothing where the shell is not interactive"),
+        ("endless", Stage.SHELL, "no_shell", "print nothing when the shell is not interactive"),
         ("hung", Stage.SHELL, "command_timeout", "start files"),
     ],
 )

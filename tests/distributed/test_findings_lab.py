@@ -69,7 +69,7 @@ def test_a_closed_way_and_a_torn_answer_are_findings(
         assert not one.ready
         levels = {finding.seen: finding.level for finding in one.findings if finding.check in ("ways", "health")}
         assert levels[next(seen for seen in levels if "this machine" in seen)] == "problem"
-        assert levels["its hardware could not be asked: exit code 0"] == "warning"
+        assert levels["its hardware could not be read: exit code 0"] == "warning"
         assert "warning" in [finding.level for finding in one.findings if finding.check == "ways"]
 
 

@@ -82,7 +82,7 @@ def test_the_machine_that_supervises_stays_awake(awake: Path, tmp_path: Path) ->
 
 
 def test_the_check_tries_what_it_finds(awake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert machine_health.inhibitor() in ("caffeinate", "systemd-inhibit, against falling asleep by itself")
+    assert machine_health.inhibitor() in ("caffeinate", "systemd-inhibit, which prevents idle sleep")
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert machine_health.inhibitor() == ""

@@ -181,7 +181,7 @@ def test_a_server_that_takes_no_keys_is_told_before_any_password(lab: Lab) -> No
 @pytest.mark.lab
 def test_a_server_that_reads_its_keys_elsewhere_is_told(lab: Lab) -> None:
     report = install_key(lab.target("elsewhere"), SECRET).report
-    assert not report.ok and "our key is in ~/.ssh/authorized_keys there, but" in report.problem
+    assert not report.ok and "Muster's key is in ~/.ssh/authorized_keys there, but" in report.problem
     assert "authorizedkeysfile" in report.fix
 
 

@@ -118,7 +118,7 @@ def test_a_package_with_another_hash_is_refused(sound: bool, wheels: Path, tmp_p
     if sound:
         assert Path(builder.build(tmp_path, order, "", str(wheels))).is_file()
         return
-    with pytest.raises(builder.Unbuildable, match="another file than the one that was tested"):
+    with pytest.raises(builder.Unbuildable, match="differs from the one that was tested"):
         builder.build(tmp_path, order, "", str(wheels))
 
 
@@ -144,7 +144,9 @@ class Bare(HereConnection):
 def test_a_machine_with_no_python_at_all() -> None:
     bare = Link(Machine(name="bare"), lambda: Bare("bare"))
     assert look(bare).python == ""
-    with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to be had: python3") as caught:
+    with pytest.raises(
+        SshError, match="bare: no Python 3.10 or newer there, and none can be installed: python3"
+    ) as caught:
         provision(bare, lambda line: None, RECIPE)
     assert "astral.sh/uv" in caught.value.hint
 
@@ -251,7 +253,7 @@ def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> Non
     [
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "the disk is full"),
         ("error: Failed to fetch: dns error", "the package index cannot be reached"),
-        ("ERROR: No matching distribution found for torch==9", "a package is not to be had for this Python"),
+        ("ERROR: No matching distribution found for torch==9", "a package is not available for this Python"),
         ("ERROR: something else", "the packages cannot be installed: ERROR: something else"),
     ],
 )

@@ -88,9 +88,9 @@ def test_who_asks_twice_for_a_pause_gets_one(desk: Desk) -> None:
         ("accepted", ""),
         ("refused", "the run is about to pause"),
         ("done", "the run is paused after step 4"),
-        ("refused", "the run is paused already"),
+        ("refused", "the run is already paused"),
         ("accepted", ""),
-        ("refused", "the run is about to go on"),
+        ("refused", "the run is about to resume"),
     ]
 
 

@@ -431,7 +431,7 @@ def test_a_server_that_stops_during_the_log_in_is_left_in_time(lab: LightLab, tm
 
     begin = time.monotonic()
     try:
-        with pytest.raises(Stalled, match="did not answer during the log-in"):
+        with pytest.raises(Stalled, match="did not answer during login"):
             SshConnection.connect(lab.target("b", config_file=config), trust=freeze, timeout=3.0)
     finally:
         lab["b"].mend()
