@@ -14,12 +14,12 @@ from profiles.errors import ExitCode
 def evaluate(
     model: ModelReference,
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
-    split: Annotated[str, typer.Option("--split", help="Part of the data set; empty: test, or all of a table.")] = "",
+    split: Annotated[str, typer.Option("--split", help="Empty: test, else validation; all of a table.")] = "",
     predictions: Annotated[
         Path | None, typer.Option("--predictions", metavar="FILE", help="Write the text of each clip to this CSV file.")
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="MODEL", help="Compare with this model, with an interval.")
+        str, typer.Option("--against", metavar="MODEL", help="Compare with this model: better or worse, by how much.")
     ] = "",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")] = 0,
     language: Language = "",

@@ -62,10 +62,10 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str, **more: An
     if wanted.out is not None:
         write_predictions(wanted.out, measured.predictions, 0o644)
     if other is not None:
-        second = _measured(other, request, wanted)
-        names, figures = [str(model), str(other)], [measured.metrics, second.metrics]
+        first = _measured(other, request, wanted)
+        names, figures = [str(other), str(model)], [first.metrics, measured.metrics]
         return show_difference(
-            names, measured.predictions, second.predictions, wanted.seed, request.as_json, metrics=figures
+            names, first.predictions, measured.predictions, wanted.seed, request.as_json, metrics=figures
         )
     _show(request, model, wanted, measured)
     return ExitCode.DONE

@@ -98,6 +98,24 @@ def test_a_model_is_evaluated_on_a_split(model: Path, speech: Path, capsys: Capt
 
 
 @pytest.mark.slow
+def test_a_model_against_another_tells_what_changes_from_that_one(
+    model: Path, speech: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    from tiny_speech import tiny_whisper
+
+    other = tiny_whisper(tmp_path / "other")
+    losses = []
+    for one in (other, model):
+        assert main(["evaluate", str(one), str(speech), "--json"]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["metrics"]["loss"])
+    assert losses[0] != losses[1]
+    assert main(["evaluate", str(model), str(speech), "--against", str(other), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"] == [str(other), str(model)]
+    assert [one["loss"] for one in found["metrics"]] == losses
+
+
+@pytest.mark.slow
 def test_a_split_that_is_not_there_is_named(model: Path, speech: Path, capsys: Capture) -> None:
     assert main(["evaluate", str(model), str(speech), "--split", "validation"]) == 2
     assert "has no split 'validation'" in capsys.readouterr().err

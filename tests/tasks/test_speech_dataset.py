@@ -13,7 +13,7 @@ from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import Clip, FileSource, hold_out
-from training.tasks.speech_dataset import read_speech
+from training.tasks.speech_dataset import read_speech, split_to_evaluate
 
 
 def clip(name: str) -> Clip:
@@ -133,6 +133,15 @@ def test_held_out_clips_are_a_tenth_and_do_not_depend_on_the_order(names: set[st
 def test_holding_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
     hold_out({"train": [clip(str(i)) for i in range(20)]})
     assert "no validation split: 2 of 20 training clips are held out" in caplog.text
+
+
+def test_what_is_held_out_is_evaluated_where_there_is_no_test_split(tmp_path: Path) -> None:
+    rows = write_clips(tmp_path, 4)
+    table = write_csv(tmp_path / "train.csv", rows)
+    assert split_to_evaluate(str(tmp_path)) == "validation"
+    assert split_to_evaluate(str(tmp_path), "train") == split_to_evaluate(str(table)) == "train"
+    write_csv(tmp_path / "test.csv", rows[:1])
+    assert split_to_evaluate(str(tmp_path)) == split_to_evaluate("owner/name") == "test"
 
 
 def test_one_clip_cannot_be_divided() -> None:

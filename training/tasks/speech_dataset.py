@@ -193,8 +193,17 @@ def _patched(
 
 
 def split_to_evaluate(path: str, split: str = "") -> str:
-    """Return the split that a finished model is evaluated on: ``split``, all of a lone table, or ``test``."""
-    return split or ("train" if Path(path).expanduser().is_file() else "test")
+    """Return the split that a finished model is evaluated on: ``split``, all of a lone table, or ``test``.
+
+    Of a folder without a test split it is ``validation``, be it what training holds out.
+
+    Raises:
+        BadInput: see :func:`read_speech`.
+    """
+    place = Path(path).expanduser()
+    if split or not place.is_dir():
+        return split or ("train" if place.is_file() else "test")
+    return "test" if "test" in read_tables(path).splits else "validation"
 
 
 def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
