@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from profiles.declarations import forms, is_written
 from profiles.errors import BadInput
 from profiles.fitted import left_open
 from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, merge, override_layer
@@ -160,12 +161,23 @@ def _validated(name: str, merged: Merged) -> Profile:
             given[section, ""].setdefault("owned", {})[owner] = found
         else:
             parts[section] = found
+    _refuse_unknown_strategy(parts["strategy"].strategy, merged)
     _refuse_ignored(parts["model"].task, merged)
     parts["run"] = parts["run"].model_copy(update={"fit_memory": left_open(merged)})
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
     }
     return Profile(name=name, **names, **parts)
+
+
+def _refuse_unknown_strategy(name: str, merged: Merged) -> None:
+    """Refuse it before machines are asked for anything: only they would meet it."""
+    if name == "auto" or is_written("strategy", name):
+        return
+    known = ["auto", *forms("strategy")]
+    place = merged.settings["strategy"].describe("strategy")
+    hint = hint_for(name, known, f"known: {', '.join(known)}")
+    raise BadInput(f"unknown strategy '{name}'", hint, option="strategy", place=place)
 
 
 def _refuse_ignored(task: str, merged: Merged) -> None:

@@ -231,6 +231,13 @@ def test_paths_of_the_command_line_are_relative_to_here(
     assert profile.model.model_path == str(tmp_path / "here" / "none")
 
 
+def test_a_mistyped_strategy_is_refused_before_any_machine_is_asked(write: Write) -> None:
+    config = write("[profile:p]\nmodel = a/b\ndataset = /d\nstrategy = diloc\n")
+    with pytest.raises(BadInput, match=r"strategy = \"diloc\": unknown strategy 'diloc'.*did you mean 'diloco'"):
+        load_profile("p", config=config)
+    assert validate_config(config)
+
+
 def test_an_unknown_override() -> None:
     with pytest.raises(BadInput, match=re.escape("command line: unknown option 'learning_rte' (did you mean")):
         override_layer({"learning_rte": "1"}, COMMAND_LINE)
