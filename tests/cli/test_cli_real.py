@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
 LITTLE_DATA = ["--block-size", "32", "--batch-size", "2", "--max-eval-samples", "4", "--max-train-samples", "200"]
 SMALL = ["--local", "2", *LITTLE_DATA, "--snapshot-interval", "0"]
-STOP_SECONDS = 60.0
 
 
 def command(*arguments: str, python: str = "") -> list[str]:
@@ -50,13 +48,11 @@ def workers_of(folder: RunFolder) -> list[int]:
     return [int(event.message.removeprefix("pid ")) for event in started]
 
 
-def stop_after_some_steps(process: subprocess.Popen[str], number: int) -> float:
-    """Send a signal once a step was made; return the seconds until the process ended."""
+def stop_after_some_steps(process: subprocess.Popen[str], number: int) -> None:
+    """Send a signal once a step was made, and wait until the process has ended."""
     until(lambda: Path("output").exists() and list(Path("output").glob("2*")) and steps_of(only_run()))
-    begin = time.monotonic()
     process.send_signal(number)
     process.wait(timeout=120)
-    return time.monotonic() - begin
 
 
 def test_a_run_completes_and_its_json_names_the_model() -> None:
@@ -74,7 +70,7 @@ def test_a_run_completes_and_its_json_names_the_model() -> None:
 def test_ctrl_c_keeps_a_snapshot_and_the_resumed_run_makes_the_other_steps() -> None:
     arguments = ["distributed-train", "nanogpt", *SMALL, "--max-steps", "40"]
     with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert stop_after_some_steps(process, signal.SIGINT) < STOP_SECONDS
+        stop_after_some_steps(process, signal.SIGINT)
         assert process.returncode == 130
         assert process.stderr is not None
         last = process.stderr.read().splitlines()[-1]
