@@ -214,7 +214,7 @@ class Owning(BaseModel):
             flat = {field: rest.pop(alias) for field, alias in aliases(owner.options).items() if alias in rest}
             found[name] = _read(name, owner.options, {**flat, **own}) if isinstance(own, dict) else own
         for name in given:
-            raise OptionError(name, f"nothing of this name is known here, only {', '.join(found)}")
+            raise OptionError(name, f"no such name here, only {', '.join(found)}")
         return {**rest, "owned": found}
 
     @model_serializer(mode="wrap")

@@ -77,9 +77,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise BadInput(
-            f"{label_of(path)}: {error.strerror}", "give the path of an INI file that can be read"
-        ) from error
+        raise BadInput(f"{label_of(path)}: {error.strerror}", "name an INI file that can be read") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{label_of(path)}: not UTF-8 text", "save the file as UTF-8") from error
 

@@ -133,7 +133,7 @@ def override_layer(overrides: Mapping[str, str], origin: Origin) -> Layer:
         if name not in options_by_name() and key not in CHOOSING:
             raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, CHOOSING))
         if name in found and found[name].value != value.strip():
-            raise BadInput(f"'{name}' is given twice: {found[name].value} and {value.strip()}", "give it once")
+            raise BadInput(f"'{name}' is set twice: {found[name].value} and {value.strip()}", "give it once")
         found[name] = Setting(value.strip(), origin, key)
     return found
 

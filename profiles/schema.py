@@ -45,7 +45,7 @@ class ModelSettings(Owning, Section):
     gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory", tasks=PUBLISHED)
     teacher_path: str = option(
         "",
-        "hub name or folder of a Whisper that this one learns from (distillation); empty: none",
+        "hub name or folder of a Whisper to learn from (distillation); empty: none",
         kind="location",
         tasks=(WHISPER,),
     )
@@ -53,7 +53,12 @@ class ModelSettings(Owning, Section):
         0.5, "share of the transcript in the loss of a student; the rest is the teacher's", tasks=(WHISPER,), ge=0, le=1
     )
     distill_temperature: float = option(
-        2.0, "softens what teacher and student are compared by", advanced=True, tasks=(WHISPER,), gt=0, le=100
+        2.0,
+        "softens the outputs of teacher and student before they are compared",
+        advanced=True,
+        tasks=(WHISPER,),
+        gt=0,
+        le=100,
     )
     student_layers: int = option(
         0, "decoder layers that are kept, evenly spaced; 0: all", unit="layers", tasks=(WHISPER,), ge=0, le=1000
@@ -127,7 +132,7 @@ class DataSettings(Section):
     )
     window: str = option(
         "auto",
-        "what is heard of a clip in training: full: the model's whole window; auto: the clip and some silence, full "
+        "audio window of a clip in training: full: the model's whole window; auto: the clip and some silence, full "
         "from scratch; or at least so many seconds",
         tasks=(WHISPER,),
     )
@@ -139,7 +144,7 @@ class DataSettings(Section):
         0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0
     )
     pseudo_share: float = option(
-        0.0, "most of the training clips that pseudo.csv may give; 0: none", tasks=(WHISPER,), ge=0, le=1
+        0.0, "largest share of the training clips that may come from pseudo.csv; 0: none", tasks=(WHISPER,), ge=0, le=1
     )
     augmentation: float = option(
         0.0, "strength of audio augmentation (noise, masks, shift); 0: off", tasks=(WHISPER,), ge=0, le=1
@@ -162,7 +167,7 @@ class TrainingSettings(Section):
     """The optimisation."""
 
     learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10)
-    lr_schedule: Literal["constant", "linear", "cosine"] = option("linear", "course after the warm-up")
+    lr_schedule: Literal["constant", "linear", "cosine"] = option("linear", "schedule after the warm-up")
     warmup_steps: int = option(50, "steps of linear warm-up", unit="steps", ge=0)
     lr_scaling: Literal["off", "sqrt", "linear"] = option(
         "sqrt", "how the learning rate follows the global batch, relative to one worker's batch"
@@ -191,7 +196,7 @@ class EvaluationSettings(Section):
     eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
     eval_max_new_tokens: int = option(
         0,
-        "bound of a generated text; 0: by the longest transcript",
+        "tokens of a generated text at most; 0: set by the longest transcript",
         unit="tokens",
         advanced=True,
         tasks=(WHISPER,),
@@ -215,8 +220,8 @@ class SnapshotSettings(Section):
 class StrategySettings(Owning, Section):
     """How the members work together."""
 
-    strategy: str = option("auto", "{strategy}; auto: on several machines the fastest, as measured")
-    engine: Literal["auto", "hub", "torch"] = option("auto", "way between the members (torch does not encrypt)")
+    strategy: str = option("auto", "{strategy}; auto: on several machines the fastest as measured")
+    engine: Literal["auto", "hub", "torch"] = option("auto", "transport between the members (torch does not encrypt)")
     codec: str = option("auto", "{codec}; auto: the strategy's own")
     error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
     verify_interval: int = option(
@@ -231,7 +236,7 @@ class StrategySettings(Owning, Section):
     )
     planned_as: Literal["auto", "scratch", "pretrained"] = option(
         "auto",
-        "what the planner takes the model for: a trained one bears rarer exchanges; auto: a custom model is new",
+        "how the planner treats the model: a trained one tolerates rarer exchanges; auto: a custom model is new",
         advanced=True,
     )
     hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
@@ -263,7 +268,11 @@ class RunSettings(Section):
     )
     trackers: str = option("", f"where the run's events also go, by comma: {', '.join(TRACKERS)}")
     lease: float = option(
-        30.0, "machines stop their workers when nobody has watched the run for so long", unit="s", ge=2, advanced=True
+        30.0,
+        "machines stop their workers when the starting process is silent for so long",
+        unit="s",
+        ge=2,
+        advanced=True,
     )
 
     @field_validator("trackers")

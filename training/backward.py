@@ -83,7 +83,7 @@ class Backward:
             raise does_not_fit(error, self._device, self._task.name) from error
         self.most = -(-size // 2)
         warn(
-            f"{size} samples in one pass do not fit into memory: {self.most} at once from here on, in more passes; "
+            f"{size} samples in one pass do not fit into memory: {self.most} at once from now on, in more passes; "
             "the batch of a step stays as it is"
         )
 

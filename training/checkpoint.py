@@ -139,11 +139,11 @@ class SnapshotStore:
         folder = self._folder(step)
         manifest = _check(folder)
         if plan_hashes and manifest["plan_hash"] not in plan_hashes:
-            raise BadInput(f"{folder} was made with other settings", "resume with the settings the run began with")
+            raise BadInput(f"{folder} was made with different settings", "resume with the settings the run began with")
         try:
             tensors = load_file(folder / _TENSORS)
         except (OSError, safetensors.SafetensorError) as error:
-            raise DamagedSnapshot(f"{folder / _TENSORS} can not be read: {error}", _PASS_OVER) from error
+            raise DamagedSnapshot(f"{folder / _TENSORS} cannot be read: {error}", _PASS_OVER) from error
         self.current = step
         return Snapshot(manifest["step"], tensors, manifest["state"])
 
@@ -157,7 +157,7 @@ class SnapshotStore:
     def _publish(self, writing: Path, step: int) -> Path:
         folder, replaced = self._folder(step), self.directory / f".replaced-{step:08d}"
         if folder.exists():
-            # Another course of the run was here; a folder that holds files can not be replaced in one call.
+            # Another course of the run was here; a folder that holds files cannot be replaced in one call.
             folder.rename(replaced)
         writing.rename(folder)
         _sync_folder(self.directory)
@@ -184,7 +184,7 @@ class SnapshotStore:
         except (OSError, safetensors.SafetensorError) as error:
             reason, hint = _explain(error)
             raise RunFailed(
-                f"the snapshot of step {step} can not be written to {self.directory}: {reason}", hint
+                f"the snapshot of step {step} cannot be written to {self.directory}: {reason}", hint
             ) from error
 
 
@@ -224,7 +224,7 @@ def _check(folder: Path) -> dict[str, Any]:
         if size != expected["bytes"]:
             raise DamagedSnapshot(f"{file} is damaged: {size} bytes, not {expected['bytes']}", _PASS_OVER)
         if digest != expected["sha256"]:
-            raise DamagedSnapshot(f"{file} is damaged: its SHA-256 is not the one written down", _PASS_OVER)
+            raise DamagedSnapshot(f"{file} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
     return manifest
 
 
@@ -238,7 +238,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedSnapshot(f"{path} is damaged: not a manifest", _PASS_OVER) from error
     if _body_hash(body) != expected:
-        raise DamagedSnapshot(f"{path} is damaged: its SHA-256 is not the one written down", _PASS_OVER)
+        raise DamagedSnapshot(f"{path} is damaged: its SHA-256 differs from the recorded one", _PASS_OVER)
     if body["version"] != SNAPSHOT_VERSION:
         raise DamagedSnapshot(
             f"{path} has version {body['version']}, this program reads {SNAPSHOT_VERSION}", _PASS_OVER

@@ -47,7 +47,7 @@ def findings(profile: Profile) -> dict[str, Any]:
         return {"splits": {}, "note": f"made by {profile.model.model_path}"}
     path = Path(data.dataset_path).expanduser()
     if is_on_hub(data.dataset_path):
-        return {"splits": {}, "note": "on the hub: it is fetched when the run begins"}
+        return {"splits": {}, "note": "on the hub: it is downloaded when the run begins"}
     if profile.model.task == "causal_lm":
         texts = read_texts(data.dataset_path, data.text_column)
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}

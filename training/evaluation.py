@@ -149,7 +149,7 @@ class Evaluator:
         answers = from_payloads(gathered, {rank: evaluation_slice(size, members, rank) for rank in members})
         path = self._folder / (NAME if step else BEFORE)
         if missing := size - len(answers):
-            self._warn(f"{path.name} lacks {missing} of the {size} samples of {split}: who evaluated them did not tell")
+            self._warn(f"{path.name} lacks {missing} of the {size} samples of {split}: their evaluators did not report")
         try:
             write_predictions(path, self._task.predictions(split, answers))
         except BadInput as error:  # the figures are there all the same
@@ -167,7 +167,7 @@ class Evaluator:
         self._left_out |= missing
         if missing and self._exchange.rank == min(sound, default=None):
             names = ", ".join(f"member {rank}" for rank in sorted(missing))
-            self._warn(f"{names} told no possible figures of its part in time; the evaluation is without it")
+            self._warn(f"{names} reported no possible figures in time; the evaluation leaves its part out")
         return add_sums(sound[rank] for rank in sorted(sound))
 
     def _is_possible(self, said: Mapping[str, float], share: int) -> bool:

@@ -170,10 +170,10 @@ class Intake:
 
     def _of_hub(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):
-            _check(event.member in range(len(self._members.plan.seats)), "a member that nobody knows")
+            _check(event.member in range(len(self._members.plan.seats)), "an unknown member")
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
-        _check(isinstance(event, (WarningEvent, ErrorEvent)), f"'{event.kind}' is not the hub's to say")
+        _check(isinstance(event, (WarningEvent, ErrorEvent)), f"'{event.kind}' may not come from the hub")
         message = event.message if isinstance(event, (WarningEvent, ErrorEvent)) else ""
         return WarningEvent(time=event.time, message=message)
 
@@ -183,10 +183,10 @@ class Intake:
         match event:
             case RunEvent():
                 usual = event.status == "running" or (event.status == "paused" and self.may_pause)
-                _check(usual, f"'{event.status}' is not a member's to say")
+                _check(usual, f"'{event.status}' may not come from a member")
             case MemberEvent():
-                _check(event.member in (None, rank), "it speaks for another member")
-                _check(event.status in _OF_ITSELF, f"'{event.status}' is not a member's to say")
+                _check(event.member in (None, rank), "it names another member")
+                _check(event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
                 own["name"] = self._members.name(rank)
             case StepEvent():
                 self._check_step(speaker, event.step)
@@ -197,7 +197,7 @@ class Intake:
                 reached = self._newest() if speaker.step is None else speaker.step
                 _check(event.step <= reached + 1, f"step {event.step} is not the next")
             case RequestEvent():
-                _check((event.action, event.outcome) == ("expect", "done"), "an answer that is not a member's to give")
+                _check((event.action, event.outcome) == ("expect", "done"), "an answer that may not come from a member")
             case UnknownEvent():
                 raise ValueError(f"'{event.kind}' is no kind of event")
             case _:
@@ -229,7 +229,7 @@ class Intake:
         name = "the hub" if source == HUB else self._members.name(source)
         if now - speaker.warned >= _QUIET:
             speaker.warned = now
-            said = harmless(f"{name} has written what is not an event ({reason}): {line[:200]!r}", 500)
+            said = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)
             self._tell(WarningEvent(member=None if source == HUB else source, message=said))
         if source != HUB and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
             speaker.strikes.clear()

@@ -25,7 +25,7 @@ def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
 def kept_text(kept: int | None, newest: int) -> str:
     """Say what is kept of a run whose last step was ``newest``."""
     if kept is None and not newest:
-        return "no step was done, so there is nothing to keep"
+        return "no step was taken, so there is nothing to keep"
     lost = max(0, newest - (kept or 0))
     what = "no snapshot is kept" if kept is None else f"the snapshot of step {kept} is kept"
     return f"{what}, {counted(lost, 'step')} lost"

@@ -26,7 +26,7 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
         BadInput: zero workers, shares that do not fit, an unknown strategy.
     """
     if workers < 1:
-        raise BadInput(f"{counted(workers, 'worker')} cannot train", "give --local 1 or more")
+        raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
     shares = _shares(profile.run.shares, workers)
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     threads = profile.training.threads or max(1, whole_cores() // workers)
@@ -70,6 +70,6 @@ def _shares(text: str, workers: int) -> list[float]:
     if len(shares) != workers or any(not math.isfinite(s) or s <= 0 for s in shares):
         raise BadInput(
             f'shares = "{text}" does not fit {counted(workers, "worker")}',
-            "give one positive number a worker, or leave it empty",
+            "set one positive number per worker, or leave it empty",
         )
     return shares

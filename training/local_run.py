@@ -209,7 +209,7 @@ class LocalRun:
 
     def _tell_what_is_repeated(self, step: int) -> None:
         given_up = self._seen.tally.given_up
-        again = f"{counted(given_up, 'step is', 'steps are')} made again"
+        again = f"{counted(given_up, 'step is', 'steps are')} taken again"
         message = f"the newest snapshot that all can go on from is of step {step}: {again}"
         self._record(WarningEvent(message=message))
 

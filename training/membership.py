@@ -76,9 +76,9 @@ class Membership:
         self.refuse_change()
         with self._gate:
             if member.rank != len(self._plan.seats):
-                raise BadInput("two machines came at once", "try again")
+                raise BadInput("two machines joined at once", "try again")
             if len(self._plan.added) == SPARE:
-                raise BadInput(f"{SPARE} machines have come while the run was on, there is no room for more", _ANOTHER)
+                raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)
             self._plan = self._plan.model_copy(update={"added": (*self._plan.added, member)})
             self.known_to[member.name] = set()
 
@@ -168,7 +168,7 @@ class Membership:
             if rank not in self.taking_part:
                 raise BadInput(f"{self.name(rank)} does not take part")
         if not set(self.taking_part) - set(ranks):
-            raise BadInput("nobody would be left to train", "stop the run instead")
+            raise BadInput("no machine would be left to train", "stop the run instead")
         self.apart.update(ranks)
         self.leaving.update(ranks)
 
@@ -201,14 +201,14 @@ class Membership:
         """
         self.refuse_change()
         if self._over or not self.taking_part:
-            raise BadInput("nobody trains any more who could let it in")
+            raise BadInput("no member that trains is left to admit it")
         if rank in self.workers and self.workers[rank].exit_code is None:
             going = self.is_going(rank)
-            raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'takes part already'}")
+            raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
 
     def refuse_change(self) -> None:
         """Raise ``BadInput`` where the members are bound to stay as they are."""
         if self._plan.world_size == 1:
-            raise BadInput("a run that began with one member keeps to it", _ANOTHER)
+            raise BadInput("a run that began with one member takes no others", _ANOTHER)
         if self._plan.engine == "torch":
-            raise BadInput("the torch engine keeps the members that it began with", _ANOTHER)
+            raise BadInput("the torch engine cannot change its members", _ANOTHER)

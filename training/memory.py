@@ -25,7 +25,7 @@ def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed
     said = " ".join(str(error).split())[:200]
     return RunFailed(
         f"one sample alone does not fit into the memory ({device.type}): {said}",
-        ", ".join([*(f"set {way}" for way in less_memory(task)), "give smaller samples", "or take a smaller model"]),
+        ", ".join([*(f"set {way}" for way in less_memory(task)), "use smaller samples", "or take a smaller model"]),
     )
 
 

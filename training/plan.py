@@ -142,7 +142,7 @@ def read_plan(path: Path) -> RunPlan:
     try:
         return RunPlan.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "give the path of a run's plan.json") from error
+        raise BadInput(f"{path}: {error.strerror}", "name the path of a run's plan.json") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -33,7 +33,7 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
     if error.errno in _FORBIDDEN:
         return f"{path}: no permission to write there", elsewhere
     if error.errno in _IN_THE_WAY:
-        return f"{error.filename or path}: a file is in the way of a folder", f"move it, or {elsewhere}"
+        return f"{error.filename or path}: a file has the name of a folder", f"move it, or {elsewhere}"
     return f"{path}: {error.strerror or error}", elsewhere
 
 
@@ -107,7 +107,7 @@ def whole_folder(parent: Path, name: str) -> Iterator[Path]:
         temporary.chmod(0o755)
         yield temporary
         if os.path.lexists(parent / name):
-            raise BadInput(f"{parent / name}: this run exists already", "start again for a new run id")
+            raise BadInput(f"{parent / name}: this run already exists", "start again for a new run id")
         temporary.rename(parent / name)
     except BaseException as error:
         if temporary is not None:

@@ -105,7 +105,7 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadInput(f"{output_dir}: {error.strerror}", "give the folder of the run folders with --output") from error
+        raise BadInput(f"{output_dir}: {error.strerror}", "name the folder of the runs with --output") from error
     return sorted((summarise(path) for path in found), key=lambda run: run.path.name, reverse=True)
 
 
@@ -134,7 +134,7 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if len(fitting) == 1:
         return fitting[0].path
     if fitting:
-        raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"give more of the id: {_names(fitting)}")
+        raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {_names(fitting)}")
     known = f"there are: {_names(runs)}" if runs else "start one with: distributed-train PROFILE"
     raise BadInput(f"no run '{reference}' in {output_dir}", known)
 
@@ -148,7 +148,7 @@ def plan_to_resume(path: Path) -> RunPlan:
     folder = RunFolder.open(path)
     plan = folder.plan()
     if folder.metadata.status == "completed":
-        hint = f"see what it reached with: runs show {plan.run_id}"
+        hint = f"see its result with: runs show {plan.run_id}"
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
     if folder.metadata.run_type == "local" and not has_snapshots(path):  # other machines know of their own
         raise BadInput(f"run {plan.run_id} has no snapshot: there is nothing to resume", "start a new run instead")
@@ -171,8 +171,8 @@ def find_model(output_dir: Path, reference: str) -> Path:
     run = newest.path if newest else find_run(output_dir, reference)
     if not _has_model(run):
         state = summarise(run)
-        live = f"it comes at the end of the run; watch it with: attach {state.run_id}"
-        what_next = live if state.live else f"go on with it: distributed-train --resume {state.run_id}"
+        live = f"the model is written at the end; watch the run with: attach {state.run_id}"
+        what_next = live if state.live else f"resume it with: distributed-train --resume {state.run_id}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
 
@@ -216,7 +216,7 @@ def compare(runs: Sequence[RunSummary]) -> Comparison:
         BadInput: fewer than two runs, or a damaged one.
     """
     if len(runs) < 2:
-        raise BadInput("one run cannot be compared", "give two or more runs")
+        raise BadInput("one run cannot be compared", "name two or more runs")
     known: list[RunMetadata] = []
     for run in runs:
         if run.metadata is None:
@@ -310,7 +310,7 @@ def to_clean(
         BadInput: no condition, which would mean all runs, or no such status.
     """
     if older_than_days is None and keep is None and not statuses:
-        raise BadInput("nothing says which runs to remove", "give --older-than DAYS, --status STATUS or --keep N")
+        raise BadInput("no runs to remove were named", "pass --older-than DAYS, --status STATUS or --keep N")
     _check_statuses(statuses)
     now = datetime.now(timezone.utc)
     return [
@@ -348,7 +348,7 @@ def remove_run(output_dir: Path, run: RunSummary) -> None:
         BadInput: it is not a folder of ``output_dir``, a process works on it, or it cannot be deleted.
     """
     if run.path.is_symlink() or run.path.parent.resolve() != output_dir.resolve() or not RUN_ID.match(run.path.name):
-        raise BadInput(f"{run.path} is not a run folder of {output_dir}", "remove it by hand if you mean it")
+        raise BadInput(f"{run.path} is not a run folder of {output_dir}", "remove it yourself if you are sure")
     lock = FolderLock(run.path)
     try:
         lock.acquire()

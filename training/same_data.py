@@ -38,7 +38,7 @@ _FROZEN = 1 << 10
 _ROUNDING = "figures differ by rounding; for one precision set mixed_precision to off or bf16"
 _FORM = 2
 """Of the looks, since tasks say what identifies a sample; 1 before, when it was all that a sample held."""
-_EARLIER = f"where an earlier version of Muster began the run, go on with that one, or {NOT_THIS_RUN}"
+_EARLIER = f"where an earlier version of Muster began the run, continue with that one, or {NOT_THIS_RUN}"
 _SAME = "give every machine the same data set in the same order, and the same model"
 _CHANGES = "changes"
 """Instead of a look: the sample is another one whenever it is read."""
@@ -120,7 +120,7 @@ def check_same(
     for rank in found:
         if rank not in alike[usual]:
             what = difference(found[usual], found[rank])
-            raise BadInput(f"{names(rank)} has not what {names(usual)} has: {what}", _SAME)
+            raise BadInput(f"{names(rank)} does not have what {names(usual)} has: {what}", _SAME)
     used = {names(rank): one.precision[:20] for rank, one in found.items() if one and one.precision}
     if len(set(used.values())) > 1 and exchange.rank == min(found):
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
@@ -144,10 +144,10 @@ def check_unchanged(then: Any, mine: Description, whose: str) -> None:
     try:
         before = Description.model_validate(then)
     except ValidationError as error:
-        raise BadInput("what the run wrote down of its data cannot be understood", _EARLIER) from error
+        raise BadInput("what the run recorded of its data cannot be read", _EARLIER) from error
     if what := difference(before, mine):
         hint = _SAME if before.form == mine.form else f"{_SAME}; {_EARLIER}"
-        raise BadInput(f"this machine has not what {whose}: {what}", hint)
+        raise BadInput(f"this machine does not have what {whose}: {what}", hint)
 
 
 def other_precision(then: Any, mine: Description) -> str:
@@ -166,7 +166,7 @@ def other_precision(then: Any, mine: Description) -> str:
 def difference(one: Description | None, other: Description | None) -> str:
     """Say how ``other`` differs from ``one``; empty if it does not. ``None`` is what cannot be understood."""
     if one is None or other is None:
-        return "" if one is other else "what it says of its data cannot be understood"
+        return "" if one is other else "its report of its data cannot be read"
     if one.splits.keys() != other.splits.keys():
         return f"splits {', '.join(other.splits)[:200]} instead of {', '.join(one.splits)[:200]}"
     for split, a in one.splits.items():

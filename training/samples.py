@@ -125,5 +125,5 @@ class Samples:
                 "repair or remove them, or raise max_broken_share",
             )
         if len(broken) <= _NAMED:
-            last = "; further ones are not named" if len(broken) == _NAMED else ""
+            last = "; further ones are not listed" if len(broken) == _NAMED else ""
             self._untold.put(f"sample {index} of {split} cannot be read and is left out: {reason}{last}")

@@ -122,7 +122,7 @@ class ObjectTrainer(ABC):
         """
         changes = [*(["strategy"] if strategy != "auto" else []), *(name for name in options if name != "output_dir")]
         if changes:
-            message = f"a resumed run goes on as planned and takes no other {', '.join(changes)}"
+            message = f"a resumed run continues as planned and takes no other {', '.join(changes)}"
             raise BadInput(message, "leave it out, or start a new run")
         path = find_run(Path(options.get("output_dir", self._output_dir)), str(reference))
         plan = plan_to_resume(path)
@@ -185,7 +185,7 @@ def _failure(outcome: RunOutcome) -> MusterError:
     """Return what :meth:`ObjectTrainer.fit` raises; it says how to go on where there is something to go on from."""
     hints = [outcome.hint] if outcome.hint else []
     if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:
-        hints.append(f'go on with: fit(resume="{outcome.run_dir}")')
+        hints.append(f'resume with: fit(resume="{outcome.run_dir}")')
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 ONE_PRESS = 1.0
 """Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
-STOPPING = "stopping after the step under way, with a snapshot (once more to end at once, without one)"
+STOPPING = "stopping after the current step, with a snapshot (once more: end at once, without one)"
 
 
 class Stoppable(Protocol):

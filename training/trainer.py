@@ -96,9 +96,9 @@ class Trainer:
         """Train to the end or to a stop.
 
         Raises:
-            RunFailed: the loss is not finite, a snapshot can not be written, ...
-            ExchangeError: the group can not go on.
-            BadInput: the data or the model can not be used.
+            RunFailed: the loss is not finite, a snapshot cannot be written, ...
+            ExchangeError: the group cannot go on.
+            BadInput: the data or the model cannot be used.
         """
         self._set_up()
         try:

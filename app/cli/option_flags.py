@@ -72,7 +72,7 @@ def _same(spec: OptionSpec, one: str, other: str) -> str:
         BadInput: they are two values.
     """
     if one != other:
-        raise BadInput(f"'{spec.name}' is given twice: {one} and {other}", "give it once")
+        raise BadInput(f"'{spec.name}' is set twice: {one} and {other}", "give it once")
     return one
 
 
@@ -133,7 +133,7 @@ def merged_overrides(settings: list[str], flags: dict[str, str], references: dic
     for given, value in [*pairs, *flags.items(), *references.items()]:
         name = canonical(given)
         if overrides.get(name, value) != value:
-            raise BadInput(f"'{name}' is given twice: {overrides[name]} and {value}", "give it once")
+            raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
     return overrides
 

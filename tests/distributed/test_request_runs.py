@@ -69,8 +69,8 @@ def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: Make
     os.kill(lab["c"].pids("training.worker")[0], signal.SIGKILL)
     until(lambda: any(e.status == "lost" and e.name == "c" for e in members(muster, run_id)))
     alone = run.ask("drop", "a")
-    assert (alone.outcome, alone.message) == ("refused", "nobody would be left to train (stop the run instead)")
-    assert run.ask("add", "a").message == "a takes part already"
+    assert (alone.outcome, alone.message) == ("refused", "no machine would be left to train (stop the run instead)")
+    assert run.ask("add", "a").message == "a already takes part"
     assert "z is not a machine of this run" in run.ask("add", "z").message
     twin = run.end_of(
         run.leave("add", entry=lab.hosts("a").machines[0].model_copy(update={"name": "e", "address": "a"}))

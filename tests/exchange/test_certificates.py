@@ -98,7 +98,7 @@ def test_a_members_certificate_cannot_play_the_hub(tmp_path: Path) -> None:
     issue_run_certificates(tmp_path, RUN, [0, 1], ["127.0.0.1"])
     false_hub = Hub(HubConfig(run_id=RUN, names=("a",), elements=1, certificates=tmp_path / "member-1"))
     port = false_hub.start()
-    with pytest.raises(ExchangeError, match="certificate does not fit"):
+    with pytest.raises(ExchangeError, match="certificate does not match"):
         HubMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=60)
     false_hub.stop()
 

@@ -123,7 +123,7 @@ def test_padding_counts(tmp_path: Path) -> None:
     ("frames", "reason"),
     [
         ([wire.pack_model(1 << 39)], "its model has"),
-        ([wire.pack_model(1), first_chunk("grad")], "before all have said"),
+        ([wire.pack_model(1), first_chunk("grad")], "before all members have reported"),
     ],
 )
 def test_who_claims_another_model_goes_alone(tmp_path: Path, frames: list[bytes], reason: str) -> None:
@@ -230,6 +230,6 @@ def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(tmp_path: Path) 
         running.members[1].close()
         for _ in range(hub._MOST_HELLOS - 1):
             running.connect(1).close()
-        with pytest.raises(ExchangeError, match="comes back too often"):
+        with pytest.raises(ExchangeError, match="reconnects too often"):
             running.connect(1)
         assert len(running.events) < 3 * hub._MOST_HELLOS

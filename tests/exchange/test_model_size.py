@@ -28,7 +28,7 @@ def test_most_are_right_or_else_the_lowest_rank(elements: tuple[int, ...], right
 def test_a_few_do_not_decide_for_all() -> None:
     size = said(5, 5)
     assert size.silent([0, 1, 2]) == [2]
-    with pytest.raises(WireError, match="before all have said"):
+    with pytest.raises(WireError, match="before all members have reported"):
         size.settle([0, 1, 2])
     assert size.settle([0, 1]) == {} and size.silent([0, 1, 2]) == []
 

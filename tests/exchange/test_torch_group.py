@@ -360,7 +360,7 @@ def test_a_deadline_does_not_end_the_exchange(store: StoreServer, workers: list[
 # ----------------------------------------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize(("fate", "words"), [("killed", "gives no sign of life"), ("frozen", "gives no sign of life")])
+@pytest.mark.parametrize(("fate", "words"), [("killed", "does not respond"), ("frozen", "does not respond")])
 def test_a_lost_member_is_named(store: StoreServer, workers: list[Worker], fate: str, words: str) -> None:
     victim = Worker()
     try:
@@ -412,7 +412,7 @@ def test_a_member_that_never_comes_is_named(store: StoreServer, workers: list[Wo
 
 
 def test_a_missing_store_is_one_line() -> None:
-    with pytest.raises(ExchangeError, match="store at 127.0.0.1:1 can not be reached"):
+    with pytest.raises(ExchangeError, match="store at 127.0.0.1:1 cannot be reached"):
         connect((1, ""), 0, 2, "run", 0.1)
 
 

@@ -165,7 +165,7 @@ def test_an_end_that_is_asked_for_comes_at_once(site: Site, tmp_path: Path) -> N
 def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for name in ("ca.pem", "gone.pem"):
-        with pytest.raises(BadInput, match="no certificates there"):
+        with pytest.raises(BadInput, match="no certificates in it"):
             Fetcher(FetchLimits(ca_file=tmp_path / name))
 
 

@@ -33,7 +33,7 @@ def test_it_says_what_became_of_the_recordings_and_what_to_type_next(capsys: Cap
     assert "left out        1, each with its reason in ready/left_out.csv" in out
     assert "not there, such as gone.wav: no such file" in out
     assert out.splitlines()[-1].endswith("cli_typer.py distributed-train whisper-tiny-lora --dataset ready")
-    assert "recordings: 39/39" in err and "nobody is in two splits" in err
+    assert "recordings: 39/39" in err and "no speaker is in two splits" in err
 
 
 def test_json_is_one_document(capsys: Capture) -> None:
@@ -47,7 +47,7 @@ def test_json_is_one_document(capsys: Capture) -> None:
     ("arguments", "said"),
     [
         (["nothing.csv"], "source nothing.csv: not there"),
-        (["."], "nothing there that is known"),
+        (["."], "nothing there has a known form"),
         ([".", "--kind", "tape"], "no kind 'tape' of source"),
         (["bigquery:nothing"], "not the name of a table"),
     ],

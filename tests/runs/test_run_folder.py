@@ -70,14 +70,14 @@ def test_any_profile_name_stays_inside_the_output_folder(tmp_path: Path, name: s
 
 def test_a_file_in_the_way_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "output").write_text("mine")
-    with pytest.raises(BadInput, match="a file is in the way"):
+    with pytest.raises(BadInput, match="a file has the name"):
         make(tmp_path / "output" / "deeper")
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
 
 
 def test_a_run_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     make(tmp_path).close()
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         make(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -105,7 +105,7 @@ def test_one_that_cannot_write_its_snapshot_says_why(stage: Stage) -> None:
 def test_before_the_first_step_nothing_is_waited_for(stage: Stage) -> None:
     stage.run.request_stop("stopped by the user")
     outcome = stage.run.wait()
-    assert (outcome.status, outcome.message) == ("cancelled", "no step was done, so there is nothing to keep")
+    assert (outcome.status, outcome.message) == ("cancelled", "no step was taken, so there is nothing to keep")
 
 
 def test_a_run_that_comes_to_its_end_meanwhile_is_complete(stage: Stage) -> None:

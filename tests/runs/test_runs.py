@@ -187,7 +187,7 @@ def test_a_single_run_cannot_be_compared(output: Path) -> None:
 
 
 def test_cleaning_needs_a_condition(output: Path) -> None:
-    with pytest.raises(BadInput, match="nothing says which"):
+    with pytest.raises(BadInput, match="no runs to remove"):
         to_clean(list_runs(output))
 
 

@@ -73,5 +73,5 @@ def test_it_does_not_with_others(task: WhisperTask, held: Held, change: dict[str
 
 
 def test_what_it_wrote_down_and_nobody_understands_is_said() -> None:
-    with pytest.raises(BadInput, match="what the run wrote down of its data cannot be understood.*start a new run"):
+    with pytest.raises(BadInput, match="what the run recorded of its data cannot be read.*start a new run"):
         check_unchanged({"splits": 3}, same_data.Description(splits={}, shapes="", frozen=""), "the run began with")

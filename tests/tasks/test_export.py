@@ -139,7 +139,7 @@ def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -
     out = tmp_path / "out"
     export(request_of(trained_whisper, out, check=False), told)
     (out / "note.txt").write_text("mine")
-    with pytest.raises(BadInput, match="this export is there already"):
+    with pytest.raises(BadInput, match="this export exists"):
         export(request_of(trained_whisper, out, check=False), told)
     assert (out / "note.txt").exists()
     export(request_of(trained_whisper, out, check=False, overwrite=True), told)
@@ -147,7 +147,7 @@ def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     strange = tmp_path / "strange"
     strange.mkdir()
-    with pytest.raises(BadInput, match="no export of Muster"):
+    with pytest.raises(BadInput, match="not an export of Muster"):
         export(request_of(trained_whisper, strange, overwrite=True), told)
 
 
@@ -258,7 +258,7 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
     texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
     assert len(texts) == 1
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(RunFailed, match="whisper.cpp cannot run what was written"):
+    with pytest.raises(RunFailed, match="whisper.cpp cannot run the exported model"):
         ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
 
 
@@ -317,7 +317,7 @@ def test_core_ml_goes_beside_the_ggml_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_recordings_it_says_how_to_give_some(trained_whisper: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no recordings are known .*--check-with FILE, or --no-check"):
+    with pytest.raises(BadInput, match="no recordings to check .*--check-with FILE, or --no-check"):
         export(request_of(trained_whisper, tmp_path / "out", files=()), told)
     broken = tmp_path / "broken.wav"
     broken.write_text("no sound")

@@ -68,7 +68,7 @@ def test_files_elsewhere_on_this_machine_are_not_read(
     outside = tmp_path / "mine" / write_clips(tmp_path / "mine", 1)[0][1]
     (cache / "link.wav").symlink_to(outside)
     on_the_hub["train"] = data_of_file(Path(way.format(outside=outside, cache=cache)))
-    with pytest.raises(OSError, match="outside of its cache, which is not read"):
+    with pytest.raises(OSError, match="outside its cache, which is not read"):
         read_speech("somebody/speech")["train"][0].audio.read()
 
 

@@ -60,7 +60,7 @@ def test_only_what_both_have_heard_counts() -> None:
     first, second = evaluation([1, 1, 1]), evaluation([0, 0, 0, 0])
     found = difference(first, second[1:])
     assert (found.recordings, found.left_out) == (2, 2)
-    with pytest.raises(BadInput, match="heard by both"):
+    with pytest.raises(BadInput, match="transcribed by both"):
         difference(first, [])
     with pytest.raises(BadInput, match="with words"):
         difference(evaluation([1], words=0), evaluation([0], words=0))

@@ -172,7 +172,7 @@ def test_a_missing_step_is_a_damaged_snapshot(store: SnapshotStore) -> None:
 
 def test_a_snapshot_of_another_plan_is_bad_input(store: SnapshotStore) -> None:
     save(store, 10)
-    with pytest.raises(BadInput, match="other settings"):
+    with pytest.raises(BadInput, match="different settings"):
         store.load(10, ["another plan", "a third one"])
 
 
@@ -257,7 +257,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_older_one(small_disk: Path) -> No
 
 def test_a_folder_that_can_not_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunFailed, match=r"can not be written to .*file"):
+    with pytest.raises(RunFailed, match=r"cannot be written to .*file"):
         save(SnapshotStore(tmp_path / "file" / "member-0", keep=2), 1)
 
 

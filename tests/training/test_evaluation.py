@@ -77,7 +77,7 @@ def test_impossible_figures_are_left_out_and_told(lie: bytes) -> None:
     found, warnings = evaluated(lie)
     for event in found:
         assert event is not None and event.samples == 7 and event.loss is not None and event.loss > 0
-    assert warnings == ["member 1 told no possible figures of its part in time; the evaluation is without it"]
+    assert warnings == ["member 1 reported no possible figures in time; the evaluation leaves its part out"]
 
 
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
@@ -106,7 +106,7 @@ def test_who_is_not_heard_of_in_time_is_named() -> None:
     warnings: list[str] = []
     alone = together(1, lambda member: evaluator(member, warnings).evaluate("validation", 7, {0: 4, 1: 4}))[0]
     assert alone[0].samples == 5
-    assert warnings == ["member 1 told no possible figures of its part in time; the evaluation is without it"]
+    assert warnings == ["member 1 reported no possible figures in time; the evaluation leaves its part out"]
 
 
 def test_who_says_again_and_again_that_it_stops_is_not_heeded() -> None:

@@ -81,7 +81,7 @@ def test_whatever_is_wrong_at_a_resume_the_run_stays_as_it_was(tmp_path: Path) -
         (away(data), "data.txt"),
         (away(job), "job.py"),
         (away(spare, lambda plan: device(plan, "cuda")), "cuda"),
-        (away(spare, faster), "other settings"),
+        (away(spare, faster), "different settings"),
     ]:
         assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.BAD_INPUT), cause
         assert cause in outcome.message

@@ -161,4 +161,4 @@ def test_what_is_kept_is_said_with_what_is_lost() -> None:
     assert kept_text(40, 40) == "the snapshot of step 40 is kept, 0 steps lost"
     assert kept_text(40, 41) == "the snapshot of step 40 is kept, 1 step lost"
     assert kept_text(None, 370) == "no snapshot is kept, 370 steps lost"
-    assert kept_text(None, 0) == "no step was done, so there is nothing to keep"
+    assert kept_text(None, 0) == "no step was taken, so there is nothing to keep"

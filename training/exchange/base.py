@@ -69,7 +69,7 @@ class Pending(Protocol, Generic[T]):
 
         Raises:
             ExchangeTimeout: the deadline passed.
-            ExchangeError: the operation can not finish.
+            ExchangeError: the operation cannot finish.
         """
         ...
 

@@ -75,7 +75,9 @@ def read_credentials(directory: Path) -> Credentials:
     try:
         return Credentials(*((directory / name).read_bytes() for name in _FILES))
     except OSError as error:
-        raise BadInput(f"{error.filename}: {error.strerror}", "give the folder with this end's certificates") from error
+        raise BadInput(
+            f"{error.filename}: {error.strerror}", "name the folder with the certificates of this end"
+        ) from error
 
 
 class _Authority:
@@ -122,7 +124,7 @@ def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(address)
     except ValueError:
-        raise BadInput(f"'{address}' is not an IP address", "give the hub's literal address") from None
+        raise BadInput(f"'{address}' is not an IP address", "use the hub's literal address") from None
 
 
 def _common_name(text: str) -> x509.Name:

@@ -139,7 +139,7 @@ class Group:
             if isinstance(frame, wire.Model):
                 return self._size.say(seat.rank, frame.elements)
             if not seat.live:
-                raise WireError("an operation of somebody who is not a member yet")
+                raise WireError("an operation from a rank that is not a member yet")
             if isinstance(frame, MeanChunk):
                 closing = self._receive_mean(seat, frame)
             elif isinstance(frame, AnchorChunk):
@@ -150,7 +150,7 @@ class Group:
                 self._settle_size(seat)
                 self._send(seat, answered(frame, self._residuals))
             else:
-                raise WireError("a frame that does not belong here")
+                raise WireError("an unexpected frame")
             self._drop_outvoted(frame.name)
             fewer = len(self._seats) < members
         if closing is not None:
@@ -175,7 +175,7 @@ class Group:
                 self._tell_all()
             self._start_age += elapsed if self._started else 0.0
             for rank in self._size.silent(self._live()) if self._start_age > _MODEL_SHARE * config.give_up else ():
-                self._vacate(self._seats[rank], "lost", "has not said what model it has")
+                self._vacate(self._seats[rank], "lost", "has not reported its model")
             for late in self._book.overdue(now):
                 self._fail(late, f"could not close within {config.give_up:g} s")
         self._close_rounds()

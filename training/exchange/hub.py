@@ -118,7 +118,7 @@ class Hub:
             if stream.seat is None:
                 self._check_peer(context, control.hello.rank if control.HasField("hello") else -1)
                 if not self._hellos[control.hello.rank].take():
-                    raise WireError("it comes back too often")
+                    raise WireError("it reconnects too often")
                 stream.seat = self._group.hello(control.hello, stream.outbox)
             elif control.HasField("goodbye"):
                 self._group.leave(stream.seat)
@@ -139,7 +139,7 @@ class Hub:
                 self._check_peer(context, frame.rank)
                 stream.seat = self._group.open_bulk(frame, stream.outbox)
             else:
-                raise WireError("a bulk stream that does not say whose it is")
+                raise WireError("a bulk stream that does not name its member")
 
         return self._serve("bulk", stream, requests, take)
 

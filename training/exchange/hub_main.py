@@ -87,7 +87,7 @@ def _read_config(path: Path) -> HubConfig:
     try:
         return HubConfig.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "give the hub's configuration file") from error
+        raise BadInput(f"{path}: {error.strerror}", "name the hub's configuration file") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -262,16 +262,16 @@ class HubMember(Exchange):
             self._refused = error.code() == grpc.StatusCode.INVALID_ARGUMENT or _is_tls(error)
             self._end(self._explain(error))
         except WireError as error:
-            self._end(f"the hub at {self._address} sent nonsense: {error}")
+            self._end(f"the hub at {self._address} sent invalid data: {error}")
         finally:
-            self._end("the exchange broke down inside this member")
+            self._end("the exchange failed inside this member")
             self._hang_up()
 
     def _explain(self, error: Any) -> str:
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             return str(error.details())
         if _is_tls(error):
-            return f"the hub at {self._address} is of another run: its certificate does not fit"
+            return f"the hub at {self._address} is of another run: its certificate does not match"
         if self._status is None:
             return f"cannot reach the hub at {self._address}: {error.details()}"
         return f"lost the hub at {self._address}: {error.details()}"

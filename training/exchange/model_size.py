@@ -39,7 +39,7 @@ class ModelSize:
             raise WireError(self._another(elements))
 
     def require(self, rank: int) -> None:
-        """Raise ``WireError`` where a member begins an operation and has not said what model it has."""
+        """Raise ``WireError`` where a member begins an operation and has not reported its model."""
         if not self._known and rank not in self._said:
             raise WireError("an operation before its model is known")
 
@@ -55,7 +55,7 @@ class ModelSize:
         if self._settled:
             return None
         if self.silent(live):
-            raise WireError("a mean before all have said what model they have")
+            raise WireError("a mean before all members have reported their model")
         self._settled = True
         said = {rank: self._said[rank] for rank in live}
         votes = Counter(said.values())

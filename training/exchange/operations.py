@@ -186,7 +186,7 @@ class MeanOperation(Operation[MeanResult]):
         """
         fits = frame.codec.name == self._codec.reply.name and frame.elements == self._elements
         if not fits or frame.chunk not in self._open:
-            raise WireError(f"{self.name}: a chunk that does not belong here")
+            raise WireError(f"{self.name}: an unexpected chunk")
         start, stop = frame.bounds
         try:
             self._mean[start:stop] = frame.values()
@@ -243,7 +243,7 @@ class GatherOperation(Operation[dict[int, bytes]]):
         """Take one piece; return whether that was the last of all. Raises :class:`WireError`."""
         pieces = self._pieces.setdefault(frame.rank, [])
         if frame.rank in self._whole or frame.chunk != len(pieces) or frame.rank not in frame.contributors:
-            raise WireError(f"{self.name}: a piece that does not belong here")
+            raise WireError(f"{self.name}: an unexpected piece")
         pieces.append(frame.payload)
         self._members = frame.members
         if len(pieces) == frame.chunks:
@@ -271,7 +271,7 @@ class ResidualOperation(Operation[torch.Tensor]):
         """Take one chunk; return whether that was the last. Raises :class:`WireError`."""
         start, stop = frame.bounds
         if self._open.pop(start, None) != stop:
-            raise WireError(f"{self.name}: a chunk that does not belong here")
+            raise WireError(f"{self.name}: an unexpected chunk")
         if len(frame.payload):
             self._whole[start:stop] = codec_by_name("fp32").decode(tensor_view(frame.payload), stop - start)
         return not self._open

@@ -38,7 +38,7 @@ class HubConfig(BaseModel):
     quorum: float = Field(1.0, ge=0, le=1)
     round_deadline: float = Field(60.0, gt=0)
     give_up: float = Field(900.0, gt=0)
-    """Seconds after which a round that can not close fails."""
+    """Seconds after which a round that cannot close fails."""
     lease: float = Field(5.0, gt=0)
     """Seconds of silence after which a member is lost."""
 

@@ -139,7 +139,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         keys = [str(key) for key in request["keys"]]
         seconds = float(request["timeout"])
         if not 0 <= seconds <= MAX_WAIT:
-            raise ValueError("too long a wait")
+            raise ValueError("the wait is too long")
         if not self._changed.wait_for(lambda: all(key in self._values for key in keys), seconds):
             return {"missing": [key for key in keys if key not in self._values]}
         return self._found(keys)

@@ -1,7 +1,7 @@
 """The torch engine: stock ``torch.distributed``, NCCL where all members are CUDA, else gloo on the CPU.
 
 Everything a group does runs on one communication thread in the order it was started, so an exchange overlaps with the
-training and members can not get out of step. A group is fixed: nobody joins later, and the loss of a member ends it.
+training and members cannot get out of step. A group is fixed: nobody joins later, and the loss of a member ends it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_GATHER = 4 << 20
 _VERDICT_SECONDS = 5.0
 """How long a failed exchange waits to learn who is to blame."""
 _CLOSE_SECONDS = 10.0
-_NO_ANCHOR = "the torch engine takes no members in while it trains; use engine = hub for that"
+_NO_ANCHOR = "the torch engine accepts no new members while it trains; use engine = hub for that"
 
 V = TypeVar("V")
 
@@ -225,7 +225,7 @@ class TorchGroup(Exchange):
         return self._failure
 
     def _fail(self, text: str) -> None:
-        """The group can not go on: remember why and let every exchange under way end."""
+        """The group cannot go on: remember why and let every exchange under way end."""
         with self._lock:
             if self._failure or self._closed:
                 return

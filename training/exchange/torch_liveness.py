@@ -125,7 +125,7 @@ class Liveness:
         if not ranks:
             return ""
         who = " and ".join(
-            f"{self._names[r]} has left the group" if r in self._left else f"{self._names[r]} gives no sign of life"
+            f"{self._names[r]} has left the group" if r in self._left else f"{self._names[r]} does not respond"
             for r in ranks
         )
-        return f"{who}; the torch engine can not go on without a member: resume the run, or use engine = hub"
+        return f"{who}; the torch engine cannot go on without a member: resume the run, or use engine = hub"

@@ -63,7 +63,7 @@ def choose_backend(members: Sequence[Introduction]) -> str:
     systems = {member.system: member for member in members}
     if len(systems) > 1:
         who = " and ".join(f"{system} ({member})" for system, member in systems.items())
-        raise ExchangeError(f"stock torch can not join {who} in one group; use engine = hub")
+        raise ExchangeError(f"stock torch cannot join {who} in one group; use engine = hub")
     gpus = {member.gpu for member in members}
     return "nccl" if "" not in gpus and len(gpus) == len(members) else "gloo"
 
@@ -113,7 +113,7 @@ def _set_environment(backend: str, interface: str) -> None:
 
 
 class Links:
-    """gloo's connections. gloo can not abort a collective, but one whose connections are shut down fails at once."""
+    """gloo's connections. gloo cannot abort a collective, but one whose connections are shut down fails at once."""
 
     def __init__(self, descriptors: set[int]) -> None:
         self._descriptors = descriptors

@@ -31,7 +31,7 @@ class StoreClient(Store):
         prefix: put before every key.
 
     Raises:
-        ExchangeError: the store can not be reached, does not know the token, or did not have a key in time.
+        ExchangeError: the store cannot be reached, does not know the token, or did not have a key in time.
     """
 
     def __init__(self, address: str, token: str, timeout: float, prefix: str = "") -> None:
@@ -142,7 +142,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or time.monotonic() > deadline:
                 raise ExchangeError(
-                    f"the rendezvous store at {address} can not be reached: {error}; is the launcher still running?"
+                    f"the rendezvous store at {address} cannot be reached: {error}; is the launcher still running?"
                 ) from error
             time.sleep(0.05)  # the forward to it may come up a little later than this worker
         else:

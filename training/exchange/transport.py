@@ -72,7 +72,7 @@ def require_loopback(address: str) -> None:
     """Raise ``BadInput`` unless ``host:port`` is a loopback address: only there may traffic go in clear."""
     literal = _literal(address)
     if literal is None or not literal.is_loopback:
-        raise BadInput(f"{address}: without certificates only a loopback address will do", "issue certificates")
+        raise BadInput(f"{address}: without certificates only a loopback address is allowed", "issue certificates")
 
 
 def _target(address: str) -> str:

@@ -29,7 +29,7 @@ def model_card(source: ModelSource, precision: str, adapter: bool) -> str:
         **({"license": licence} if licence else {}),
         "tags": ["muster"],
     }
-    told = licence or "not known here: find it out before you pass the model on"
+    told = licence or "unknown: find it out before you share the model"
     scratch = source.setting("model", "from_scratch")
     origin = (
         f", fine-tuned from `{base}` with Muster"
@@ -46,7 +46,7 @@ def model_card(source: ModelSource, precision: str, adapter: bool) -> str:
         *_metrics(source),
         "## Licence",
         "",
-        f"Of the base model: {told}. Whoever passes this model on also needs the right to what it was trained on.",
+        f"Of the base model: {told}. To share this model you also need the right to share what it was trained on.",
         "",
         "## Use",
         "",

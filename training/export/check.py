@@ -77,14 +77,14 @@ def clips_to_check(source: ModelSource, wrapper: WhisperModelWrapper, files: Seq
         if len(found) == CHECKED:
             break
     if not found:
-        raise BadInput(f"none of the recordings of {source.dataset} can be read", "give some with --check-with FILE")
+        raise BadInput(f"none of the recordings of {source.dataset} can be read", "name some with --check-with FILE")
     return found
 
 
 def _held_out(source: ModelSource) -> list[Clip]:
-    hint = "give recordings with --check-with FILE, or --no-check"
+    hint = "name recordings with --check-with FILE, or pass --no-check"
     if not source.dataset:
-        raise BadInput(f"no recordings are known to check the export of {source.folder} with", hint)
+        raise BadInput(f"there are no recordings to check the export of {source.folder} with", hint)
     try:
         splits = read_speech(source.dataset, source.text_column)
         name = "test" if "test" in splits else "validation"
@@ -98,7 +98,7 @@ def _clip(wrapper: WhisperModelWrapper, name: str, audio: Path | bytes, language
     try:
         samples = decode(audio, log_mel.rate, log_mel.seconds).samples[: log_mel.n_samples]
     except AudioError as error:
-        raise BadInput(f"{name}: {error}", "give other recordings with --check-with") from error
+        raise BadInput(f"{name}: {error}", "name other recordings with --check-with") from error
     code = language_code(language) if language and wrapper.is_multilingual else wrapper.default_language
     return CheckClip(name, samples, code)
 

@@ -75,7 +75,7 @@ def export(request: ExportRequest, say: Say) -> ExportOutcome:
         _write(request, exporter, plain, folder)
         result = None
         if clips:
-            say("listening with what was written")
+            say("listening with the exported model")
             result = compare(clips, original, exporter.listen(folder, plain, clips))
             _refuse_other_texts(result, request)
         told = manifest.told_of_check(result, request.bound, unchecked)
@@ -88,9 +88,9 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not is_export(out):
-        raise BadInput(f"{out}: this is there already, and no export of Muster", "give another folder with --out")
+        raise BadInput(f"{out}: it exists, and is not an export of Muster", "choose another folder with --out")
     if not overwrite:
-        raise BadInput(f"{out}: this export is there already", "give another folder with --out, or --overwrite")
+        raise BadInput(f"{out}: this export exists", "choose another folder with --out, or --overwrite")
 
 
 def is_export(folder: Path) -> bool:

@@ -189,7 +189,7 @@ def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> lis
         raise RunFailed(f"whisper.cpp did not end within {_PATIENCE} s", "check later with --no-check") from error
     if done.returncode:
         raise RunFailed(
-            f"whisper.cpp cannot run what was written: exit code {done.returncode}", "export to ctranslate2"
+            f"whisper.cpp cannot run the exported model: exit code {done.returncode}", "export to ctranslate2"
         )
     texts: list[str] = json.loads(done.stdout)
     return texts

@@ -79,9 +79,7 @@ class ModelSource:
             return str(config.model_type)
         if not (self.folder / "config.json").is_file():
             message = f"model {self.folder}: no config.json, so it is no model of transformers"
-            raise BadInput(
-                message, "a model of task custom is opened by the code that made it; Whisper can be exported"
-            )
+            raise BadInput(message, "a model of task custom needs the code that made it; a Whisper can be exported")
         return str(_read_json(self.folder / "config.json").get("model_type") or "")
 
     def weights(self) -> dict[str, str]:
@@ -114,5 +112,5 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read as JSON", "give the folder of a saved model") from error
+        raise BadInput(f"{path}: cannot be read as JSON", "name the folder of a saved model") from error
     return found if isinstance(found, dict) else {}

@@ -110,7 +110,7 @@ def _how(recordings: Iterable[Recording], enough: bool) -> str:
     if not enough:
         few = counted(len(speakers), "speaker is", "speakers are")
         return f"divided by clip: {few} too few, so the same voices are in all splits"
-    rest = f"; {counted(unknown, 'clip')} without one divided by file" if unknown else ": nobody is in two splits"
+    rest = f"; {counted(unknown, 'clip')} without one divided by file" if unknown else ": no speaker is in two splits"
     return f"divided by speaker ({len(speakers)}){rest}"
 
 

@@ -262,7 +262,7 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(ca_file)
         except (OSError, ssl.SSLError) as error:
-            raise BadInput(f"{ca_file}: no certificates there: {_words(error)}", "give a PEM file") from error
+            raise BadInput(f"{ca_file}: no certificates in it: {_words(error)}", "name a PEM file") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

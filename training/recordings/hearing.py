@@ -70,7 +70,7 @@ def _decode(
 ) -> tuple[Samples | None, Measures]:
     """Samples are ``None`` where the recording is too long to be decoded whole."""
     if not (len(source) if isinstance(source, bytes) else _size(source)):
-        raise Unusable(Reason.EMPTY, "a file without a byte")
+        raise Unusable(Reason.EMPTY, "an empty file")
     most = limits.longest + _BEYOND
     wanted = most if recording.duration is None else min(recording.duration, most)
     try:

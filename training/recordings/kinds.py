@@ -32,7 +32,7 @@ READERS: dict[str, Reader] = {
     "bigquery": bigquery.read,
 }
 
-_GIVE = "give a table, a folder or the name of a data set"
+_GIVE = "name a table, a folder or a data set"
 
 
 def kind_of(source: str, named: str = "") -> str:
@@ -89,4 +89,4 @@ def _kind_of_folder(folder: Path) -> str:
     if next(librispeech.transcripts(folder), None) is not None:
         return "librispeech"
     hint = f"known: tables ({', '.join(table.ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
-    raise BadInput(f"source {folder}: nothing there that is known", hint)
+    raise BadInput(f"source {folder}: nothing there has a known form", hint)

@@ -204,10 +204,10 @@ def _hear_some(
                 done += 1
                 progress("recordings", done, len(items))
         except KeyboardInterrupt:
-            raise StoppedByUser(f"stopped after {done} of {len(items)}", "the same command goes on there") from None
+            raise StoppedByUser(f"stopped after {done} of {len(items)}", "the same command continues there") from None
         except TooMuch as error:
             bound = f"{job.fetching.total_bytes / 1e9:g} GB"
-            hint = "the same command with a larger --max-total goes on from there"
+            hint = "the same command with a larger --max-total continues"
             raise BadInput(f"all downloads together have reached {bound}", hint) from error
         finally:
             fetcher.cancel()

@@ -53,7 +53,7 @@ class Refusals:
                 "lower learning_rate, set max_grad_norm = 1, or mixed_precision = off",
             )
         if not scaled:
-            self._warn(f"{what} is not finite on this machine; the others go on without this contribution")
+            self._warn(f"{what} is not finite on this machine; the others continue without this contribution")
 
 
 def unfit_parameter(names: Sequence[str], parameters: Sequence[nn.Parameter], flat: torch.Tensor, codec: Codec) -> str:
@@ -84,7 +84,7 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     mine = own.numpy().tobytes()
     said = exchange.broadcast(name, mine, source, len(mine))
     if len(said) != len(mine):
-        raise ExchangeError(f"member {source} handed over another '{name}' than the others hold")
+        raise ExchangeError(f"member {source} sent a different '{name}' than the others hold")
     theirs = torch.frombuffer(bytearray(said), dtype=torch.float32) if said else torch.empty(0)
     if not bool(theirs.isfinite().all()):
         raise ExchangeError(f"member {source} handed over '{name}' with values that are not finite")

@@ -191,7 +191,7 @@ def choose(found: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Dou
         rates = statistics.median(one.wer for one in found)
         message = f"{len(chosen)} of {len(found)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
         hint = f"that hints at a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
-        raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after looking at some of them")
+        raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after checking some of them")
     return sorted(chosen, key=lambda one: (-one.wrong(bounds), -one.margin, one.clip.id))
 
 

@@ -62,7 +62,7 @@ def get_or_build(
         with _locked(root / f"{key}.lock", waiting):
             if not check(entry):
                 if entry.exists():
-                    logger.warning("%s in the cache is damaged or of an earlier version; it is computed anew", entry)
+                    logger.warning("%s in the cache is damaged or of an earlier version; it is computed again", entry)
                 _build_aside(entry, build, is_sealed=is_sound is None)
     except OSError as error:
         raise _unusable(root, error) from error
@@ -87,7 +87,7 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
     try:
         stamps = [f"{file} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
     except OSError as error:
-        raise BadInput(f"{error.filename}: {error.strerror}", "give the folder of a saved model") from error
+        raise BadInput(f"{error.filename}: {error.strerror}", "name the folder of a saved model") from error
     return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
 
 

@@ -144,7 +144,7 @@ class CausalLMTask(Task):
             )
             missing = sorted(info["missing_keys"])
             if missing:
-                hint = "give the folder of a complete model, or set from_scratch"
+                hint = "name the folder of a complete model, or set from_scratch"
                 raise BadInput(f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more", hint)
             return model
 

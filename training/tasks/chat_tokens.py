@@ -105,7 +105,7 @@ def turns(conversation: Conversation, render: Render) -> list[Turn]:
         asked = render(conversation.messages[: end - 1], True)
         said = render(conversation.messages[:end], False)
         if not said.startswith(written):
-            hint = "give one response a row, or a tokenizer with another chat template"
+            hint = "write one response per row, or use a tokenizer with another chat template"
             raise BadInput(f"{conversation.where}: the chat template rewrites earlier messages", hint)
         start = len(asked) if said.startswith(asked) else said.rfind(message["content"])
         start = max(start, len(written))

@@ -82,7 +82,7 @@ class ObjectTask(Task):
         except MusterError:
             raise
         except Exception as error:  # the user's own code may raise anything
-            hint = "repair it" if self.job.collate else "give samples of one shape, or a collate function for them"
+            hint = "repair it" if self.job.collate else "return samples of one shape, or a collate function for them"
             message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
             raise RunFailed(message, hint) from error
 
@@ -199,9 +199,7 @@ def _scalar(value: Any, who: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.reshape(())
     what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise RunFailed(
-        f"{who} {what} as loss, not one number", "give a loss function, or return the mean loss of the batch"
-    )
+    raise RunFailed(f"{who} {what} as loss, not one number", "return a loss function, or the mean loss of the batch")
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

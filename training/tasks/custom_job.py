@@ -200,7 +200,7 @@ def check_data(data: Any, what: str) -> None:
         raise BadInput(f"{what} is a DataLoader, and every machine makes batches of its own", hint)
     if isinstance(data, IterableDataset):
         hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
-        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be dealt out by number", hint)
+        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be indexed", hint)
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         message = f"{what} is {type(data).__name__}, without __len__ and __getitem__"
         raise BadInput(message, "give a map-style data set, or a function that returns one")

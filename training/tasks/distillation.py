@@ -122,7 +122,7 @@ class DistillationTask(WhisperTask):
         root, waiting = cache_root(self.profile.data.cache_dir), "the teacher's answers"
 
         def wait() -> None:
-            progress(f"{waiting} (another process is at it)", 0, len(data))
+            progress(f"{waiting}: waiting for another worker", 0, len(data))
 
         folder = get_or_build(root / "teachers", self._key(data), lambda at: self._ask_all(data, at, progress), wait)
         self._outputs = TeacherOutputs(folder, list(map(len, data.tokens)), self.teacher.config.vocab_size)
@@ -199,12 +199,14 @@ def _check_alike(student: WhisperModelWrapper, teacher: WhisperModelWrapper) -> 
     pair = f"teacher {teacher.path} and student {student.path}"
     if student.config.vocab_size != teacher.config.vocab_size:
         sizes = f"{teacher.config.vocab_size} and {student.config.vocab_size}"
-        raise BadInput(f"{pair} write other tokens: their vocabularies have {sizes}", hint)
+        raise BadInput(f"{pair} use different tokens: their vocabularies have {sizes}", hint)
     if student.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
-        raise BadInput(f"{pair} write other tokens: their tokenizers differ", hint)
+        raise BadInput(f"{pair} use different tokens: their tokenizers differ", hint)
     if student.prompts() != teacher.prompts():
-        raise BadInput(f"{pair} begin a text with other tokens", hint)
+        raise BadInput(f"{pair} begin a text with different tokens", hint)
     if student.log_mel.fingerprint() != teacher.log_mel.fingerprint():
         mels = f"{teacher.log_mel.mels} and {student.log_mel.mels} mels"
         seconds = f"{teacher.log_mel.seconds:g} and {student.log_mel.seconds:g} s"
-        raise BadInput(f"{pair} hear in another way: {mels}, {seconds}", "take models with one feature extractor")
+        raise BadInput(
+            f"{pair} use different audio features: {mels}, {seconds}", "take models with one feature extractor"
+        )

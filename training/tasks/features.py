@@ -168,7 +168,7 @@ def open_features(
     stamps = digest([settings, *(source.stamp() for source in sources)])
 
     def waiting() -> None:
-        progress(f"{phase} (another process is at it)", 0, len(sources))
+        progress(f"{phase}: waiting for another worker", 0, len(sources))
 
     def find_key(folder: Path) -> None:
         with ThreadPoolExecutor(threads) as pool:

@@ -83,7 +83,7 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
     """
     if len(clips) < 2 * count:
         fewer = len(clips) // 2
-        hint = f"give --folds {fewer} or less, or more samples" if fewer > 1 else "give --folds 0: nothing is trained"
+        hint = f"pass --folds {fewer} or less, or add samples" if fewer > 1 else "pass --folds 0: nothing is trained"
         raise BadInput(f"{counted(len(clips), 'sample')} cannot be divided into {count} folds", hint)
     folder = root / _key(profile, clips, count)
     planned = []

@@ -32,7 +32,7 @@ def check_model_path(path: str) -> bool:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-            raise BadInput(f"model {path}: no config.json in this folder", "give the folder of a saved model")
+            raise BadInput(f"model {path}: no config.json in this folder", "name the folder of a saved model")
         return True
     if folder.exists() or not _HUB_NAME.fullmatch(path):
         raise BadInput(f"model {path}: no such folder", "check model_path")
@@ -76,12 +76,12 @@ def load(path: str, what: str, read: Callable[[bool], T]) -> T:
 def _refused(path: str, what: str, local: bool, online: bool, error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:200]
     if local:
-        return BadInput(f"{what} {path} cannot be read: {reason}", "give the folder of a saved model")
+        return BadInput(f"{what} {path} cannot be read: {reason}", "name the folder of a saved model")
     if not online:
         message = f"{what} {path}: no such folder, and the hub cannot be reached to look it up"
         alone = "; without it, profile whisper-scratch trains from scratch on clips of up to 30 s"
-        hint = "check the name, connect to the network, or give a folder"
+        hint = "check the name, connect to the network, or use a folder"
         return BadInput(message, hint + (alone if "whisper" in path.lower() else ""))
     if "gated" in reason or "401" in reason or "403" in reason:
         return BadInput(f"{what} {path}: the hub does not let you read it", "log in with 'hf auth login'")
-    return BadInput(f"{what} {path} not found on the hub: {reason}", "check the name or give a folder")
+    return BadInput(f"{what} {path} not found on the hub: {reason}", "check the name or use a folder")

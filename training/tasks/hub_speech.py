@@ -36,7 +36,7 @@ class HubSource:
             return bytes(cell["bytes"])
         path = Path(cell["path"]).resolve()
         if not any(path.is_relative_to(folder) for folder in _own_folders(self.dataset)):
-            raise PermissionError(f"the data set names {cell['path']}, a file outside of its cache, which is not read")
+            raise PermissionError(f"the data set names {cell['path']}, a file outside its cache, which is not read")
         return path.read_bytes()
 
 
@@ -64,7 +64,7 @@ def load_hub_dataset(name: str) -> Any:
         reason = " ".join(str(error).split())[:300]
         message = f"data set {name}: no such folder, and not from the hub: {reason}"
         raise BadInput(
-            message, "check the name, or give a folder; a configuration is written name:configuration"
+            message, "check the name, or use a folder; a configuration is written name:configuration"
         ) from error
 
 

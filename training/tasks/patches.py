@@ -114,7 +114,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
                 else:
                     notes.append(f"{path}: not a CSV file; it is not read")
     except OSError as error:
-        raise BadInput(f"{error.filename or top}: {error.strerror}", "make it readable, or take it away") from error
+        raise BadInput(f"{error.filename or top}: {error.strerror}", "make it readable, or move it away") from error
     return found
 
 

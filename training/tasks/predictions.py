@@ -146,13 +146,13 @@ def read_predictions(path: Path) -> list[Prediction]:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
     if size > _LARGEST:
-        raise BadInput(f"{path}: larger than {_LARGEST >> 20} MiB", "give a predictions.csv")
+        raise BadInput(f"{path}: larger than {_LARGEST >> 20} MiB", "name a predictions.csv")
     table = read_table(path)
     for name in ("id", "reference", "prediction", "normalised_reference", "normalised_prediction", *_COUNTS):
         table.column((name,), "predictions")
     found = [_read(row) for row in table.rows]
     if len({one.id for one in found}) < len(found):
-        raise BadInput(f"{path}: an id is there twice", "give the predictions.csv of one evaluation")
+        raise BadInput(f"{path}: an id is there twice", "name the predictions.csv of one evaluation")
     return found
 
 

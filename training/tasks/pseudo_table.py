@@ -92,7 +92,7 @@ def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
         BadInput: the folder is not there, or holds none.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder", "give the folder of the recordings")
+        raise BadInput(f"{folder}: no such folder", "name the folder of the recordings")
     folder, root = folder.resolve(), root.resolve()
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _AUDIO and path.is_file())
     found = [
@@ -119,7 +119,7 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
         raise BadInput(f"{table}: {error.strerror}", "make it readable, or move it away") from error
     header = data.decode("utf-8-sig", "replace").partition("\n")[0]
     if data and not set(COLUMNS) <= set(re.split("[,;\t]", header.replace('"', "").strip())):
-        raise BadInput(f"{table}: not written by pseudo-label", "give another folder with --into, or move it away")
+        raise BadInput(f"{table}: not written by pseudo-label", "choose another folder with --into, or move it away")
     whole = data[: data.rfind(b"\n") + 1]
     if whole.count(b"\n") > 1:
         yield from (_row(row) for row in read_table(table, data=whole).rows)
@@ -149,5 +149,5 @@ def _number(row: Row, column: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         message = f"{row.where}, column {column}: {row.cells[column][:50]!r} is not a number"
-        raise BadInput(message, "take the line out; it is made again")
+        raise BadInput(message, "remove the line; it is written again")
     return value

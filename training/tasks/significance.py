@@ -66,14 +66,14 @@ def difference(
     blockwise bootstrap"); otherwise recordings.
 
     Raises:
-        BadInput: no recording was heard by both, or nothing is said in them.
+        BadInput: no recording was transcribed by both, or nothing is said in them.
     """
     import numpy as np
 
     known = {one.id: one for one in first}
     pairs = [(known[two.id], two) for two in second if two.id in known and known[two.id].reference == two.reference]
     if not pairs or not all(sum(one.words for one in side) for side in zip(*pairs, strict=True)):
-        raise BadInput("no recording with words was heard by both", "compare evaluations of the same data")
+        raise BadInput("no recording with words was transcribed by both", "compare evaluations of the same data")
     speakers = {two.speaker for _, two in pairs}
     by_speaker = "" not in speakers and len(speakers) >= FEWEST_SPEAKERS
     counts = _counts(pairs, by_speaker)

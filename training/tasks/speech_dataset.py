@@ -117,7 +117,7 @@ def present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechS
         if splits[split] and not clips:
             last = splits[split][-1]
             message = f"{split}: patches leave out all of its clips ({len(splits[split])}), the last by {last.left_out}"
-            raise BadInput(message, "take lines or files out of patches/delete")
+            raise BadInput(message, "remove lines or files from patches/delete")
     return found
 
 

@@ -198,7 +198,7 @@ def _files_of(folder: Path) -> dict[str, list[Path]]:
     )
     if not others:
         raise BadInput(
-            f"data set {folder}: no train.txt and no other .txt file", "give a text file or a folder of them"
+            f"data set {folder}: no train.txt and no other .txt file", "name a text file or a folder of them"
         )
     return {**found, "train": others}
 

@@ -130,7 +130,7 @@ class _Recording:
     at: int = 0
     """Sample that the next window begins with."""
     left: int = 0
-    """Pieces that it is still cut into where the model knows no times; 0: not known."""
+    """Pieces that it is still cut into where the model predicts no times; 0: not known."""
     language: str = ""
     segments: list[Segment] = field(default_factory=list)
     done: bool = False

@@ -124,7 +124,7 @@ class WhisperTask(Task):
         self._hear_languages(store, positions, languages, progress)
         positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if not positions:
-            raise NothingLeft(f"{split}: no clip is left to use", "see the warnings before this line, and 'languages'")
+            raise NothingLeft(f"{split}: no clip is left to use", "check the warnings before this line, and 'languages'")
         limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
         spoken = [languages[i] for i in positions]
@@ -149,7 +149,7 @@ class WhisperTask(Task):
             return True
         code = self._language_of(clip) or self.default_language
         if not code and self.profile.model.language != AUTO_LANGUAGE:
-            message = f"{clip.where}: {clip.id} has no language, so nobody knows whether it is among 'languages'"
+            message = f"{clip.where}: {clip.id} has no language, so it is unknown whether 'languages' includes it"
             raise BadInput(message, "add a column 'language', or set language = auto")
         return not code or code in self.languages
 

@@ -46,7 +46,7 @@ def read_weights(path: str) -> Any:
         if missing:
             raise BadInput(
                 f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more",
-                "give the folder of a complete model, or set from_scratch",
+                "name the folder of a complete model, or set from_scratch",
             )
         return model
 

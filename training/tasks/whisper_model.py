@@ -179,7 +179,7 @@ class WhisperModelWrapper:
             BadInput: the model has no token for that.
         """
         if timestamps and not self.knows_times:
-            raise BadInput(f"model {self.path} knows no times", "leave out --timestamps")
+            raise BadInput(f"model {self.path} predicts no times", "leave out --timestamps")
         if timestamps is not None:
             self.timestamps = timestamps
         if prompt.strip():

@@ -26,7 +26,7 @@ def language_code(name: str, where: str = "language") -> str:
     if lowered in TO_LANGUAGE_CODE:
         return str(TO_LANGUAGE_CODE[lowered])
     near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "give a name like 'german' or a code like 'de'"
+    hint = f"did you mean {near[0]!r}?" if near else "use a name like 'german' or a code like 'de'"
     raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
 
 

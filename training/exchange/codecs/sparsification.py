@@ -169,7 +169,7 @@ def _topk(share: str) -> Codec:
 register(
     "topk",
     _topk,
-    "about 4 bytes for each element of the share that travels, that of largest magnitude; wants error feedback",
+    "about 4 bytes for each element that is sent, the share of largest magnitude; needs error feedback",
     example="0.03",
     argument="SHARE",
 )

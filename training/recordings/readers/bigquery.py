@@ -34,7 +34,7 @@ def connect() -> TableClient:
         from google.auth.exceptions import GoogleAuthError  # an extra of this package
         from google.cloud import bigquery
     except ImportError as error:
-        hint = "pip install google-cloud-bigquery, or export the table and give the file"
+        hint = "pip install google-cloud-bigquery, or export the table and name the file"
         raise BadInput("BigQuery needs the package google-cloud-bigquery", hint) from error
     try:
         client: TableClient = bigquery.Client()

@@ -73,10 +73,10 @@ def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
     """
     if not recording.is_dir():
         if not recording.exists():
-            raise BadInput(f"recording {recording}: not there", "give a sound file or a folder of them")
+            raise BadInput(f"recording {recording}: not there", "name a sound file or a folder of them")
         return [Source(_plain(recording.stem), recording, transcript or _beside(recording))]
     if transcript is not None:
-        raise BadInput(f"{recording} is a folder", "lay each transcript beside its recording: name.wav, name.txt")
+        raise BadInput(f"{recording} is a folder", "put each transcript beside its recording: name.wav, name.txt")
     found = sorted(path for path in recording.iterdir() if path.suffix.lower() in SOUNDS and path.is_file())
     if not found:
         raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUNDS)}")
@@ -115,7 +115,7 @@ def segment_all(
         BadInput: the folder is there already or cannot be written, or a transcript cannot be used.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} is there already", "give a folder that is not there yet, or remove it")
+        raise BadInput(f"{folder} is there already", "name a new folder, or remove it")
     aside = folder.with_name(folder.name + ".partial")
     try:
         aside.mkdir(parents=True, exist_ok=True)

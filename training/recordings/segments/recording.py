@@ -175,7 +175,7 @@ def _matched(
 def _reason(one: Match, bound: float) -> str:
     """Say why a segment is left out; nothing where it is not."""
     if one.first == one.end:
-        return "nothing of the transcript lies opposite"
+        return "no part of the transcript matches"
     if one.agreement < bound:
         return f"agreement {one.agreement:.2f} below {bound:g}"
-    return "words in a row that are only heard, or only in the transcript" if one.missed > MISSED else ""
+    return "words in a row are only heard, or only in the transcript" if one.missed > MISSED else ""

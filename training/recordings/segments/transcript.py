@@ -59,7 +59,7 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
     else:
         transcript = _of_cues(list(_cues(path, text)), language)
     if not transcript.words:
-        raise BadInput(f"transcript {path}: holds no words", "give what is said in the recording")
+        raise BadInput(f"transcript {path}: holds no words", "write what is said in the recording")
     return transcript
 
 
@@ -83,7 +83,7 @@ def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST:
             raise BadInput(
-                f"transcript {path}: larger than {_LARGEST // 1_000_000} MB", "give the text of one recording"
+                f"transcript {path}: larger than {_LARGEST // 1_000_000} MB", "name the text of one recording"
             )
         data = path.read_bytes()
     except OSError as error:
