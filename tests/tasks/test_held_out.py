@@ -46,10 +46,10 @@ def test_other_texts_or_settings_are_judged_anew(tmp_path: Path, make_profile: P
 def test_few_samples_cannot_be_divided(tmp_path: Path, make_profile: ProfileMaker) -> None:
     with pytest.raises(BadInput, match="3 samples cannot be divided into 2 folds") as none:
         plan_folds(tmp_path, make_profile(), clips(3), 2, 1)
-    assert none.value.hint == "give --folds 0: nothing is trained"
+    assert none.value.hint == "pass --folds 0: nothing is trained"
     with pytest.raises(BadInput, match="5 samples cannot be divided into 4 folds") as fewer:
         plan_folds(tmp_path, make_profile(), clips(5), 4, 1)
-    assert fewer.value.hint == "give --folds 2 or less, or more samples"
+    assert fewer.value.hint == "pass --folds 2 or less, or add samples"
 
 
 def test_recordings_that_the_run_bore_broken_end_no_fold(

@@ -124,7 +124,7 @@ class WhisperTask(Task):
         self._hear_languages(store, positions, languages, progress)
         positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if not positions:
-            raise NothingLeft(f"{split}: no clip is left to use", "check the warnings before this line, and 'languages'")
+            raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line, and 'languages'")
         limit = self.wrapper.room + 1
         kept = [tokens[position][:limit] for position in positions]
         spoken = [languages[i] for i in positions]
