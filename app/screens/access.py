@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.content import Content
 
@@ -54,7 +54,7 @@ class AccessScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app = cast(MusterApp, self.app)
+        app = self.steered
         return [_row(app, row, row.key in state.answers.skipped) for row in state.access]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
@@ -61,7 +61,7 @@ class ChecksScreen(StepScreen):
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
 
     def _machine(self, check: Check, skipped: bool) -> list[Row]:
-        app = cast(MusterApp, self.app)
+        app = self.steered
         good = sum(finding.level == "ok" for finding in check.findings)
         seen = muted(f"{good} of {len(check.findings)} in order" if check.findings else "")
         shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)

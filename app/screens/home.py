@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
@@ -66,7 +66,7 @@ class HomeScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app = cast(MusterApp, self.app)
+        app = self.steered
         live = [run for run in state.home.found.runs if run.live]
         done = [run for run in state.home.found.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.found.profiles if profile.saved]
@@ -150,7 +150,7 @@ class HomeScreen(StepScreen):
 
     def action_back(self) -> None:
         if not self.end_filters():
-            cast(MusterApp, self.app).action_leave()
+            self.steered.action_leave()
 
     def headless(self) -> str:
         kind, _, name = self.table.cursor.partition(":")

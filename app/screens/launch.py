@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.content import Content
 
@@ -53,7 +53,7 @@ class LaunchScreen(StepScreen):
         )
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_row(cast(MusterApp, self.app), row, len(state.launch.found.steps)) for row in state.launch.found.rows]
+        return [_row(self.steered, row, len(state.launch.found.steps)) for row in state.launch.found.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         failing = [row for row in state.launch.found.rows if row.status is Status.FAILED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
@@ -53,7 +53,7 @@ class LinksScreen(StepScreen):
         return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_row(cast(MusterApp, self.app), pair) for pair in state.links.found]
+        return [_row(self.steered, pair) for pair in state.links.found]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         pair = next((pair for pair in state.links.found if _key(pair) == key), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
@@ -60,14 +60,14 @@ class MachinesScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         picked = {row.key for row in state.picked}
-        return [_row(cast(MusterApp, self.app), row, row.key in picked) for row in state.machines.rows]
+        return [_row(self.steered, row, row.key in picked) for row in state.machines.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         return [line for row in state.machines.rows if row.key == key for line in self._about(row)]
 
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
-        lines += [_path(cast(MusterApp, self.app), path) for path in row.paths if not row.here]
+        lines += [_path(self.steered, path) for path in row.paths if not row.here]
         found = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
         about = ", ".join(filter(None, (row.system, found)))
         lines += [muted(about)] if about and not row.here else []
@@ -78,7 +78,7 @@ class MachinesScreen(StepScreen):
     def head(self, state: WizardState) -> Content:
         if not state.machines.advice:
             return Content("")
-        dash = "- " if cast(MusterApp, self.app).ascii_only else "· "
+        dash = "- " if self.steered.ascii_only else "· "
         others = any(not row.here for row in state.machines.rows)
         first = [] if others else [literal("No other machine was found so far.", "$text-warning")]
         return Content("\n").join([*first, *[muted(dash + line) for line in state.machines.advice]])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import StepScreen
-from app.shell.base_app import MusterApp
 from app.shell.entry import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
@@ -67,7 +66,7 @@ class PlanScreen(StepScreen):
         if state.plan.status in UNSETTLED:
             return ()
         room = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan.found, cast(MusterApp, self.app).ascii_only, room)
+        return facts(state.plan.found, self.steered.ascii_only, room)
 
     def head(self, state: WizardState) -> Content:
         plan = state.plan

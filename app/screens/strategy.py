@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from textual.content import Content
 
@@ -62,7 +62,7 @@ class StrategyScreen(StepScreen):
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
-        app, wide = cast(MusterApp, self.app), self.app.size.width >= WIDE
+        app, wide = self.steered, self.app.size.width >= WIDE
         ways = state.ways
         return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in ways]
 
@@ -76,7 +76,7 @@ class StrategyScreen(StepScreen):
             return Content("\n").join([literal(found.cause, "$text-error"), literal(found.fix)])
         first, *others = found.found.reasons or ("",)
         shown = others[: _REASONS - 1] if self.app.size.height < _TALL else others
-        dash = "- " if cast(MusterApp, self.app).ascii_only else "· "
+        dash = "- " if self.steered.ascii_only else "· "
         return (
             Content("\n").join([literal(first, "$text-success"), *[muted(dash + text) for text in shown]])
             if first
