@@ -56,16 +56,24 @@ class Seat:
     member: MemberPlan
 
 
-def bring(link: Link, inputs: Inputs, tell: Tell = lambda line: None) -> None:
+def bring(
+    link: Link, inputs: Inputs, tell: Tell = lambda line: None, given_up: Callable[[], bool] = lambda: False
+) -> None:
     """Bring code and data to a machine; ``tell`` hears of it where that takes a while.
+
+    Args:
+        given_up: asked now and then whether nobody waits for it any more.
 
     Raises:
         SshError: it cannot take them.
+        BadInput: a file cannot be read, or nobody waits for it any more.
     """
     told = False
 
     def say(done: int, total: int) -> None:
         nonlocal told
+        if given_up():
+            raise OSError(None, "it is not waited for any more")
         if total - done > _WORTH_A_WORD and not told:
             told = True
             tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
@@ -80,6 +88,8 @@ class Gate:
     def __init__(self) -> None:
         self.brought = threading.Event()
         """All machines have their code and data: nothing more is sent."""
+        self.given_up = threading.Event()
+        """Nobody waits for any of it."""
         self._lock = threading.Lock()
         self._workers: list[RemoteWorker] = []
         self._act: Callable[[RemoteWorker], None] | None = None
@@ -96,7 +106,8 @@ class Gate:
         self._all(lambda worker: worker.send({"go": True}))
 
     def give_up(self) -> None:
-        """End all of them, those too that come later."""
+        """End all of them, those too that come later, and what is being sent to their machines."""
+        self.given_up.set()
         self._all(lambda worker: worker.signal(signal.SIGKILL))
 
     def _all(self, act: Callable[[RemoteWorker], None]) -> None:

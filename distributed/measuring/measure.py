@@ -310,7 +310,9 @@ def _run_task(
         tell(f"running the task briefly; the first time its data are prepared: {names}")
     links = list(dict.fromkeys(seats[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        fit = dict(zip(links, pool.map(lambda link: attempt(lambda: bring(link, inputs, tell)), links), strict=True))
+        given_up = gate.given_up.is_set
+        brought = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, given_up)), links)
+        fit = dict(zip(links, brought, strict=True))
         gate.brought.set()
         able = [number for number in missing if fit[seats[number].link]]
         list(pool.map(lambda number: attempt(lambda: run(number)), able))

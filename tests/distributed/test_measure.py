@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import json
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +23,8 @@ from distributed.measuring.measure import Measured, Wish
 from distributed.planning.cluster import Machine, Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.preparation.code_sync import Inputs
+from distributed.preparation import transfer
+from distributed.preparation.code_sync import Inputs, folder_tree
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.resolve import load_profile
@@ -273,6 +276,38 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
         assert measure.measure_ready([], profile, Wish()).speeds == [SPEED]
     assert told == ["brought", "links"]
     assert early.told == late.told == [word]
+
+
+def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while data are on their way to a machine behind a slow link."""
+    gate, began, file = Gate(), threading.Event(), tmp_path / "data"
+    file.write_bytes(bytes(1 << 20))
+    monkeypatch.setattr(transfer, "_TELL", 0.0)
+
+    class SlowLink:
+        name, root = "a", ""
+
+        def put_agent(self) -> None:
+            """It is there."""
+
+        def ask(self, word: str, *, input: Any, **_: Any) -> Any:
+            if word == "missing":
+                wanted = json.loads(input)
+                answer = {"trees": wanted["trees"], "blobs": wanted["blobs"], "begun": {}}
+                return SimpleNamespace(stdout=json.dumps(answer))
+            while input.read(1000):
+                began.set()
+                until(gate.given_up.is_set)
+
+    inputs = SimpleNamespace(trees={"inputs/dataset": folder_tree(tmp_path)})
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(
+            machine_figures.bring, cast(Any, SlowLink()), cast(Any, inputs), given_up=gate.given_up.is_set
+        )
+        assert began.wait(60)
+        gate.give_up()
+        with pytest.raises(BadInput, match="not waited for any more"):
+            sent.result(60)
 
 
 def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
