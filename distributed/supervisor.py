@@ -29,7 +29,7 @@ from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
 from distributed.run.start_watch import StartWatch
 from distributed.workers.remote_hub import RemoteHub
-from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
+from distributed.workers.remote_worker import Assignment, RemoteWorker, Timeouts
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
@@ -66,7 +66,7 @@ class Supervisor:
         self._ssh_config = ssh_config
         self._listen = ""
         self._run: LocalRun | None = None
-        self._patience = Patience(lease=self._plan.profile.run.lease)
+        self._timeouts = Timeouts(lease=self._plan.profile.run.lease)
         self._desk: RequestDesk | None = None
         self._workers: list[RemoteWorker] = []
         self._needed: Future[bool] = Future()
@@ -229,7 +229,7 @@ class Supervisor:
             self._folder.path,
             self._folder.secrets,
             reach,
-            self._patience,
+            self._timeouts,
             ready=self._brought[link],
             delivers=lambda: self._delivers(rank),
             keep=self._needed,
@@ -261,7 +261,7 @@ class Supervisor:
             log,
             self._folder.path,
             self._inputs.result(),
-            self._patience,
+            self._timeouts,
             self._brought[link],
             self._note,
         )

@@ -97,10 +97,10 @@ def _show(transcript: Transcript, formats: Sequence[str]) -> None:
 
 def _heard(model: Path, files: Sequence[Path], request: ModelRequest, times_wanted: bool) -> Iterator[Transcript]:
     with only_data_on_stdout():
-        from training.tasks.transcription import Manner, transcribe  # imports torch
+        from training.tasks.transcription import TranscriptionOptions, transcribe  # imports torch
 
-        manner = Manner(request.language, request.prompt, request.timestamps, times_wanted)
-        heard = transcribe(model, files, request.device, manner)
+        options = TranscriptionOptions(request.language, request.prompt, request.timestamps, times_wanted)
+        heard = transcribe(model, files, request.device, options)
     while True:
         with only_data_on_stdout():
             transcript = next(heard, None)

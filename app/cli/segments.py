@@ -20,11 +20,11 @@ from training.runs import find_model
 if TYPE_CHECKING:
     from training.recordings.segments.dataset import Outcome, Source
     from training.recordings.segments.hearing import Hearer
-    from training.recordings.segments.wishes import Wishes
+    from training.recordings.segments.options import SegmentOptions
 
 
 def segment_command(
-    request: ModelRequest, recording: Path, transcript: Path | None, out: Path, wishes: Wishes
+    request: ModelRequest, recording: Path, transcript: Path | None, out: Path, options: SegmentOptions
 ) -> ExitCode:
     """Make a data set folder of long recordings.
 
@@ -39,7 +39,7 @@ def segment_command(
 
     out = out.expanduser()
     sources = sources_of(recording.expanduser(), transcript)
-    model = _model(request, sources, wishes.draft)
+    model = _model(request, sources, options.draft)
 
     @cache
     def hear() -> Hearer:
@@ -55,7 +55,7 @@ def segment_command(
             model,
             hear,
             language,
-            wishes,
+            options,
             lambda name: (
                 lambda phase, done, total: progress(ProgressEvent(phase=f"{name}: {phase}", done=done, total=total))
             ),

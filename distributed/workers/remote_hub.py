@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from distributed.machine.link import Link
 from distributed.preparation.code_sync import Inputs
-from distributed.workers.remote_worker import Assignment, Patience, RemoteWorker
+from distributed.workers.remote_worker import Assignment, RemoteWorker, Timeouts
 from training.events import Event, from_line
 from training.processes import thread_limits
 
@@ -41,7 +41,7 @@ class RemoteHub:
         log: BinaryIO,
         run_dir: Path,
         inputs: Inputs,
-        patience: Patience,
+        timeouts: Timeouts,
         ready: Future[None],
         note: Callable[[Event], None],
     ) -> None:
@@ -63,7 +63,7 @@ class RemoteHub:
             brings_model=False,
         )
         self._note = note
-        self._worker = RemoteWorker(link, assignment, log, run_dir, run_dir / "secrets", patience=patience, ready=ready)
+        self._worker = RemoteWorker(link, assignment, log, run_dir, run_dir / "secrets", timeouts=timeouts, ready=ready)
 
     def lines(self) -> Iterator[bytes]:
         """Lines of its standard output: first ``{"port": N}``, then events."""

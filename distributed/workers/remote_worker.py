@@ -40,7 +40,7 @@ _LOOK = 0.1
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Seconds of everything that is waited for."""
 
     lease: float = 30.0
@@ -56,12 +56,12 @@ class Patience:
         """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
         return self.lease + self.grace + _MARGIN
 
-    def for_pace(self, progress: Progress) -> Patience:
-        """Return the patience with a worker whose steps and snapshots take their time."""
+    def for_pace(self, progress: Progress) -> Timeouts:
+        """Return the timeouts for a worker whose steps and snapshots take their time."""
         return replace(self, grace=max(self.grace, progress.time_to_end))
 
 
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class RemoteWorker:
         run_dir: Path,
         secrets: Path,
         reach: Callable[[str], str] = lambda address: address,
-        patience: Patience = PATIENCE,
+        timeouts: Timeouts = TIMEOUTS,
         ready: Future[None] | None = None,
         delivers: Callable[[], bool] = lambda: True,
         keep: Future[bool] | None = None,
@@ -122,7 +122,7 @@ class RemoteWorker:
         self._run_dir = run_dir
         self._secrets = secrets
         self._reach = reach
-        self._patience = patience
+        self._timeouts = timeouts
         self._ready = ready
         self._delivers = delivers
         self._keep = keep
@@ -159,7 +159,7 @@ class RemoteWorker:
     def told(self, event: Event) -> Event:
         """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
         self._progress(event)
-        self._patience = self._patience.for_pace(self._progress)
+        self._timeouts = self._timeouts.for_pace(self._progress)
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self._link.name
@@ -187,7 +187,7 @@ class RemoteWorker:
             self._start()
             yield from self._follow()
             if self._code == ExitCode.DONE and self._assignment.brings_model:
-                fetch_model(self._link, *self._place, self._run_dir, self._patience.give_up, self._delivers)
+                fetch_model(self._link, *self._place, self._run_dir, self._timeouts.give_up, self._delivers)
         except (MusterError, OSError) as error:
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
@@ -246,8 +246,8 @@ class RemoteWorker:
             "defaults": WAITING,
             "files": {name: _encoded(content) for name, content in files.items()},
             "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
-            "lease": self._patience.lease,
-            "grace": self._patience.grace,
+            "lease": self._timeouts.lease,
+            "grace": self._timeouts.grace,
         }
 
     def _certificates(self) -> dict[str, str]:
@@ -281,7 +281,7 @@ class RemoteWorker:
             if self._broken is not None:
                 raise self._broken
             # One that is not wanted any more is ended by its lease where we cannot do it.
-            patience = self._patience.silence if self._unwanted else self._patience.give_up
+            patience = self._timeouts.silence if self._unwanted else self._timeouts.give_up
             if time.monotonic() - heard > patience:
                 self._lose(f"not reached for {patience:.0f} s")
                 return
@@ -301,9 +301,9 @@ class RemoteWorker:
             SshError, TimeoutError, ValueError: the connection is lost, silent, or not one to an agent.
             ValidationError: the agent says what no agent says.
         """
-        after, patience = str(self._seen), str(self._patience.lease)
+        after, patience = str(self._seen), str(self._timeouts.lease)
         with contextlib.closing(self._link.stream(AGENT, "attach", *self._place, after, patience)) as process:
-            greeting = process.read_line(self._patience.silence)
+            greeting = process.read_line(self._timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
             first = Greeting.parse(greeting)
@@ -314,7 +314,7 @@ class RemoteWorker:
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
             writer.start()
             try:
-                while (line := process.read_line(self._patience.silence)).endswith(b"\n"):  # else it was cut off
+                while (line := process.read_line(self._timeouts.silence)).endswith(b"\n"):  # else it was cut off
                     yield Record.model_validate_json(line)
             finally:
                 stop.set()
@@ -363,9 +363,9 @@ class RemoteWorker:
             while not stop.is_set():
                 with self._changed:
                     if len(self._commands) <= carried_out:
-                        self._changed.wait(self._patience.beat)
+                        self._changed.wait(self._timeouts.beat)
                     fresh = self._commands[carried_out:]
-                beat = json.dumps({"beat": 1, "grace": self._patience.grace}).encode() + b"\n"
+                beat = json.dumps({"beat": 1, "grace": self._timeouts.grace}).encode() + b"\n"
                 process.write(b"".join(fresh) or beat)
                 carried_out += len(fresh)
 

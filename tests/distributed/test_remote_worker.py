@@ -22,7 +22,7 @@ from distributed.ssh.errors import ConnectTimeout
 from distributed.supervisor import Supervisor
 from distributed.workers import remote_worker
 from distributed.workers.agent_records import Record
-from distributed.workers.remote_worker import LOST, Assignment, Patience, RemoteWorker
+from distributed.workers.remote_worker import LOST, Assignment, RemoteWorker, Timeouts
 from profiles.errors import ExitCode
 from tests.app.app_events import step
 from tests.waiting import until
@@ -45,7 +45,7 @@ print("all done", file=sys.stderr, flush=True)
 """
 
 
-STEADY = Patience(lease=20.0, grace=0.5, beat=0.2)
+STEADY = Timeouts(lease=20.0, grace=0.5, beat=0.2)
 
 
 class Machines:
@@ -78,7 +78,7 @@ class Machines:
         """End the newest session without a good-bye."""
         self.processes[-1]._process.kill()
 
-    def worker(self, patience: Patience = STEADY) -> RemoteWorker:
+    def worker(self, timeouts: Timeouts = STEADY) -> RemoteWorker:
         self.link.put_agent()
         links = {"inputs/code": str(self.root / "code")}
         assignment = Assignment("run-1", 0, b"{}", links, module="job")
@@ -86,7 +86,7 @@ class Machines:
         secrets = self.root / "secrets"
         (secrets / "member-0").mkdir(parents=True)
         (secrets / "member-0" / "key.pem").write_text("secret")
-        return RemoteWorker(self.link, assignment, self.log, self.root, secrets, lambda a: f"near {a}", patience)
+        return RemoteWorker(self.link, assignment, self.log, self.root, secrets, lambda a: f"near {a}", timeouts)
 
     @property
     def folder(self) -> Path:
@@ -199,7 +199,7 @@ def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
 
 def test_a_machine_that_stays_away_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
-    worker = machines.worker(Patience(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
     machines.reachable = False
     said = [json.loads(line) for line in worker.lines()]
     assert [event["kind"] for event in said] == ["warning"]
@@ -227,7 +227,7 @@ HELLO = '{"commands": 0}\n'
 )
 def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
-    worker = machines.worker(Patience(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
     machines.instead = ["printf", "%s\\n", said] if said else ["true"]
     assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
     assert worker.exit_code() == LOST
@@ -245,7 +245,7 @@ def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(
 
 
 def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machines: Machines) -> None:
-    worker, written, stop = machines.worker(Patience(beat=0.05)), list[bytes](), threading.Event()
+    worker, written, stop = machines.worker(Timeouts(beat=0.05)), list[bytes](), threading.Event()
 
     class Taking:
         def write(self, data: bytes) -> None:
@@ -271,9 +271,9 @@ def test_an_error_of_a_worker_names_its_machine_once_and_slow_steps_make_patient
     said = worker.told(ErrorEvent(member=0, message="far too little memory"))
     assert isinstance(said, ErrorEvent) and said.message == "far: far too little memory"
     assert worker.told(said) == said
-    before = worker._patience.grace
+    before = worker._timeouts.grace
     worker.told(step(1, compute=1000.0))
-    assert worker._patience.grace > before
+    assert worker._timeouts.grace > before
 
 
 def test_a_run_that_ends_does_not_wait_for_files_under_way(machines: Machines) -> None:

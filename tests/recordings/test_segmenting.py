@@ -19,9 +19,9 @@ from profiles.errors import BadInput
 from training.recordings.segments import dataset
 from training.recordings.segments.cutting import cut
 from training.recordings.segments.dataset import Outcome, segment_all, sources_of
+from training.recordings.segments.options import SegmentOptions
 from training.recordings.segments.sound import Stretch, pieces, stream
 from training.recordings.segments.voice import SECONDS, Activity
-from training.recordings.segments.wishes import Wishes
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
 from training.tasks.speech_dataset import read_speech
@@ -41,11 +41,11 @@ def talk(tmp_path: Path) -> Talk:
     return make_talk(tmp_path / "talk.wav", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
 
 
-def segmented(talk: Talk, text: str, listener: Listening, **wishes: float) -> tuple[Path, Outcome]:
+def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> tuple[Path, Outcome]:
     folder = talk.path.parent / "made"
     talk.path.with_suffix(".txt").write_text(text)
     sources = sources_of(talk.path, None)
-    (outcome,) = segment_all(sources, folder, "m", lambda: listener, "en", Wishes(4.0, **wishes), silent)
+    (outcome,) = segment_all(sources, folder, "m", lambda: listener, "en", SegmentOptions(4.0, **options), silent)
     return folder, outcome
 
 
@@ -97,13 +97,13 @@ def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: 
 
 def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
     sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
-    (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", Wishes(), silent)
+    (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", SegmentOptions(), silent)
     assert outcome.clips >= 2 and {row["text"] for row in rows(folder / "train.csv")} == {""}
 
 
 def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
     sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
-    segment_all(sources, folder, "m", lambda: Listening(talk), "", Wishes(draft=True), silent)
+    segment_all(sources, folder, "m", lambda: Listening(talk), "", SegmentOptions(draft=True), silent)
     assert " ".join(row["text"] for row in rows(folder / "train.csv")) == talk.text
 
 
@@ -122,7 +122,7 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
         return real(path, *rest)
 
     monkeypatch.setattr(dataset, "segment_recording", once)
-    given = (sources_of(tmp_path / "in", None), tmp_path / "out", "m", lambda: listener, "en", Wishes(), silent)
+    given = (sources_of(tmp_path / "in", None), tmp_path / "out", "m", lambda: listener, "en", SegmentOptions(), silent)
     with pytest.raises(KeyboardInterrupt):
         segment_all(*given)
     assert not (tmp_path / "out").exists()

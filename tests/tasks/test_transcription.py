@@ -17,7 +17,7 @@ from profiles.errors import BadInput
 from training.precision import select_device
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
-from training.tasks.transcription import Manner, evaluate_model, transcribe, windows
+from training.tasks.transcription import TranscriptionOptions, evaluate_model, transcribe, windows
 from training.tasks.whisper import WhisperTask
 
 
@@ -97,10 +97,10 @@ def test_adapter_folder(trained_whisper: Path, make_profile: ProfileMaker, tmp_p
 def test_multilingual_model_detects_the_language(multilingual_whisper: Path, trained_whisper: Path) -> None:
     files = [trained_whisper / "audio/clip0.wav"]
     for language in ("", "german"):
-        found = list(transcribe(multilingual_whisper, files, "cpu", Manner(language, max_new_tokens=3)))
+        found = list(transcribe(multilingual_whisper, files, "cpu", TranscriptionOptions(language, max_new_tokens=3)))
         assert not found[0].error
     with pytest.raises(BadInput, match="has no language 'it'"):
-        transcribe(multilingual_whisper, files, "cpu", Manner("italian"))
+        transcribe(multilingual_whisper, files, "cpu", TranscriptionOptions("italian"))
 
 
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

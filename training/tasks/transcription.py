@@ -44,7 +44,7 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Manner:
+class TranscriptionOptions:
     """How a model is to write."""
 
     language: str = ""
@@ -61,7 +61,7 @@ def transcribe(
     model_dir: str | Path,
     files: Sequence[Path],
     device: str = "auto",
-    manner: Manner = Manner(),
+    options: TranscriptionOptions = TranscriptionOptions(),
     batch_size: int = 8,
 ) -> Iterator[Transcript]:
     """Transcribe sound files of any length, in their order; no more than a window of each is in memory.
@@ -73,7 +73,7 @@ def transcribe(
     Raises:
         BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.
     """
-    listener = _Listener(ModelSettings(model_path=str(model_dir), language=manner.language), device, manner)
+    listener = _Listener(ModelSettings(model_path=str(model_dir), language=options.language), device, options)
     return _transcribe_all(listener, files, batch_size)
 
 
@@ -160,12 +160,12 @@ class _Window:
 class _Listener:
     """A model on its device, ready to hear windows of sound."""
 
-    def __init__(self, settings: ModelSettings, device: str, manner: Manner) -> None:
+    def __init__(self, settings: ModelSettings, device: str, options: TranscriptionOptions) -> None:
         self.wrapper = WhisperModelWrapper(settings)
         if settings.language and settings.language != AUTO_LANGUAGE:
             self.wrapper.check_language(language_code(settings.language), "language")
-        self.wrapper.write_as(manner.prompt, manner.timestamps)
-        self.manner = manner
+        self.wrapper.write_as(options.prompt, options.timestamps)
+        self.options = options
         self.device = select_device(device)
         self.model: nn.Module = self.wrapper.build().eval().to(self.device)
 
@@ -190,10 +190,10 @@ class _Listener:
         if not len(piece) or (recording.at and len(piece) < log_mel.rate // 10):
             recording.close()
             return None
-        timed = self.manner.timestamps
+        timed = self.options.timestamps
         if timed is None:
             single = alone and recording.at == 0
-            timed = self.wrapper.knows_times and (self.manner.times_wanted or not single)
+            timed = self.wrapper.knows_times and (self.options.times_wanted or not single)
         if not timed and not alone:
             total = max(round(stream.seconds * log_mel.rate) - recording.at, len(piece) + 1)
             recording.left = recording.left or pieces_of(total, log_mel.n_samples)
@@ -210,11 +210,11 @@ class _Listener:
         self._find_languages(heard, encoded)
         languages = [one.recording.language for one in heard]
         if not heard[0].timed:
-            bound = min(self.manner.max_new_tokens, self.wrapper.room)
+            bound = min(self.options.max_new_tokens, self.wrapper.room)
             for one, said in zip(heard, self.wrapper.generate(self.model, encoded, languages, bound)):
                 self._add(one, [(0.0, len(one.piece) / log_mel.rate, said.text)], len(one.piece))
             return
-        bound = min(self.manner.max_new_tokens, _LONGEST_TEXT, self.wrapper.room)
+        bound = min(self.options.max_new_tokens, _LONGEST_TEXT, self.wrapper.room)
         for one, tokens in zip(heard, write_with_times(self.wrapper, self.model, encoded, languages, bound)):
             parts, move = divided(tokens, self.wrapper.first_time, len(one.piece) / log_mel.rate)
             texts = [(start, end, self.wrapper.text(part)) for start, end, part in parts]

@@ -24,10 +24,10 @@ import soundfile
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
+from training.recordings.segments.options import SegmentOptions
 from training.recordings.segments.recording import Listener, Segments, batches, segment_recording
 from training.recordings.segments.sound import RATE
 from training.recordings.segments.transcript import ENDINGS, read_transcript
-from training.recordings.segments.wishes import Wishes
 from training.tasks.audio import AudioError
 from training.tasks.base import Progress
 from training.tasks.speech_clips import FileSource
@@ -100,7 +100,7 @@ def segment_all(
     model: str,
     hear: Hear,
     language: str,
-    wishes: Wishes,
+    options: SegmentOptions,
     progress: Callable[[str], Progress],
 ) -> list[Outcome]:
     """Make a data set folder of recordings.
@@ -121,8 +121,8 @@ def segment_all(
         aside.mkdir(parents=True, exist_ok=True)
         with FileLock(aside / "lock", timeout=0):
             outcomes = [
-                _once(source, aside, [model, language, asdict(wishes)],
-                      partial(_segment, source, aside, hear, language, wishes, progress(source.name)))
+                _once(source, aside, [model, language, asdict(options)],
+                      partial(_segment, source, aside, hear, language, options, progress(source.name)))
                 for source in sources
             ]  # fmt: skip
             _write_tables(aside, sources)
@@ -167,13 +167,13 @@ def _noted(note: Path) -> dict[str, Any]:
 
 
 def _segment(
-    source: Source, aside: Path, hear: Hear, language: str, wishes: Wishes, progress: Progress
+    source: Source, aside: Path, hear: Hear, language: str, options: SegmentOptions, progress: Progress
 ) -> dict[str, Any]:
     """Segment one recording and write its clips; return what the tables and the report need."""
     transcript = read_transcript(source.transcript, language) if source.transcript else None
     try:
-        listener = hear() if transcript or wishes.draft else None
-        found = segment_recording(source.path, transcript, listener, wishes, progress)
+        listener = hear() if transcript or options.draft else None
+        found = segment_recording(source.path, transcript, listener, options, progress)
         rows = _write_clips(source, found, aside, progress)
     except AudioError as error:
         return {"outcome": asdict(Outcome(source.name, error=str(error)))}

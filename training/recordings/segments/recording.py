@@ -14,10 +14,10 @@ from typing import Protocol
 from training.recordings.segments.cutting import PAUSE, cut, inner
 from training.recordings.segments.hearing import HeardWord
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
+from training.recordings.segments.options import SegmentOptions
 from training.recordings.segments.sound import RATE, Stretch, length_of, pieces, stream
 from training.recordings.segments.transcript import Transcript, joined
 from training.recordings.segments.voice import Activity, listen_for_speech, quietest, spoken, within_speech
-from training.recordings.segments.wishes import Wishes
 from training.tasks.audio import Samples, decode
 from training.tasks.base import Progress
 from training.tasks.word_errors import normalizer_for
@@ -72,7 +72,7 @@ class Segments:
 
 
 def segment_recording(
-    path: Path, transcript: Transcript | None, listener: Listener | None, wishes: Wishes, progress: Progress
+    path: Path, transcript: Transcript | None, listener: Listener | None, options: SegmentOptions, progress: Progress
 ) -> Segments:
     """Cut a recording, and give each segment its text.
 
@@ -81,8 +81,8 @@ def segment_recording(
     """
     seconds = length_of(path)
     activity = listen_for_speech(stream(path), lambda done: progress("finding speech", int(done), int(seconds) + 1))
-    ear = _Ear(path, listener, progress) if listener and (transcript or wishes.draft) else None
-    longest = min(wishes.longest, listener.seconds) if listener else wishes.longest
+    ear = _Ear(path, listener, progress) if listener and (transcript or options.draft) else None
+    longest = min(options.longest, listener.seconds) if listener else options.longest
     stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
     stretches = [stretch for stretch in stretches if stretch.seconds >= _SHORTEST]
     if ear is None:
@@ -93,7 +93,7 @@ def segment_recording(
             activity.seconds,
             [_drafted(stretch, words, ear.listener.language) for stretch, words in zip(stretches, heard)],
         )
-    return _matched(activity, ear, transcript, stretches, heard, wishes.agreement)
+    return _matched(activity, ear, transcript, stretches, heard, options.agreement)
 
 
 @dataclass(frozen=True)

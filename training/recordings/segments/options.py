@@ -1,4 +1,4 @@
-"""How a person wants long recordings to be cut."""
+"""Options of cutting long recordings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """How a person wants it."""
+class SegmentOptions:
+    """What becomes a clip."""
 
     longest: float = 30.0
     """Seconds that a segment has at most."""
