@@ -104,7 +104,7 @@ def difference_lines(found: Difference) -> list[str]:
         verdict = f"no difference that {counted(found.recordings, 'recording')} can show"
     lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]
     if found.left_out:
-        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of them has heard")
+        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of them transcribed")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from app.happenings import in_order
+from app.history import in_order
 from app.run_curves import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
 from training.events import EvaluationEvent, SyncEvent

@@ -57,7 +57,7 @@ class SoundDevice:
                         say(f"{left // 10} s left")
         except self._library.PortAudioError as error:
             reason = " ".join(str(error).split())
-            raise BadInput(f"no microphone can be used here: {reason}", "connect one, or give a sound file") from error
+            raise BadInput(f"no microphone can be used here: {reason}", "connect one, or name a sound file") from error
         return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
 
 
@@ -74,7 +74,7 @@ def recorded(seconds: float, microphone: Microphone | None = None) -> Iterator[P
     say(f"listening for {seconds:g} s; Ctrl-C ends it earlier")
     samples = microphone.record(seconds)
     if not len(samples):
-        raise BadInput("nothing was recorded", "let it listen for longer")
+        raise BadInput("nothing was recorded", "record for longer")
     import soundfile
 
     with TemporaryDirectory(prefix="muster-") as folder:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from app.console import diagnostics, duration_text, interactive, say, visible
 from app.figures import four_digits, headline
-from app.happenings import member_news
+from app.history import member_news
 from app.run_state import RunState, apply
 from profiles.counts import counted
 from training.events import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from app.frozen import changed
-from app.happenings import Chronicles, Happening, happening, in_order, newest, noted
+from app.history import Chronicles, Happening, happening, in_order, newest, noted
 from app.member_state import GONE, MemberState, OfMember, advance, phase_text, stopped
 from app.run_curves import RUN, Curves, extended, figures
 from training.events import (
@@ -73,7 +73,7 @@ class RunState:
     curves: Mapping[int, Curves] = field(default_factory=dict)
     """Every figure over the steps, by rank (:data:`app.run_curves.RUN`: of the run) and name."""
     chronicles: Chronicles = field(default_factory=dict)
-    """What happened, by kind; :func:`app.happenings.in_order` makes one list of it."""
+    """What happened, by kind; :func:`app.history.in_order` makes one list of it."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by their ids."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.console import duration_text
-from app.happenings import Happening, in_order
+from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_state import INTERRUPTED, RunState
 from training.other_load import slows

@@ -50,12 +50,12 @@ class Charts(Pane):
 
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("l", "pane('l')", "Log", "A logarithmic scale, or a linear one."),
-        Key("w", "pane('w')", "Smooth", "Smooth more, and after the most not at all."),
-        Key("m", "pane('m')", "Machines", "A line a machine, or all together."),
+        Key("w", "pane('w')", "Smooth", "Smooth more; after the strongest, not at all."),
+        Key("m", "pane('m')", "Machines", "One line per machine, or all together."),
         Key("z", "pane('z')", "Zoom", "The last half, quarter, tenth, fiftieth, and the whole again."),
-        Key("left_square_bracket", "pane('[')", "Back", "Move what is zoomed to the left.", shown=False),
-        Key("right_square_bracket", "pane(']')", "Forth", "Move what is zoomed to the right.", shown=False),
-        Key("u", "pane('u')", "Former", "Lay the next older run of this profile under it."),
+        Key("left_square_bracket", "pane('[')", "Back", "Move the zoomed part to the left.", shown=False),
+        Key("right_square_bracket", "pane(']')", "Forth", "Move the zoomed part to the right.", shown=False),
+        Key("u", "pane('u')", "Former", "Draw the next older run of this profile beneath."),
     )
     ABOUT = (
         "Pick a series with the arrows; '/' filters them. The line is smoothed, the dots reach from least to greatest."
@@ -80,7 +80,7 @@ class Charts(Pane):
     def compose(self) -> ComposeResult:
         with Horizontal():
             columns = (Column("name", "series", most=20, least=8), Column("value", "now", right=True, least=5, rank=1))
-            yield RowTable(columns, empty="Series show here with the first step.", id="series")
+            yield RowTable(columns, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")
 
     def show(self, picture: Picture) -> None:

@@ -8,7 +8,7 @@ import time
 from textual.content import Content
 
 from app.dashboard.picture import Picture
-from app.happenings import Happening
+from app.history import Happening
 from app.shell.symbols import Mark
 from app.shell.text import literal
 

@@ -11,7 +11,7 @@ from app.dashboard.chart import value_text
 from app.dashboard.event_words import MARKS, clock_text, what
 from app.dashboard.pane import Pane
 from app.dashboard.picture import Picture
-from app.happenings import Happening, in_order
+from app.history import Happening, in_order
 from app.shell.frame import muster
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
@@ -30,7 +30,7 @@ MOST_ROWS = 400
 class Events(Pane):
     """Launches, synchronisations, evaluations, snapshots, requests, machines lost and back."""
 
-    ABOUT = "What has happened, the newest first; '/' filters. All of it is in events.jsonl."
+    ABOUT = "Events, newest first; '/' filters. All of them are in events.jsonl."
     DEFAULT_CSS = "Events RowTable { height: 1fr; }"
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -154,7 +154,7 @@ class Logs(Pane):
     """Root cause, filter, lines."""
 
     KEYS: ClassVar[tuple[Key, ...]] = (
-        Key("m", "pane('m')", "Machine", "The lines of the next machine alone, and after the last of all."),
+        Key("m", "pane('m')", "Machine", "Only the next machine; after the last one, all."),
         Key("l", "pane('l')", "Level", "Warnings and errors, errors alone, or everything."),
     )
     ABOUT = (

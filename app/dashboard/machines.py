@@ -60,7 +60,7 @@ class Machines(Pane):
 
     def compose(self) -> ComposeResult:
         yield Words(id="who")
-        yield RowTable(COLUMNS, empty="No machine has said anything yet.", id="rows")
+        yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
 
     def show(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
@@ -83,11 +83,11 @@ def who_is_slow(picture: Picture) -> Content:
     state = picture.state
     working = [member for member in state.members.values() if member.has_worked]
     if len(working) < 2:
-        return literal("one machine at work" if working else "nobody trains at the moment", "$text-muted")
+        return literal("one machine trains" if working else "no machine trains right now", "$text-muted")
     brake = slowest(state)
     waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
-        return literal(f"nobody holds the others up; {statistics.fmean(waits.values()):.0%} of the time is wait",
+        return literal(f"no machine holds the others up; {statistics.fmean(waits.values()):.0%} of the time is wait",
                        "$text-muted")  # fmt: skip
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]

@@ -68,7 +68,7 @@ class Network(Pane):
 def _nothing(picture: Picture) -> str:
     if picture.expected == 1:
         return "One machine alone exchanges nothing."
-    return "Synchronisations show here as they happen."
+    return "Synchronisations appear here as they happen."
 
 
 def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, SyncEvent]]]]:
@@ -139,7 +139,7 @@ def advice(picture: Picture) -> list[Content]:
         return [literal("no plan in the run folder: nothing was predicted, so there is no advice", "$text-muted")]
     better = [c for c in planning.ranking if c.fits and c.useful_speed_up > chosen.useful_speed_up * _WORTH]
     if not better:
-        return [literal("no way that was planned with is predicted to be faster than this one", "$text-muted")]
+        return [literal("no other planned way is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
     words = f"advice: {_way(best)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"

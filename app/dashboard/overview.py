@@ -18,7 +18,7 @@ from app.dashboard.pane import Pane, shares_bar, sparks, state_of
 from app.dashboard.picture import Picture
 from app.dashboard.words import Words
 from app.figures import course, evaluated_series
-from app.happenings import in_order
+from app.history import in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_curves import names, of_run
 from app.run_series import smoothed
@@ -100,8 +100,8 @@ def _before_the_first_step(picture: Picture) -> str:
     measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
     ready = any(member.status == "ready" for member in picture.state.members.values())
     if ready and measured_first:
-        return "first the model is measured as it is; then the loss shows here"
-    return "the loss shows here with the first step"
+        return "the model is evaluated first; then the loss appears here"
+    return "the loss appears here with the first step"
 
 
 def marks(state: RunState) -> tuple[Mark, ...]:
@@ -156,7 +156,7 @@ def _error_chart(state: RunState) -> ChartData:
         curves.append(Curve(points, style))
         value = value_text(points[-1].mean, "%" if rates else "") if points else ""
         legend.append((f"{name} {value}".strip(), style))
-    empty = "evaluations show here"
+    empty = "evaluations appear here"
     return ChartData(
         curves=tuple(curves), legend=tuple(legend), unit="%" if rates else "", zero=bool(rates), empty=empty
     )
@@ -172,7 +172,7 @@ def _rate_chart(state: RunState) -> ChartData:
 def _strips(picture: Picture, width: int, most: int, plain: bool) -> Content:
     members = list(picture.state.members.values())
     if not members:
-        return literal("no machine has said anything yet", "$text-muted")
+        return literal("no machine has reported yet", "$text-muted")
     if len(members) > most:
         members.sort(key=lambda member: (member.active, member.rank))
     courses = sparks(picture, "samples/s", max(8, min(60, width - _BESIDE)), plain)

@@ -27,7 +27,7 @@ from app.dashboard.picture import Picture
 from app.dashboard.reader import RunReader
 from app.dashboard.words import Words
 from app.event_source import EventSource
-from app.happenings import because
+from app.history import because
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import muster
 from app.shell.keys import Key, bindings
@@ -64,12 +64,12 @@ class DashboardScreen(BaseScreen):
     HEADING = "Dashboard"
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("d", "detach", "Detach", "Leave; the run goes on in the background.", main=True),
-        Key("p", "pause", "Pause", "Pause training after the same step everywhere, or let it go on."),
+        Key("p", "pause", "Pause", "Pause training after the same step everywhere, or resume it."),
         Key("s", "snapshot", "Snapshot", "Write a snapshot now."),
-        Key("x", "stop", "Stop", "Stop training with a snapshot, and see that nothing is left anywhere."),
-        Key("space", "freeze", "Freeze", "Hold the picture still; data flows on."),
-        Key("plus", "add", "Add", "Let a machine take part."),
-        Key("minus", "drop", "Drop", "Let one machine go; the others go on."),
+        Key("x", "stop", "Stop", "Stop training with a snapshot, and check that nothing is left running."),
+        Key("space", "freeze", "Freeze", "Freeze the picture; data still arrives."),
+        Key("plus", "add", "Add", "Add a machine to the run."),
+        Key("minus", "drop", "Drop", "Remove one machine; the others continue."),
         Key("o", "report", "Report", "Write the report of this run and open it."),
         *[Key(key, f"tab('{name.lower()}')", name, f"Tab: {name}.", shown=False) for key, name, _ in TABS],
     )
@@ -142,7 +142,7 @@ class DashboardScreen(BaseScreen):
         if self._replay:
             parts.append(Content.styled("replay", "$text-accent"))
         if self._frozen:
-            parts.append(Content.styled("frozen, space goes on", "bold $text-warning"))
+            parts.append(Content.styled("frozen, space continues", "bold $text-warning"))
         return Content("  ").join(part for part in parts if part)
 
     def offered_keys(self) -> tuple[Key, ...]:
@@ -285,13 +285,13 @@ class DashboardScreen(BaseScreen):
         """Let the machine under the cursor go."""
         if self._tab != "machines":
             self.action_tab("machines")
-            self._say("pick a machine with the arrows, then press - again", "information")
+            self._say("select a machine with the arrows, then press - again", "information")
             return
         rank = self.query_one(Machines).selected
         if rank is not None:
             name = self._picture.name(rank)
-            question = f"Let {visible(name)} go? The others go on."
-            self._confirm(question, "Let it go", lambda: self._ask("drop", name))
+            question = f"Drop {visible(name)}? The others continue."
+            self._confirm(question, "Drop it", lambda: self._ask("drop", name))
 
     def action_add(self) -> None:
         """Ask which machine is to take part."""
@@ -300,8 +300,8 @@ class DashboardScreen(BaseScreen):
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self._picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
         other = "user@host of another one"
-        about = (literal(f"A machine of this run that is away, or {other}." if away else f"Nobody is away: {other}."),)
-        needed = "Type what you would type after ssh, as ada@studio.local."
+        about = (literal(f"A machine of this run that is away, or {other}." if away else f"None is away: {other}."),)
+        needed = "Type it as after ssh, for example ada@studio.local."
         self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away, needed=needed), self._add)
 
     def _add(self, text: str | None) -> None:

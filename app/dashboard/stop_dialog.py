@@ -42,7 +42,7 @@ class StopDialog(Dialog):
         kept = "" if picture.state.status == "completed" else f"; {picture.state.kept}"
         lines = [Mark.DONE.show("the run was asked to stop", ascii_only=plain)]
         if not ended:
-            doing = "the step under way is finished, then a snapshot is written"
+            doing = "the current step is finished, then a snapshot is written"
             return Content("\n").join([*lines, Mark.WORKING.show(doing, ascii_only=plain)])
         mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
         lines.append(mark.show(f"the run has ended ({picture.state.status}){kept}", ascii_only=plain))
@@ -50,7 +50,7 @@ class StopDialog(Dialog):
 
     def _proofs(self, plain: bool) -> list[Content]:
         if not self._proof.needed:
-            return [Mark.DONE.show("nobody holds its folder any more", ascii_only=plain)]
+            return [Mark.DONE.show("its run folder is free", ascii_only=plain)]
         if self._proof.answers is None:
             return [Mark.WORKING.show("asking every machine what is left", ascii_only=plain)]
         lines = []
@@ -65,4 +65,4 @@ def _next(picture: Picture) -> list[Content]:
     if picture.plan is None or picture.state.status == "completed":
         return []
     command = command_about(picture.path, "distributed-train", "--resume")
-    return [Content(""), literal("go on with it later:", "$text-muted"), literal(command, "bold")]
+    return [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]

@@ -138,7 +138,7 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
 def _rates(state: RunState) -> Chart | None:
     shown = {(split, name) for split, name in _metrics(state) if name in RATES}
     names = sorted({metric_label(name) for _, name in shown})
-    note = "Measured on data that is not trained on."
+    note = "Measured on data that is not used for training."
     layout = _over_steps("per cent", rangemode="tozero")
     title = ", ".join(label(name) for name in names)
     return _chart("rates", title, note, _metric_lines(state, shown, 100), **layout) if shown else None

@@ -46,7 +46,7 @@ def recordings(evidence: Evidence) -> str:
             shown.append(f"<p>{left} more, all at most as bad.</p>" if left > 0 else "")
     if found := confusions(after, 20):
         rows = [(one.said or "(nothing)", one.heard or "(nothing)", one.times) for one in found]
-        shown.append(f"<h3>Taken for another</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
+        shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
     return "".join(shown) + _worst(evidence, before, after)
 
 

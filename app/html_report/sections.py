@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 from app.console import bytes_text, command_line, duration_text, energy_text, visible
 from app.figures import metric_label, metric_text, metrics_of
-from app.happenings import Happening
+from app.history import Happening
 from app.html_report.evidence import Evidence
 from app.member_state import MemberState
 from distributed.planning.document import Candidate, Reason
@@ -124,7 +124,7 @@ def _energy_note(evidence: Evidence) -> str:
     measured = sorted({meter for member in state.members.values() for meter in member.meters})
     unknown = sum(member.joules is None for member in state.members.values())
     silent = f" Machines without a meter that could be read: {unknown}." if unknown else ""
-    words = f"Energy in all: {energy_text(state.joules)}, as meters in the machines counted it ({', '.join(measured)});"
+    words = f"Total energy: {energy_text(state.joules)}, as meters in the machines counted it ({', '.join(measured)});"
     return f"<p>{text(words)} screens, memory and power supplies are not in it.{silent}</p>"
 
 
@@ -136,13 +136,13 @@ def network(evidence: Evidence) -> str:
     """Return what the members exchanged."""
     exchanged = {rank: work for rank, work in evidence.work.items() if work.bytes_sent or work.bytes_received}
     if not exchanged:
-        return "<p>Nothing crossed between members: one worker trained alone.</p>"
+        return "<p>Nothing was exchanged: one worker trained alone.</p>"
     rows = []
     for rank, work in exchanged.items():
         mean = f"{work.sync_seconds / work.syncs * 1000:.1f} ms" if work.syncs else "-"
         moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
         rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
-    header = ("machine", "sent", "received", "synchronisations reported", "mean of one", "waited in all")
+    header = ("machine", "sent", "received", "synchronisations reported", "mean each", "total wait")
     return table(header, rows, numbers=range(1, 6))
 
 
@@ -150,7 +150,7 @@ def strategy(evidence: Evidence) -> str:
     """Return how the members worked together and why."""
     metadata, planning = evidence.metadata, evidence.planning
     rows: list[tuple[str, object]] = [("strategy", metadata.strategy), ("engine", metadata.engine)]
-    rows.append(("why", metadata.strategy_reason or "the profile or a person chose it; nobody wrote down why"))
+    rows.append(("why", metadata.strategy_reason or "the profile or a person chose it; no reason was recorded"))
     best = planning.best if planning else None
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
@@ -194,7 +194,7 @@ def prediction(evidence: Evidence) -> str:
     """Return predicted beside measured."""
     found = evidence.comparison
     if found is None:
-        short = "the run was too short, or another than the one that was planned" if evidence.planning else ""
+        short = "the run was too short, or differs from the planned one" if evidence.planning else ""
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
     rows = [
         _beside("time of a step", found.predicted_step * 1000, found.measured_step * 1000, "ms"),

@@ -52,20 +52,20 @@ def shown_name(key: str) -> str:
 
 
 EVERYWHERE = (
-    Key("escape", "back", "Back", "Go back; nothing that was answered is lost."),
+    Key("escape", "back", "Back", "Go back; no answer is lost."),
     Key("question_mark", "help", "Help", "This help."),
-    Key("ctrl+p", "command_palette", "Palette", "Find anything that can be done here by typing a part of its name."),
+    Key("ctrl+p", "command_palette", "Palette", "Find an action by typing a part of its name."),
 )
 """These stand at the right of every key bar, always whole."""
 BESIDES = (
     Key("slash", "filter", "Filter", "Show only the rows that contain what you type; esc ends it."),
-    Key("r", "retry", "Retry", "Try again what has failed, or look again."),
+    Key("r", "retry", "Retry", "Retry what failed, or check again."),
     Key("y", "copy", "Copy", "Copy what is selected: a command, a value, a row."),
     Key("e", "headless", "Command", "The command that does the same without this screen."),
-    Key("g", "command_log", "Log", "Every command that was run on any machine."),
+    Key("g", "command_log", "Log", "All commands that were run, by machine."),
     Key("t", "next_theme", "Theme", "Other colours."),
     Key("q,ctrl+q", "leave", "Leave", "Leave; a run goes on without this screen."),
-    Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, whatever is going on here."),
+    Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, even if something is running."),
 )
 
 

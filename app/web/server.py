@@ -28,7 +28,7 @@ MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
 _PATIENCE = 5.0
 _HERE = Path(__file__).parent
-_NO_TICKET = "This address was used already, or is not one of ours.\nPress Enter where 'web' runs for a new one.\n"
+_NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -93,9 +93,9 @@ class WebServer(Server):
         """Return the answer to who may not come in, or who shows a ticket; ``None``: go on."""
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if request.method != "GET" or not self._names.is_ours(host):
-            return web.Response(status=403, text="This server is not asked for by that name.\n")
+            return web.Response(status=403, text="This server does not answer to that name.\n")
         if origin is not None and not self._names.is_same_origin(origin, host):
-            return web.Response(status=403, text="Another page may not ask this server.\n")
+            return web.Response(status=403, text="Other pages may not use this server.\n")
         if self.gate.admits(request.cookies.get(self._cookie, "")):
             if request.path == "/ws" and origin is None:
                 return web.Response(status=403, text="Only a page of this server may do that.\n")

@@ -5,7 +5,7 @@ from app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.happenings import KEPT_NOTICES
+from app.history import KEPT_NOTICES
 from app.run_state import RunState, at_its_end, reduce_events
 from training.events import (
     Event,

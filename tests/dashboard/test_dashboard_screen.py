@@ -179,7 +179,7 @@ def test_a_machine_is_added_by_its_address(folder: RunFolder) -> None:
 def test_enter_without_a_text_adds_the_machine_that_is_away(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("plus", "enter")
-        await until_text(pilot, "Type what you would type after ssh")
+        await until_text(pilot, "Type it as after ssh")
         await pilot.press("escape")
         folder.append(LOST)
         await until_text(pilot, "air lost")

@@ -103,7 +103,7 @@ def test_trackers_get_what_is_known() -> None:
 def test_a_report_tells_the_energy_of_each_machine_and_of_the_run(tmp_path: Path) -> None:
     page = sections.machines(read_evidence(write_run(tmp_path, [*started(), *steps(1, 3), *HOT])))
     assert "71 °C" in page and "2 Wh" in page
-    assert "Energy in all: 2 Wh, as meters in the machines counted it (gpu)" in page
+    assert "Total energy: 2 Wh, as meters in the machines counted it (gpu)" in page
     assert "Machines without a meter that could be read: 2." in page
 
 

@@ -43,7 +43,7 @@ def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> Non
     """They measure the model first; without a word it looks as if they hung."""
     plan = RunFolder.open(new_folder(tmp_path)).plan()
     preparing = Picture(tmp_path, reduce_events(started()), plan=plan)
-    assert loss_chart(preparing).empty == "the loss shows here with the first step"
+    assert loss_chart(preparing).empty == "the loss appears here with the first step"
     ready = MemberEvent(member=0, time=BEGAN, status="ready", name="studio")
     measuring = Picture(tmp_path, reduce_events([*started(), ready]), plan=plan)
-    assert loss_chart(measuring).empty.startswith("first the model is measured")
+    assert loss_chart(measuring).empty.startswith("the model is evaluated first")

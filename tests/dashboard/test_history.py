@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.happenings import FIRST, NEWEST, Chronicle, Happening, in_order
+from app.history import FIRST, NEWEST, Chronicle, Happening, in_order
 from app.run_state import reduce_events
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, RequestEvent, StepEvent, WarningEvent
 
