@@ -94,7 +94,7 @@ def test_an_unknown_host_key_is_refused_without_a_person_and_taken_with_trust_ne
     known.write_text("\n".join(line for line in before.splitlines() if not line.startswith("good")) + "\n")
     try:
         code, stderr = train(lab, tmp_path, machine(lab, "good"))
-        assert code == 3 and "first meeting" in stderr and "--trust-new" in stderr
+        assert code == 3 and "first contact" in stderr and "--trust-new" in stderr
         done = Muster(tmp_path, tmp_path / "hosts.json").run(
             "distributed-check", "--hosts", str(tmp_path / "hosts.json"), "--trust-new"
         )

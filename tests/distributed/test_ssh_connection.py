@@ -294,7 +294,7 @@ def test_a_used_remote_port_is_refused(a: SshConnection, echo: int) -> None:
 
 def test_a_stranger_is_shown_and_refused(lab: LightLab, tmp_path: Path) -> None:
     config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
-    with pytest.raises(UnknownHostKey, match="a: first meeting") as caught:
+    with pytest.raises(UnknownHostKey, match="a: first contact") as caught:
         SshConnection.connect(lab.target("a", config_file=config))
     shown = subprocess.run(
         ["ssh-keygen", "-lf", lab["a"].folder / "host_key.pub"], capture_output=True, text=True, check=True

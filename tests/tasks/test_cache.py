@@ -90,7 +90,7 @@ def test_a_damaged_entry_is_built_anew_and_told_once(
     harm(entry / name)
     for _ in range(2):
         assert (get_or_build(tmp_path, "key", build) / "data").read_bytes() == b"whole"
-    assert caplog.text.count("computed anew") == 1
+    assert caplog.text.count("computed again") == 1
 
 
 @pytest.mark.parametrize("place", [0, 39, 159])

@@ -202,7 +202,7 @@ def test_alpha_1_is_the_cross_entropy(prepared: Any) -> None:
 
 def test_teachers_that_cannot_be_compared_are_refused(prepared: Any, tmp_path: Path) -> None:
     other = tiny_whisper(tmp_path / "other", ("en", "de"))
-    with pytest.raises(BadInput, match="write other tokens: their vocabularies have"):
+    with pytest.raises(BadInput, match="use different tokens: their vocabularies have"):
         prepared(model_path=str(other), student_layers=0)
 
 

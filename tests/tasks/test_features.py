@@ -76,7 +76,7 @@ def test_damaged_features_are_computed_anew(
     file.write_bytes(file.read_bytes()[:-7])
     for _ in range(2):
         np.testing.assert_array_equal(open_features(sources, log_mel, tmp_path / "cache")[2], first)
-    assert caplog.text.count("computed anew") == 1
+    assert caplog.text.count("computed again") == 1
 
 
 def test_moved_files_are_known_by_their_content(

@@ -48,7 +48,7 @@ def fourth(membership: Membership) -> MemberPlan:
 def test_the_last_one_cannot_leave() -> None:
     membership = of(2)
     membership.dismiss([0])
-    with pytest.raises(BadInput, match="nobody would be left"):
+    with pytest.raises(BadInput, match="no machine would be left"):
         membership.dismiss([1])
 
 
