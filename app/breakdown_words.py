@@ -96,7 +96,7 @@ def difference_lines(found: Difference) -> list[str]:
     """Return what two models differ by, in words."""
     first, second = metric_text("wer", found.first), metric_text("wer", found.second)
     interval = f"95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f} points"
-    how = f"{found.drawn} {found.units} drawn again and again, p {_p_text(found.p)}"
+    how = f"{found.drawn} {found.units} resampled, p {_p_text(found.p)}"
     if found.shown:
         better = "fewer" if found.difference < 0 else "more"
         verdict = f"{abs(found.difference) * 100:.1f} points {better}"

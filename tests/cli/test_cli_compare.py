@@ -32,7 +32,7 @@ def test_two_files(tmp_path: Path, capsys: Capture) -> None:
     assert main(["compare", str(first), str(second)]) == 0
     out = capsys.readouterr().out
     assert "WER   50.0 % -> 2.5 %: 47.5 points fewer (95 % interval" in out
-    assert "20 recordings drawn again and again, p under 0.001" in out
+    assert "20 recordings resampled, p under 0.001" in out
     assert "  ann  50.0 % -> 5.0 % of 20 words in 10 recordings" in out
     assert main(["compare", str(first), str(first), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
