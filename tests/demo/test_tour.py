@@ -152,7 +152,7 @@ def test_enter_enter_trains_on_this_machine(copy: Path) -> None:
         terminal.until("How do they work together?", "alone", patience=180)
         terminal.press("Enter")
         terminal.until("Shall this be done?", "enter Start")
-        terminal.press("Enter")
+        terminal.press_until_gone("Enter", "Shall this be done?")
         terminal.until("1 Overview", "Completed", patience=240)
         terminal.press("C-c")
         terminal.until("exit code")

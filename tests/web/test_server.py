@@ -139,7 +139,7 @@ def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.M
         before = set(psutil.Process().children())
         async with door.client.ws_connect(f"{door.home}/ws?width=x&height=-5", **about) as socket_:
             (screen,) = set(psutil.Process().children()) - before
-            assert screen.name() == "sleep"
+            await asyncio.to_thread(until, lambda: screen.name() == "sleep")
             await socket_.send_str('["stdin"]')  # nonsense ends the screen, not the server
         await asyncio.to_thread(until, lambda: not screen.is_running())
         assert (await door.get("/", Cookie=cookie))[0] == 200
