@@ -371,7 +371,7 @@ def test_a_plan_is_refused_for_another_profile() -> None:
     there = cluster([8, 8])
     planning = signed(plan(there, job()), there, Profile(name="p"))
     other = Profile.model_validate({"name": "p", "training": {"batch_size": 3}})
-    with pytest.raises(BadInput, match="another profile"):
+    with pytest.raises(BadInput, match="a profile other than"):
         planning.overlay(other)
 
 

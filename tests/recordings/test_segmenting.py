@@ -148,7 +148,7 @@ def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: py
     [
         (["none.wav"], "not there"),
         (["."], "no recordings in this folder"),
-        (["talk.txt", "talk.txt"], "no model was given"),
+        (["talk.txt", "talk.txt"], "no model to align"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
