@@ -100,7 +100,7 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(capsys: 
         ("distributed-train demo --model nosuch", "neither a [model:NAME]", ""),
         ("distributed-train demo --set lerning_rate=1", "unknown option 'lerning_rate'", "did you mean"),
         ("distributed-train demo --set x", "not of the form key=value", "learning_rate=1e-3"),
-        ("distributed-train demo --set seed=1 --seed 2", "'seed' is given twice", "once"),
+        ("distributed-train demo --set seed=1 --seed 2", "'seed' is set twice", "once"),
         ("distributed-train demo --lora-merge --no-lora-merge", "contradict", "one of the two"),
         ("distributed-train demo-scratch --output notes/deeper", "a file has the name of a folder", "--output"),
         ("distributed-train --resume nothing", "no run 'nothing'", "start one"),

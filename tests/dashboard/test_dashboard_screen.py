@@ -157,7 +157,7 @@ def test_requests_are_left_and_their_outcome_is_shown(folder: RunFolder) -> None
 def test_a_machine_is_let_go_after_a_question(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("minus", "down", "minus")
-        await until_text(pilot, "Let air go?")
+        await until_text(pilot, "Drop air?")
         await pilot.press("escape")
         assert take_requests(folder.path) == []
         await pilot.press("minus", "enter")

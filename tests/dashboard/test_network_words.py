@@ -35,7 +35,7 @@ def test_a_faster_way_is_named_with_its_predicted_gain() -> None:
 
 
 def test_the_fastest_way_gets_no_advice() -> None:
-    assert "no way" in said(picture(0))
+    assert "no other planned way" in said(picture(0))
 
 
 def test_without_a_prediction_there_is_no_advice() -> None:

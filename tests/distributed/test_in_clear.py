@@ -77,7 +77,7 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
     profile = Profile.model_validate({"name": "p", "strategy": {"engine": started_as}})
     planning = forced(cluster([8, 8], 300), planned_as)
     if not taken:
-        with pytest.raises(BadInput, match="in clear"):
+        with pytest.raises(BadInput, match="unencrypted"):
             apply_planning(planning, profile, machines)
         return
     assert apply_planning(planning, profile, machines).in_clear

@@ -101,8 +101,8 @@ def test_the_larger_batch_may_not_fit() -> None:
     [
         ([{"kind": "failure", "message": "no data", "hint": "x"}], "could not run the task (no data)"),
         ([FACTS, TASK], "ended without figures"),
-        ([FACTS, TASK, {**STEP, "seconds": -1}], "cannot be"),
-        ([{**FACTS, "cores": "many"}, TASK, STEP], "cannot be"),
+        ([FACTS, TASK, {**STEP, "seconds": -1}], "impossible figures"),
+        ([{**FACTS, "cores": "many"}, TASK, STEP], "impossible figures"),
     ],
 )
 def test_a_short_run_that_went_wrong(said: list[dict[str, Any]], problem: str) -> None:

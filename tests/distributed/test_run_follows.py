@@ -78,4 +78,4 @@ def test_an_absent_machine_ends_it_in_time_or_is_done_without(make_light_lab: Ma
 
     done = muster.run(*muster.train("--max-steps", "4", "--no-input", "--allow-missing"))
     assert done.returncode == 0, done.stderr
-    assert "going on without b" in done.stderr
+    assert "continuing without b" in done.stderr

@@ -187,7 +187,7 @@ def test_a_slow_builder_is_waited_for_and_one_that_never_speaks_is_lost(tmp_path
         pending = [member.start_gather("start", b"x") for member in honest]
         until(lambda: {0, 1} <= group._size._said.keys() and group._book.has_opened("start:1", 1))
         assert insider.running.statuses(2) == ["joined"]
-        group._start_age = group._settings.give_up  # as if so many seconds had passed
+        group._start_age = group._config.give_up  # as if so many seconds had passed
         assert [sorted(one.wait(60)) for one in pending] == [[0, 1], [0, 1]]
         assert insider.running.statuses(2)[-1] == "lost"
         assert mean_of(honest, "grad") == [0.5, 0.5]

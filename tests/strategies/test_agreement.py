@@ -47,7 +47,7 @@ def test_one_of_three_does_not_set_the_others_weights(make: Any) -> None:
         (b"9" * 30, b"", "did not hand over"),
         (b"4096", b"", "did not hand over"),
         (b"8", bytes(7), "did not hand over"),
-        (b"4", bytes(4), "another 'w'"),
+        (b"4", bytes(4), "different 'w'"),
         (b"8", b"\xff" * 8, "not finite"),
     ],
 )

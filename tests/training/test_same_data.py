@@ -47,7 +47,7 @@ def test_another_length_is_named_with_the_machine_on_all_members(tmp_path: Path)
     found = say([ToyTask(64), ToyTask(64), ToyTask(48)], tmp_path)
     assert {type(error) for error in found.values()} == {BadInput}
     assert {error.message for error in found.values()} == {
-        "worker-2 has not what worker-0 has: train has 48 samples instead of 64"
+        "worker-2 does not have what worker-0 has: train has 48 samples instead of 64"
     }
 
 
@@ -112,12 +112,12 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     control = Control()
     control.post(Command(command="stop", at_step=4))
     train(toy_plan(), tmp_path, ToyTask(48), control)
-    with pytest.raises(BadInput, match="has not what the run began with: train has 40 samples instead of 48"):
+    with pytest.raises(BadInput, match="does not have what the run began with: train has 40 samples instead of 48"):
         train(toy_plan(resume=True), tmp_path, ToyTask(40))
 
 
 def test_a_newcomer_with_other_data_is_refused() -> None:
-    with pytest.raises(BadInput, match="has not what the others have: train has 11 samples instead of 12"):
+    with pytest.raises(BadInput, match="does not have what the others have: train has 11 samples instead of 12"):
         check_unchanged(described(SAMPLES).model_dump(), described(SAMPLES[:11]), "the others have")
 
 
@@ -146,7 +146,7 @@ def test_what_nobody_understands_is_named_and_breaks_nobody(said: bytes) -> None
             check_same(described(SAMPLES), exchange, lambda rank: f"machine-{rank}")
 
     found = together(3, start)[0]
-    assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == ["machine-1 has not what machine-0 has"] * 2
+    assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == ["machine-1 does not have what machine-0 has"] * 2
 
 
 def test_ordinary_data_are_told_nothing_about(tmp_path: Path) -> None:
