@@ -129,8 +129,9 @@ class NetworkTrainer(ObjectTrainer):
             _stop(path)
             raise
         outcome = attempt.outcome(path)
-        if attempt.error is not None and outcome.status == "failed":
-            outcome = dataclasses.replace(outcome, message=_with_machine(attempt.error, plan))
+        if outcome.status == "failed":
+            message = _with_machine(attempt.error, plan) if attempt.error is not None else outcome.message
+            outcome = dataclasses.replace(outcome, message=message, hint=outcome.hint or f"see {path / 'logs'}")
         if outcome.status == "completed":
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
         return outcome

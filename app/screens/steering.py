@@ -41,11 +41,11 @@ class SteeredApp(MusterApp):
 
     def follow(self) -> None:
         """Show the state of the moment, on the screen of its step."""
-        raise NotImplementedError
+        raise NotImplementedError  # the application has it
 
     def open_dashboard(self, run: Path) -> None:
         """Show a run live over the set-up; esc comes back."""
-        raise NotImplementedError
+        raise NotImplementedError  # the application has it
 
 
 def mark(status: Status) -> Mark:
