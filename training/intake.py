@@ -192,6 +192,8 @@ class Intake:
                 self._check_step(speaker, event.step)
             case SyncEvent() | EvaluationEvent() | SnapshotEvent():
                 reached = self._newest() + _AHEAD if speaker.step is None else speaker.step
+                if isinstance(event, EvaluationEvent):
+                    reached += 1  # own weights are evaluated within a step, before they are averaged
                 _check(event.step <= reached, f"step {event.step} has not been taken yet")
             case AnswerEvent():
                 reached = self._newest() if speaker.step is None else speaker.step

@@ -14,7 +14,7 @@ import pytest
 
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.events import MemberEvent, StepEvent
+from training.events import MemberEvent, StepEvent, WarningEvent
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -57,12 +57,15 @@ def stop_after_some_steps(process: subprocess.Popen[str], number: int) -> None:
 
 def test_a_run_completes_and_its_json_names_the_model() -> None:
     """Started as a user starts it; the other tests have copies of a preloaded process."""
-    done = run("distributed-train", "nanogpt", *SMALL, "--max-steps", "4", "--json", python=python_itself())
+    own = ["--set", "eval_local=true"]
+    done = run("distributed-train", "nanogpt", *SMALL, "--max-steps", "4", *own, "--json", python=python_itself())
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (Path(document["model"]) / "config.json").is_file()
     assert document["evaluations"]["validation"]["first"]["step"] == 0
     assert document["evaluations"]["validation"]["last"]["step"] == 4
+    assert {"validation.local-0", "validation.local-1"} <= set(document["evaluations"])
+    assert not [event for event in only_run().events() if isinstance(event, WarningEvent)]
     assert steps_of(only_run()) == [1, 2, 3, 4]
     assert "\x1b" not in done.stderr
 
