@@ -11,7 +11,7 @@ from app.run_state import RunState
 from profiles.counts import counted
 from profiles.errors import ExitCode
 from training.events import ProgressEvent
-from training.recordings.languages import Ear
+from training.recordings.hearing import Ear
 from training.recordings.preparing import Job, prepare
 from training.recordings.result import LEFT_OUT, Result
 

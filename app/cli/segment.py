@@ -35,7 +35,7 @@ def segment(
     """Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it."""
     from app.cli.models import ModelRequest
     from app.cli.segments import segment_command
-    from training.recordings.segments.options import SegmentOptions
+    from training.recordings.segments.cutting import SegmentOptions
 
     request = ModelRequest(output, model, device, language, as_json=as_json)
     return segment_command(request, recording, transcript, out, SegmentOptions(longest, agreement, draft))

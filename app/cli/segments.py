@@ -18,9 +18,9 @@ from training.events import ProgressEvent
 from training.runs import find_model
 
 if TYPE_CHECKING:
+    from training.recordings.segments.cutting import SegmentOptions
     from training.recordings.segments.dataset import Outcome, Source
     from training.recordings.segments.hearing import Hearer
-    from training.recordings.segments.options import SegmentOptions
 
 
 def segment_command(

@@ -15,7 +15,7 @@ from sounds import write_rows, write_tone
 
 from profiles.errors import BadInput
 from training.recordings.kinds import READERS, kind_of
-from training.recordings.readers import bigquery
+from training.recordings.readers import read_bigquery
 from training.recordings.recording import Columns, NoSource, Reason, Recording, Request, UrlSource
 from training.tasks.speech_clips import FileSource
 
@@ -164,20 +164,20 @@ class Warehouse:
 
 def test_a_table_of_bigquery() -> None:
     request = Request("bigquery:shop.calls.clips")
-    first, second = bigquery.read(request, Warehouse)
+    first, second = read_bigquery(request, Warehouse)
     assert (facts(first), first.audio) == (
         ("https://x.example/a.wav", "hello", "7", "", ""),
         UrlSource("https://x.example/a.wav"),
     )
     assert second.fault and second.fault.reason is Reason.OUTSIDE
     with pytest.raises(BadInput, match="404 Not found"):
-        list(bigquery.read(Request("bigquery:shop.calls.none"), Warehouse))
+        list(read_bigquery(Request("bigquery:shop.calls.none"), Warehouse))
 
 
 def test_bigquery_without_its_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.bigquery", None)
     with pytest.raises(BadInput, match="pip install google-cloud-bigquery"):
-        list(bigquery.read(Request("bigquery:shop.calls.clips")))
+        list(read_bigquery(Request("bigquery:shop.calls.clips")))
 
 
 def test_a_name_may_be_one_of_the_hub_and_a_path_is_none() -> None:

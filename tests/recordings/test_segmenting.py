@@ -17,12 +17,10 @@ from long_talk import RATE, Listening, Talk, make_talk
 from app.cli.main import main
 from profiles.errors import BadInput
 from training.recordings.segments import dataset
-from training.recordings.segments.cutting import cut
+from training.recordings.segments.cutting import SECONDS, Activity, SegmentOptions, Stretch, cut
 from training.recordings.segments.dataset import Outcome, segment_all, sources_of
-from training.recordings.segments.options import SegmentOptions
-from training.recordings.segments.sound import Stretch, pieces, stream
-from training.recordings.segments.voice import SECONDS, Activity
-from training.tasks.audio import AudioError, decode
+from training.recordings.segments.recording import pieces
+from training.tasks.audio import AudioError, decode, stream
 from training.tasks.base import Progress
 from training.tasks.speech_dataset import read_speech
 
@@ -200,10 +198,10 @@ def test_speech_without_a_pause_is_cut_where_it_is_told() -> None:
 def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
     sound = np.random.default_rng(1).normal(0, 0.1, (44_100 * 3, 2)).astype(np.float32)
     soundfile.write(str(tmp_path / "a.wav"), sound, 44_100, subtype="FLOAT")
-    whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav")))
+    whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav", RATE)))
     assert len(streamed) == len(whole) and np.abs(streamed - whole).max() < 1e-3
     wanted = [Stretch(0.1, 0.5), Stretch(0.5, 1.2), Stretch(2.0, 9.0)]
-    for stretch, found in zip(wanted, pieces(iter(np.array_split(streamed, 17)), wanted)):
+    for stretch, found in zip(wanted, pieces(tmp_path / "a.wav", wanted)):
         first, last = round(stretch.start * RATE), round(stretch.end * RATE)
         assert np.array_equal(found, streamed[first:last])
 
@@ -212,7 +210,7 @@ def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
 def test_no_sound_is_an_audio_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wav").write_bytes(content)
     with pytest.raises(AudioError):
-        list(stream(tmp_path / "a.wav"))
+        list(stream(tmp_path / "a.wav", RATE))
 
 
 @pytest.mark.parametrize("note", [b"", b'{"key"', b"[]", b"{}", b'{"key": "", "outcome": {}}', b"[" * 100_000])

@@ -10,9 +10,8 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tasks.audio import AudioError, decode
+from training.tasks.audio import AudioError, SoundStream, decode
 from training.tasks.long_form import compression, divided
-from training.tasks.sound_stream import SoundStream
 
 FIRST = 1000
 """Token of the time 0; each further one is 20 ms later."""

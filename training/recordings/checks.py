@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +18,8 @@ RATE = 16_000
 _QUIET_WINDOW = RATE // 10
 _FULL_SCALE = 0.985  # a resampler lets flat tops ripple
 _LOWEST = -200.0
+_PRECEDENCE = ("test", "validation", "train")
+"""The split that keeps a clip which is in several: what is evaluated on must not be trained on."""
 
 
 @dataclass(frozen=True)
@@ -103,3 +107,35 @@ def judge(recording: Recording, measures: Measures, limits: Limits) -> Fault | N
         bounds = f"{limits.fewest_characters:g} to {limits.most_characters:g}"
         return Fault(Reason.CHARACTERS, f"{rate:.1f} characters a second, not {bounds}")
     return None
+
+
+def doubles(clips: Sequence[tuple[Recording, str]]) -> list[Fault | None]:
+    """Say of every clip whether it is left out: of the same sound twice a copy is, and all are whose transcripts
+    contradict each other.
+
+    Args:
+        clips: recordings with the hash of their samples.
+    """
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, (_, digest) in enumerate(clips):
+        groups[digest].append(index)
+    faults: list[Fault | None] = [None] * len(clips)
+    for indices in groups.values():
+        if len(indices) > 1:
+            _judge_group([clips[index][0] for index in indices], indices, faults)
+    return faults
+
+
+def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults: list[Fault | None]) -> None:
+    first = min(range(len(indices)), key=lambda i: (_PRECEDENCE.index(recordings[i].split), i))
+    one_text = len({_spelled(recording.text) for recording in recordings}) == 1
+    for position, index in enumerate(indices):
+        if not one_text:
+            other = recordings[first if position != first else (first + 1) % len(indices)]
+            faults[index] = Fault(Reason.CONTRADICTION, f"the same sound as {other.id}, another text somewhere")
+        elif position != first:
+            faults[index] = Fault(Reason.DUPLICATE, f"the same sound and text as {recordings[first].id}")
+
+
+def _spelled(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())

@@ -1,24 +1,28 @@
-"""One recording: fetched, decoded, measured, and written as 16 kHz mono if nothing speaks against it."""
+"""What is heard in recordings: each is fetched, decoded, measured, and written as 16 kHz mono if nothing speaks against
+it; a model may tell its language."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import soundfile
 
 from training.recordings.checks import RATE, Limits, Measures, judge, measure, to_16_bits
 from training.recordings.fetching import Fetcher
-from training.recordings.recording import NoSource, Reason, Recording, Unusable, UrlSource
-from training.recordings.workplace import FORMS
+from training.recordings.recording import Fault, NoSource, Reason, Recording, Unusable, UrlSource
+from training.recordings.workplace import FORMS, Journal
 from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.base import Progress
 from training.tasks.speech_clips import FileSource
 
 if TYPE_CHECKING:
     from training.recordings.recording import Source
 
+_BATCH = 16  # clips of which a model tells the languages at once
 _BEYOND = 0.5  # seconds decoded after the longest that is kept
 
 
@@ -100,3 +104,43 @@ def _write(samples: Samples, target: Path, aside: Path, form: str) -> None:
         raise OSError(0, str(error), str(target)) from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+class Ear(Protocol):
+    """A model that tells languages."""
+
+    @property
+    def name(self) -> str:
+        """What its answers are remembered by."""
+        ...
+
+    def languages(self, files: Sequence[Path]) -> list[str]:
+        """Codes of the languages in sound files."""
+        ...
+
+    def code(self, language: str) -> str:
+        """The code of a language given by name or code; empty if the model does not know it."""
+        ...
+
+
+def hear_languages(
+    ear: Ear,
+    clips: Sequence[tuple[str, Path]],
+    journal: Journal,
+    progress: Progress,
+) -> None:
+    """Let the model listen to the clips (key and file) that it has not heard before."""
+    fresh = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.heard]
+    for start in range(0, len(fresh), _BATCH):
+        batch = fresh[start : start + _BATCH]
+        for (key, _), heard in zip(batch, ear.languages([file for _, file in batch])):
+            journal.add_language(ear.name, key, heard)
+        progress("languages", min(start + _BATCH, len(fresh)), len(fresh))
+
+
+def judge_language(recording: Recording, ear: Ear, key: str, journal: Journal) -> Fault | None:
+    """Return why a recording is left out: another language was heard than is told. Where none is told: ``None``."""
+    told, heard = ear.code(recording.language), journal.heard.get((ear.name, key), "")
+    if told and heard and told != heard:
+        return Fault(Reason.LANGUAGE, f"sounds like {heard}, not {told}")
+    return None

@@ -6,32 +6,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.recordings.readers import (
-    audiofolder,
-    bigquery,
-    common_voice,
-    hub,
-    librispeech,
-    nemo,
-    table,
-    voxpopuli,
-)
+from training.recordings import corpora, readers
 from training.recordings.recording import Recording, Request
 from training.tasks.speech_dataset import looks_like_path
 
-Reader = Callable[[Request], Iterator[Recording]]
-
-READERS: dict[str, Reader] = {
-    "table": table.read,
-    "audiofolder": audiofolder.read,
-    "common-voice": common_voice.read,
-    "librispeech": librispeech.read,
-    "voxpopuli": voxpopuli.read,
-    "nemo": nemo.read,
-    "hub": hub.read,
-    "bigquery": bigquery.read,
+READERS: dict[str, Callable[[Request], Iterator[Recording]]] = {
+    "table": readers.read_tables,
+    "audiofolder": readers.read_audiofolder,
+    "common-voice": corpora.read_common_voice,
+    "librispeech": corpora.read_librispeech,
+    "voxpopuli": corpora.read_voxpopuli,
+    "nemo": corpora.read_nemo,
+    "hub": readers.read_hub,
+    "bigquery": readers.read_bigquery,
 }
-
+_FOLDERS: dict[str, Callable[[Path], object]] = {
+    "common-voice": corpora.is_common_voice,
+    "voxpopuli": corpora.voxpopuli_tables,
+    "audiofolder": readers.metadata_of,
+    "table": readers.tables_of,
+    "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
+}
+"""What tells a folder of a kind, in the order in which they are tried."""
 _GIVE = "name a table, a folder or a data set"
 
 
@@ -46,47 +42,31 @@ def kind_of(source: str, named: str = "") -> str:
     """
     if not source:
         raise BadInput("no source was given", _GIVE)
-    if named:
-        if named not in READERS:
-            raise BadInput(f"no kind {named!r} of source", f"known: {', '.join(READERS)}")
-        if named not in ("hub", "bigquery"):
-            _refuse_missing(source)
-        return named
-    if source.startswith(bigquery.PREFIX):
-        return "bigquery"
+    if named and named not in READERS:
+        raise BadInput(f"no kind {named!r} of source", f"known: {', '.join(READERS)}")
     path = Path(source).expanduser()
+    is_elsewhere = named in ("hub", "bigquery") if named else source.startswith(readers.BIGQUERY)
+    must_be_here = named or looks_like_path(source) or path.suffix.lower() in readers.ENDINGS
+    if not is_elsewhere and must_be_here and not path.exists():
+        raise BadInput(f"source {source}: not there", _GIVE)
+    if named or is_elsewhere:
+        return named or "bigquery"
     if path.is_dir():
         return _kind_of_folder(path)
-    if path.is_file():
-        return _kind_of_file(path)
-    if looks_like_path(source) or path.suffix.lower() in table.ENDINGS:
-        _refuse_missing(source)
-    return "hub"
-
-
-def _refuse_missing(source: str) -> None:
-    if not Path(source).expanduser().exists():
-        raise BadInput(f"source {source}: not there", _GIVE)
+    return _kind_of_file(path) if path.is_file() else "hub"
 
 
 def _kind_of_file(path: Path) -> str:
-    if nemo.is_one(path):
+    if corpora.is_nemo(path):
         return "nemo"
-    if path.suffix.lower() in table.ENDINGS:
+    if path.suffix.lower() in readers.ENDINGS:
         return "table"
-    raise BadInput(f"source {path}: not a table by its name", f"known endings: {', '.join(table.ENDINGS)}; or --kind")
+    raise BadInput(f"source {path}: not a table by its name", f"known endings: {', '.join(readers.ENDINGS)}; or --kind")
 
 
 def _kind_of_folder(folder: Path) -> str:
-    if common_voice.is_one(folder):
-        return "common-voice"
-    if voxpopuli.tables_of(folder):
-        return "voxpopuli"
-    if audiofolder.metadata_of(folder):
-        return "audiofolder"
-    if table.tables_of(folder):
-        return "table"
-    if next(librispeech.transcripts(folder), None) is not None:
-        return "librispeech"
-    hint = f"known: tables ({', '.join(table.ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
-    raise BadInput(f"source {folder}: nothing there has a known form", hint)
+    found = next((kind for kind, is_one in _FOLDERS.items() if is_one(folder)), None)
+    if found is None:
+        hint = f"known: tables ({', '.join(readers.ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
+        raise BadInput(f"source {folder}: nothing there has a known form", hint)
+    return found

@@ -1,6 +1,6 @@
 """``prepare``: a source becomes a data set folder. The whole way, from top to bottom.
 
-What was measured of a recording is kept (:mod:`training.recordings.journal`), what follows from it is worked out anew
+What was measured of a recording is kept (:class:`Journal`), what follows from it is worked out anew
 in every run. So a run that was interrupted goes on where it was and ends in the same folder, and a run with other
 limits fetches only what the earlier one left out.
 """
@@ -16,19 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput, StoppedByUser
-from training.recordings.checks import Limits, Measures, judge, judge_text
+from training.recordings.checks import Limits, Measures, doubles, judge, judge_text
 from training.recordings.dividing import Shares, divide
-from training.recordings.doubles import doubles
 from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
-from training.recordings.hearing import hear, key_of
-from training.recordings.journal import Journal
+from training.recordings.hearing import Ear, hear, hear_languages, judge_language, key_of
 from training.recordings.kinds import READERS, kind_of
-from training.recordings.languages import Ear, hear_languages, judge_language
 from training.recordings.recording import Fault, Recording, Request, Unusable
 from training.recordings.result import Result, write_result
-from training.recordings.workplace import Origin, Workplace, open_workplace
-
-Progress = Callable[[str, int, int | None], None]
+from training.recordings.workplace import Journal, Origin, Workplace, open_workplace
+from training.tasks.base import Progress
 
 _ROUNDS = 3  # a clip whose double is gone is heard again
 _AHEAD = 4  # recordings handed over for each thread

@@ -1,8 +1,9 @@
-"""Sound files to mono samples at the model's rate (WAV, FLAC, OGG, Opus, MP3 through libsndfile)."""
+"""Sound files to mono samples at the model's rate (WAV, FLAC, OGG, Opus, MP3 through libsndfile), whole or in order."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +17,9 @@ Samples = npt.NDArray[np.float32]
 
 _MOST_CHANNELS = 64
 _HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
+_BLOCK = 1 << 16  # frames that are decoded at once where a file is read in order
+_BROKEN = (soundfile.SoundFileError, OSError, TypeError, ValueError)
+"""What libsndfile raises; TypeError for a headerless file whose name ends in .raw."""
 
 
 class AudioError(Exception):
@@ -45,14 +49,11 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None, start: f
     with handle:
         try:
             frames, file_rate, total = _read(handle, limit, start)
-        except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
-            # soundfile raises TypeError for a headerless file whose name ends in .raw
-            raise AudioError(f"not a readable sound file: {reason_of(error)}") from error
+        except _BROKEN as error:
+            raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
     if not len(frames):
         raise AudioError("holds no sound")
-    mono = frames.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise AudioError("holds samples that are not numbers")
+    mono = _mono(frames)
     if file_rate != rate:
         mono = np.asarray(soxr.resample(mono, file_rate, rate), dtype=np.float32)
     return Audio(mono, total / file_rate)
@@ -80,7 +81,96 @@ def _read(handle: BinaryIO, limit: float | None, start: float) -> tuple[Samples,
         return frames, file.samplerate, file.frames
 
 
-def reason_of(error: Exception) -> str:
+def _mono(frames: Samples) -> Samples:
+    mono: Samples = frames.mean(axis=1, dtype=np.float32)
+    if not np.isfinite(mono).all():
+        raise AudioError("holds samples that are not numbers")
+    return mono
+
+
+def _reason_of(error: Exception) -> str:
     """Return why a sound file cannot be read, in one line."""
     text = getattr(error, "error_string", "") or str(error)
     return " ".join(str(text).split()).rstrip(".")
+
+
+def length_of(path: Path) -> float:
+    """Return the seconds that a file says it holds.
+
+    Raises:
+        AudioError: not a sound file.
+    """
+    with _open(path) as handle:
+        try:
+            about = soundfile.info(handle)
+        except _BROKEN as error:
+            raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
+    return float(about.frames / about.samplerate)
+
+
+def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
+    """Decode a file of any length block by block to mono ``float32`` samples at ``rate`` Hz.
+
+    Raises:
+        AudioError: not a sound file, damaged, cut short, or without a single sample.
+    """
+    read = 0
+    with _open(path) as handle:
+        try:
+            with soundfile.SoundFile(handle) as file:
+                resampler = None
+                if file.samplerate != rate:
+                    resampler = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32", quality="HQ")
+                for frames in file.blocks(_BLOCK, dtype="float32", always_2d=True):
+                    read += len(frames)
+                    mono = _mono(frames)
+                    yield mono if resampler is None else np.asarray(resampler.resample_chunk(mono), dtype=np.float32)
+                if read < file.frames // 2:
+                    raise ValueError(f"ends after {read} of {file.frames} samples")
+                if resampler is not None and read:
+                    rest = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+                    yield np.asarray(rest, dtype=np.float32)
+        except _BROKEN as error:
+            reason = _reason_of(error)
+            after = f"not readable after {read} samples: {reason}" if read else f"not a readable sound file: {reason}"
+            raise AudioError(after) from error
+    if not read:
+        raise AudioError("holds no sound")
+
+
+class SoundStream:
+    """Samples of a file at ``rate`` Hz from the first to the last; no more than a window of it is in memory.
+
+    Raises:
+        AudioError: here or when it is read, see :func:`stream`.
+    """
+
+    def __init__(self, path: Path, rate: int) -> None:
+        self.seconds = length_of(path)
+        """Length as the file says."""
+        if not self.seconds:
+            raise AudioError("holds no sound")
+        self._blocks = stream(path, rate)
+        self._kept = np.empty(0, np.float32)
+        self._first = 0  # place of the first kept sample
+
+    def window(self, start: int, count: int) -> Samples:
+        """Return ``count`` samples from ``start`` on, fewer at the end; ``start`` never goes back."""
+        self._read_to(start + count, keep=start)
+        gone = start - self._first
+        return self._kept[gone : gone + count]
+
+    def ends_within(self, end: int) -> bool:
+        """Whether there is nothing after ``end``, the end of the window that was read last."""
+        self._read_to(end + 1, keep=self._first)
+        return self._first + len(self._kept) <= end
+
+    def _read_to(self, end: int, keep: int) -> None:
+        while self._first + len(self._kept) < end and (block := next(self._blocks, None)) is not None:
+            self._kept = np.concatenate([self._kept, block])
+            gone = min(max(0, keep - self._first), len(self._kept))
+            self._kept, self._first = self._kept[gone:], self._first + gone
+
+    def close(self) -> None:
+        """Let the file go. Idempotent."""
+        self._blocks.close()

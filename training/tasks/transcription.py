@@ -13,10 +13,9 @@ from torch import nn
 
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.precision import select_device
-from training.tasks.audio import AudioError, Samples
+from training.tasks.audio import AudioError, Samples, SoundStream
 from training.tasks.long_form import Segment, divided, write_with_times
 from training.tasks.model_evaluation import evaluate_model as evaluate_model
-from training.tasks.sound_stream import SoundStream
 from training.tasks.whisper_model import WhisperModelWrapper
 from training.tasks.whisper_prompt import language_code
 

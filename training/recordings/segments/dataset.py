@@ -24,9 +24,8 @@ import soundfile
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
-from training.recordings.segments.options import SegmentOptions
+from training.recordings.segments.cutting import RATE, SegmentOptions
 from training.recordings.segments.recording import Listener, Segments, batches, segment_recording
-from training.recordings.segments.sound import RATE
 from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.tasks.audio import AudioError
 from training.tasks.base import Progress

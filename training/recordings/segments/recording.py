@@ -11,14 +11,23 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Protocol
 
-from training.recordings.segments.cutting import PAUSE, cut, inner
+from training.recordings.segments.cutting import (
+    PAUSE,
+    RATE,
+    Activity,
+    SegmentOptions,
+    Stretch,
+    cut,
+    inner,
+    listen_for_speech,
+    quietest,
+    spoken,
+    within_speech,
+)
 from training.recordings.segments.hearing import HeardWord
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
-from training.recordings.segments.options import SegmentOptions
-from training.recordings.segments.sound import RATE, Stretch, length_of, pieces, stream
 from training.recordings.segments.transcript import Transcript, joined
-from training.recordings.segments.voice import Activity, listen_for_speech, quietest, spoken, within_speech
-from training.tasks.audio import Samples, decode
+from training.tasks.audio import Samples, SoundStream, decode, length_of, stream
 from training.tasks.base import Progress
 from training.tasks.word_errors import normalizer_for
 
@@ -80,7 +89,9 @@ def segment_recording(
         AudioError: the recording cannot be read.
     """
     seconds = length_of(path)
-    activity = listen_for_speech(stream(path), lambda done: progress("finding speech", int(done), int(seconds) + 1))
+    activity = listen_for_speech(
+        stream(path, RATE), lambda done: progress("finding speech", int(done), int(seconds) + 1)
+    )
     ear = _Ear(path, listener, progress) if listener and (transcript or options.draft) else None
     longest = min(options.longest, listener.seconds) if listener else options.longest
     stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
@@ -115,9 +126,18 @@ class _Ear:
 
 def batches(path: Path, stretches: Sequence[Stretch]) -> Iterator[tuple[list[Stretch], list[Samples]]]:
     """Yield some stretches at a time with their samples, in one pass over the file."""
-    both = zip(stretches, pieces(stream(path), stretches))
+    both = zip(stretches, pieces(path, stretches))
     while some := list(islice(both, _TOGETHER)):
         yield [stretch for stretch, _ in some], [samples for _, samples in some]
+
+
+def pieces(path: Path, stretches: Sequence[Stretch]) -> Iterator[Samples]:
+    """Yield the samples of stretches that follow one another; of what lies beyond the end there is none."""
+    sound = SoundStream(path, RATE)
+    for stretch in stretches:
+        first, last = round(stretch.start * RATE), round(stretch.end * RATE)
+        yield sound.window(first, last - first).copy()
+    sound.close()
 
 
 def _place(activity: Activity, ear: _Ear | None, part: Stretch) -> float:

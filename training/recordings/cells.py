@@ -1,15 +1,25 @@
-"""From the cells of a row to a recording: the names that columns go by, and what a cell may hold."""
+"""From the cells of a stranger's table to a recording: the names that columns go by, and where a cell may lead.
+
+It may lead to ``https`` addresses, and to files inside the folders a person named. Nothing else is followed: no
+``http``, ``file`` or other scheme, no absolute path, ``..`` or symbolic link out of those folders, no device, no pipe.
+"""
 
 from __future__ import annotations
 
+import re
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.recordings.places import located
-from training.recordings.recording import Fault, Reason, Recording, Request, one_line
-from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS
-from training.tasks.tables import Row, Table
+from training.recordings.recording import Fault, NoSource, Reason, Recording, Request, Unusable, UrlSource, one_line
+from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, FileSource
+from training.tasks.tables import Row, Table, as_stored
+
+if TYPE_CHECKING:
+    from training.recordings.recording import Source
 
 AUDIO = (
     *("audio_path", "file_name", "audio_filepath", "audio_url", "audio_uri", "url", "uri", "gcs_uri"),
@@ -20,6 +30,8 @@ SPEAKER = ("speaker", "speaker_id", "client_id", "voice", "user_id")
 LANGUAGE = ("language", "lang", "locale", "source_lang")
 OFFSET = ("offset", "start")
 LONGEST_ID = 200
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_LONGEST_CELL = 4096  # characters of a path or address
 
 
 @dataclass(frozen=True)
@@ -103,3 +115,54 @@ def _identity(cells: dict[str, str], cell: str, offset: float | None) -> str:
     given = cells.get("id") or cells.get("utt_id")
     named = one_line(given or (shown(cell) if offset is None else f"{shown(cell)}@{offset:g}"))
     return named[-LONGEST_ID:]
+
+
+def located(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, Fault | None]:
+    """Return :func:`source_of`, or what the cell holds and why that cannot be used."""
+    try:
+        return source_of(cell, base, roots), None
+    except Unusable as error:
+        return NoSource(cell), error.fault
+
+
+def source_of(cell: str, base: Path, roots: Sequence[Path] = ()) -> FileSource | UrlSource:
+    """Return the recording that ``cell`` names.
+
+    Args:
+        base: the table's folder.
+        roots: further folders in which recordings may be; relative paths are looked for in all of them.
+
+    Raises:
+        Unusable: it names none, or one that is not followed.
+    """
+    if not cell:
+        raise Unusable(Reason.NOT_THERE, "no file and no address")
+    if len(cell) > _LONGEST_CELL:
+        raise Unusable(Reason.BAD_CELL, f"a path of {len(cell)} characters")
+    scheme = _SCHEME.match(cell)
+    if scheme is None:
+        return _file(cell, (base, *roots))
+    match scheme[1].lower():
+        case "https":
+            return UrlSource(cell)
+        case "gs":  # how BigQuery names an object of Cloud Storage; a public one is read without its client
+            return UrlSource(f"https://storage.googleapis.com/{cell[len(scheme[0]) :]}")
+        case other:
+            raise Unusable(Reason.NOT_HTTPS, f"{other} is not followed, only https and files")
+
+
+def _file(cell: str, roots: Sequence[Path]) -> FileSource:
+    outside = False
+    for root in roots:
+        try:
+            path = as_stored(root, cell).resolve()
+            mode = path.stat().st_mode
+        except (OSError, ValueError, RuntimeError):  # not there; a zero byte; links in a circle
+            continue
+        if not any(path.is_relative_to(allowed.resolve()) for allowed in roots):
+            outside = True
+        elif stat.S_ISREG(mode):
+            return FileSource(path)
+    if outside or Path(cell).is_absolute() or ".." in Path(cell).parts:
+        raise Unusable(Reason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more")
+    raise Unusable(Reason.NOT_THERE, "no such file")

@@ -1,0 +1,218 @@
+"""Readers of tables, which all give :class:`training.recordings.recording.Recording`.
+
+Tables in files (also what BigQuery exports), Hugging Face's audiofolder, tables of BigQuery by name, and data sets of
+the Hugging Face hub. The forms that corpora have of their own are in :mod:`training.recordings.corpora`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from profiles.errors import BadInput
+from training.recordings.cells import LANGUAGE, SPEAKER, TEXT, names_in, recording_of, split_named
+from training.recordings.recording import Fault, Reason, Recording, Request, one_line
+from training.tasks.speech_clips import FileSource, find_text_column
+from training.tasks.tables import JSON_LINES, Row, Table, read_table
+
+_FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
+ENDINGS = tuple(ending for form in _FORMS for ending in form)
+_LARGEST = 4 * 2**30  # bytes: a table is read whole
+_BATCH = 1024  # rows of a Parquet file
+BIGQUERY = "bigquery:"
+"""What a table of BigQuery begins with, ``bigquery:project.dataset.table``."""
+_BIGQUERY_NAME = re.compile(r"[\w-]+(?:[.:][\w-]+)?\.[\w-]+\.[\w$-]+")
+
+
+def read_tables(request: Request) -> Iterator[Recording]:
+    """Give the recordings of one table, or of all in a folder: one for each split, or the numbered parts of an export.
+
+    Raises:
+        BadInput: no table, or one that cannot be read.
+    """
+    path = Path(request.source).expanduser()
+    for file in tables_of(path):
+        table = _read(file)
+        names = names_in(table, request)
+        split = split_named(file.stem) if path.is_dir() else ""
+        for row in table.rows:
+            yield recording_of(row, names, file.parent, request, split)
+
+
+def tables_of(path: Path) -> list[Path]:
+    """Return the tables that a path stands for: itself, those of its splits, or all of one form, by name."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    forms = [[file for file in files if file.suffix.lower() in endings] for endings in _FORMS]
+    divided = [[file for file in found if split_named(file.stem)] for found in forms]
+    return next((found for found in (*divided, *forms) if found), [])
+
+
+def read_audiofolder(request: Request) -> Iterator[Recording]:
+    """Give the recordings of a folder with ``metadata.csv``, ``.jsonl`` or ``.parquet`` beside the audio, also one in
+    each split.
+
+    Raises:
+        BadInput: a table cannot be read, or lacks a column.
+    """
+    folder = Path(request.source).expanduser()
+    for file in metadata_of(folder):
+        table = _read(file)
+        names = names_in(table, request)
+        split = split_named(file.parent.name) if file.parent != folder else ""
+        for row in table.rows:
+            found = recording_of(row, names, file.parent, request, split)
+            first = Path(row.cells.get(names.audio, "")).parts[:1]
+            yield found if found.split else dataclasses.replace(found, split=split_named("".join(first)))
+
+
+def metadata_of(folder: Path) -> list[Path]:
+    """Return the folder's table, or those of its splits; empty if this is no audiofolder."""
+    own = _metadata_in(folder)
+    if own is not None:
+        return [own]
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and split_named(path.name))
+    return [table for path in inner if (table := _metadata_in(path)) is not None]
+
+
+def _metadata_in(folder: Path) -> Path | None:
+    return next((path for end in ("csv", "jsonl", "parquet") if (path := folder / f"metadata.{end}").is_file()), None)
+
+
+def _read(path: Path) -> Table:
+    """Read a table of any kind.
+
+    Raises:
+        BadInput: it cannot be read, or is too large to be read whole.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+    if size > _LARGEST:
+        raise BadInput(f"{path}: {size / 1e9:.1f} GB are too large for one table", "divide it into several in a folder")
+    return _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path)
+
+
+def _read_parquet(path: Path) -> Table:
+    """Read a Parquet file; a cell with bytes, which no path is, stays empty."""
+    import pyarrow  # 0.9 s with parquet: only who has such a file pays it
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = tuple(file.schema_arrow.names)
+            records = (record for batch in file.iter_batches(batch_size=_BATCH) for record in batch.to_pylist())
+            rows = _rows(records, path)
+    except (OSError, pyarrow.ArrowException, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{path}: not a readable Parquet file: {reason}", "export it again") from error
+    if not rows:
+        raise BadInput(f"{path}: the table is empty", "it needs a row for each recording")
+    return Table(path, columns, rows)
+
+
+def _rows(records: Iterable[Mapping[str, object]], path: Path) -> tuple[Row, ...]:
+    return tuple(
+        Row({name: _text(value) for name, value in record.items()}, path, number)
+        for number, record in enumerate(records, start=1)
+    )
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, bytes | dict | list):
+        return ""
+    return unicodedata.normalize("NFC", str(value)).strip()
+
+
+class TableClient(Protocol):
+    """What is used of ``google.cloud.bigquery.Client``."""
+
+    def list_rows(self, table: str) -> Iterable[Mapping[str, object]]: ...
+
+
+def connect() -> TableClient:
+    """Return the client of Google's package, with the credentials that it finds by itself.
+
+    Raises:
+        BadInput: the package is missing, or there are no credentials.
+    """
+    try:
+        from google.auth.exceptions import GoogleAuthError  # an extra of this package
+        from google.cloud import bigquery
+    except ImportError as error:
+        hint = "pip install google-cloud-bigquery, or export the table and name the file"
+        raise BadInput("BigQuery needs the package google-cloud-bigquery", hint) from error
+    try:
+        client: TableClient = bigquery.Client()
+    except (GoogleAuthError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"BigQuery: {reason}", "log in with 'gcloud auth application-default login'") from error
+    return client
+
+
+def read_bigquery(request: Request, open_client: Callable[[], TableClient] = connect) -> Iterator[Recording]:
+    """Give the recordings of a table by its name; what it names on this machine's disk is not followed.
+
+    Raises:
+        BadInput: no such table, no access to it, or no column with recordings.
+    """
+    name = request.source.removeprefix(BIGQUERY)
+    if not _BIGQUERY_NAME.fullmatch(name):
+        raise BadInput(f"{request.source}: not the name of a table", f"write it like {BIGQUERY}project.dataset.table")
+    client = open_client()
+    try:
+        rows = _rows(client.list_rows(name), Path(name))
+    except Exception as error:  # the client's own classes are known only where it is installed
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise BadInput(f"{BIGQUERY}{name}: {reason}", "check the name and your access to it") from error
+    if not rows:
+        raise BadInput(f"{BIGQUERY}{name}: the table is empty", "it needs a row for each recording")
+    names = names_in(Table(Path(name), tuple(rows[0].cells), rows), request)
+    outside = Fault(Reason.OUTSIDE, "a table of BigQuery names no files of this machine")
+    for row in rows:
+        found = recording_of(row, names, Path(), request)
+        yield dataclasses.replace(found, fault=outside) if isinstance(found.audio, FileSource) else found
+
+
+def read_hub(request: Request) -> Iterator[Recording]:
+    """Give the recordings of a data set of the hub, or of its cache on this machine, by ``name`` or
+    ``name:configuration``: of its training, validation and test splits; if it has none of these, of all it has.
+
+    Raises:
+        BadInput: not there, or without an audio or a text column.
+    """
+    from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
+
+    loaded = load_hub_dataset(request.source)
+    splits = {key: split_named(re.split(r"[.\-_]", key)[0]) for key in loaded}  # train.clean.100, test.other
+    for key in [key for key in loaded if splits[key]] or list(loaded):
+        yield from _of_split(loaded[key], f"{request.source}, {key}", splits[key], request)
+
+
+def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterator[Recording]:
+    from training.tasks.hub_speech import HubSource, undecoded_audio
+
+    there = dataset.column_names
+    audio, column = undecoded_audio(dataset, where)
+    wanted = request.columns.text or next((name for name in TEXT if name in there), "")
+    text = find_text_column(there, wanted, None, f"data set {where}")
+    speaker = request.columns.speaker or next((name for name in SPEAKER if name in there), "")
+    language = next((name for name in LANGUAGE if name in there), "")
+    rest = dataset.select_columns([name for name in dict.fromkeys(("id", text, speaker, language)) if name in there])
+    for number, row in enumerate(rest):
+        cells = {name: "" if value is None else str(value) for name, value in row.items()}
+        yield Recording(
+            cells.get("id") or f"{where.partition(', ')[2]}-{number}",
+            HubSource(audio, column, number),
+            one_line(cells[text]),
+            f"{where}, row {number}",
+            cells.get(speaker, ""),
+            cells.get(language, ""),
+            split,
+        )

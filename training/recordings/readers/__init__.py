@@ -1,1 +1,0 @@
-"""One reader for each kind of source; all give :class:`training.recordings.recording.Recording`."""
