@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.waiting import until
-from training.events import Event, StepEvent, UnknownEvent
-from training.run_folder import RunFolder
+from training.events import Event, StepEvent, UnknownEvent, from_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0
@@ -43,6 +42,24 @@ def loss(scores, wanted):
 """
 
 
+class Record:
+    """The events of a run that goes on: each is parsed once, however often they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "events.jsonl"
+        self._events: list[Event] = []
+        self._size = 0
+
+    def events(self) -> list[Event]:
+        if self._path.exists():
+            with self._path.open("rb") as stream:
+                stream.seek(self._size)
+                whole, newline, _ = stream.read().rpartition(b"\n")
+            self._size += len(whole + newline)
+            self._events += [from_line(line) for line in whole.splitlines()]
+        return self._events
+
+
 class Muster:
     """The command line in a folder of its own.
 
@@ -68,6 +85,7 @@ class Muster:
         self.job.write_text(JOB.format(pause=pause, gate=str(gate or ""), model=model))
         self.gate = gate
         self.python = python or sys.executable
+        self._records: dict[str, Record] = {}
         folder.chmod(0o755)
 
     def train(self, *arguments: str) -> list[str]:
@@ -106,7 +124,8 @@ class Muster:
         return next((self.folder / "output").glob(f"{run_id}*"))
 
     def events(self, run_id: str) -> list[Event]:
-        return [e for e in RunFolder.open(self.folder_of(run_id)).events() if not isinstance(e, UnknownEvent)]
+        record = self._records.setdefault(run_id, Record(self.folder_of(run_id)))
+        return [e for e in record.events() if not isinstance(e, UnknownEvent)]
 
     def until_step(self, run_id: str, step: int, members: int = 1) -> None:
         """Wait until the first ``members`` members have taken this step."""

@@ -18,7 +18,6 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
 from training.events import MemberEvent, RequestEvent, StepEvent, SyncEvent
-from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _PATIENCE = 300.0
@@ -34,7 +33,7 @@ class Asked:
         self.folder = muster.folder_of(run_id)
 
     def answers(self, identity: str) -> list[RequestEvent]:
-        events = RunFolder.open(self.folder).events()
+        events = self.muster.events(self.run_id)
         return [e for e in events if isinstance(e, RequestEvent) and e.request == identity]
 
     def leave(self, action: Action, machine: str = "", entry: Machine | None = None) -> str:
