@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -19,9 +20,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon as they see the screen
 
+sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
+
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
+_LAB = ("lab", "alone", "lab and not alone")
+"""Expressions of ``-m`` that choose tests of the lab only."""
 _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-tiny.en"))  # of the user's own cache
 
 
@@ -42,12 +47,24 @@ def whisper_tiny_en() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests start processes with a Python that has loaded PyTorch; xdist's workers share their controller's."""
+    """Let tests start processes with a Python that has loaded PyTorch; xdist's workers share their controller's.
+
+    They hear Ctrl-C, although a shell that starts the tests in the background has it ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker, alone = hasattr(config, "workerinput"), config.getoption("dist", "no") == "no"
     if not worker:
         config.add_cleanup(PreloadedPython(at_once=not alone).close)
     if worker or alone:
         use_preloaded()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests of the lab are wanted, load no file that has none."""
+    if config.option.markexpr not in _LAB or collection_path.suffix != ".py":
+        return None
+    return "mark.lab" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
 LITTLE_DATA = ["--block-size", "32", "--batch-size", "2", "--max-eval-samples", "4", "--max-train-samples", "200"]
 SMALL = ["--local", "2", *LITTLE_DATA, "--snapshot-interval", "0"]
+ALONE = ["--local", "1", *SMALL[2:]]
 
 
 def command(*arguments: str, python: str = "") -> list[str]:

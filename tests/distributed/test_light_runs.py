@@ -20,9 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_two_hosts_train_to_a_model(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
-    """Here every process is started as a user's is; in the other tests they are copies of a preloaded one."""
+    """The processes here and on one host are started as a user's are; in the other tests a preloaded one is copied."""
     lab = make_light_lab("a", "b")
-    save_hosts(lab.hosts(python=python_itself()), lab.hosts_file)
+    cold, usual = lab.hosts("a", python=python_itself()), lab.hosts("b")
+    save_hosts(cold.model_copy(update={"machines": cold.machines + usual.machines}), lab.hosts_file)
     muster = Muster(tmp_path, lab.hosts_file, python=python_itself())
     done = muster.run(*muster.train("--max-steps", "6"))
     assert done.returncode == 0, done.stderr

@@ -5,11 +5,9 @@ from __future__ import annotations
 import _thread
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -224,14 +222,6 @@ class TestOnMachines:
             failing.fit(**OPTIONS)
         until(lambda: len(list((tmp_path / "output").iterdir())) == 2)  # the supervisor removes what never began
 
-    @pytest.fixture
-    def heard(self) -> Iterator[None]:
-        """Ctrl-C is heard, although a shell that starts the tests in the background has it ignored."""
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-        signal.signal(signal.SIGINT, before)
-
-    @pytest.mark.usefixtures("heard")
     def test_ctrl_c_stops_the_run_everywhere_and_it_can_be_resumed(
         self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any
     ) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.resolve import profile_from_options
+from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
@@ -45,7 +46,6 @@ def started_cold() -> Iterator[None]:
     multiprocessing.set_executable(sys.executable)
 
 
-@pytest.mark.usefixtures("started_cold")
 def test_fit_returns_the_trained_model(tmp_path: Path) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     model = trainer.fit(strategy="diloco", max_steps=120, sync_interval=10, learning_rate=0.05, batch_size=8)
@@ -143,9 +143,13 @@ class Run:
 
 
 def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, workers=3, max_steps=400, strategy="allreduce")
-    until(lambda: run.step() > 10)
+    job, gate = tmp_path / "job.py", tmp_path / "gate"
+    job.write_text(JOB.format(pause=0.0, gate=str(gate), model="nn.Linear(2, 2)"))
+    gate.write_text("10")
+    run = Run(tmp_path / "output", workers=3, model_path=f"{job}:build", max_steps=30, strategy="allreduce")
+    until(lambda: run.step() == 10)
     os.kill(run.pids[0], signal.SIGKILL)
+    gate.write_text("30")
     run.end()
     assert run.outcome.status == "completed"
     assert run.outcome.metrics["lost_members"] == [0]
@@ -194,6 +198,7 @@ def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.usefixtures("started_cold")
 def test_a_failed_fit_says_why(tmp_path: Path) -> None:
     poisoned = [(x, y * float("nan")) for x, y in pairs()]
     trainer = LocalTrainer(nn.Linear(4, 1), poisoned, loss=nn.functional.mse_loss, output_dir=tmp_path, workers=1)
