@@ -10,11 +10,11 @@ from app.console import visible
 from app.figures import metric_text
 from profiles.counts import counted
 from profiles.errors import BadInput
-from training.tasks.breakdown import Part, by_language, by_length, by_noise, by_speaker, confusions, part_of
+from training.tasks.error_analysis import Part, by_language, by_length, by_noise, by_speaker, confusions, part_of
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
 if TYPE_CHECKING:
-    from training.tasks.significance import Difference
+    from training.tasks.error_analysis import Difference
 
 SHOWN_SPEAKERS = 24
 SHOWN_CONFUSIONS = 5
@@ -119,7 +119,7 @@ def difference_document(found: Difference) -> dict[str, Any]:
 
 def run_lines(run_dir: Path) -> list[str]:
     """Return what a run has changed for whom: before the first step and in its newest evaluation."""
-    from training.tasks.significance import difference
+    from training.tasks.error_analysis import difference
 
     before, after = predictions_in(run_dir)
     try:

@@ -13,7 +13,7 @@ from profiles.errors import BadInput
 from training.run_files import explain, try_to_write, write_whole
 
 if TYPE_CHECKING:
-    from training.tasks.transcription import Transcript
+    from training.tasks.whisper.transcription import Transcript
 
 
 def _txt(transcript: Transcript) -> str:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
-    from training.tasks.blacklist import Doubt
+    from training.tasks.whisper.blacklist import Doubt
 
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 SECONDS = 2
@@ -37,7 +37,7 @@ def cut_window(model: Path, folder: Path) -> Path:
     from transformers import WhisperFeatureExtractor
 
     from profiles.schema import ModelSettings
-    from training.tasks.whisper_model import WhisperModelWrapper
+    from training.tasks.whisper.model import WhisperModelWrapper
 
     wrapper = WhisperModelWrapper(ModelSettings(model_path=str(model)))
     whisper = wrapper.build()
@@ -128,7 +128,7 @@ def profile_of(model: Path) -> Profile:
 
 def heard_by_trained(model: Path) -> list[Doubt]:
     """Return what the model that was trained on the clips hears in them."""
-    from training.tasks.blacklist import listen, plan_listens
+    from training.tasks.whisper.blacklist import listen, plan_listens
 
     return listen(profile_of(model), plan_listens([model], 1), "cpu", 16, report)
 
@@ -149,7 +149,7 @@ def report(phase: str, done: int, total: int | None) -> None:
 
 def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str]) -> None:
     """Print what would be listed by each pair of bounds."""
-    from training.tasks.blacklist import Bounds
+    from training.tasks.whisper.blacklist import Bounds
 
     again = len(found[0].wers)
     print(f"\n{title}: {len(found)} clips, {len(wrong)} with a wrong transcript, {again} listens")
@@ -168,9 +168,9 @@ def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str])
 def show_labels(folder: Path, model: Path, count: int) -> None:
     """Label test clips and print the WER of the texts above and below each bound."""
     from profiles.schema import ModelSettings
-    from training.tasks.listening import ErrorRates
-    from training.tasks.pseudo_label import Labelling, label
-    from training.tasks.whisper_model import WhisperModelWrapper
+    from training.tasks.whisper.listening import ErrorRates
+    from training.tasks.whisper.model import WhisperModelWrapper
+    from training.tasks.whisper.pseudo_label import Labelling, label
     from training.tasks.word_errors import count_errors
 
     rows = random.Random(1).sample(rows_of("test"), count)

@@ -33,7 +33,7 @@ from training.control import Control
 from training.events import StepEvent, _Event
 from training.exchange.solo import SoloExchange
 from training.local_plan import plan_local_run
-from training.tasks.whisper import SpeechData, SpeechSample, WhisperTask
+from training.tasks.whisper.task import SpeechData, SpeechSample, WhisperTask
 from training.trainer import Trainer
 
 Clock = Callable[[], float]

@@ -26,7 +26,7 @@ import torch
 from profiles.schema import DataSettings, ModelSettings, Profile
 from training.precision import Precision, select_precision
 from training.tasks.speech_dataset import clips_of_split
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper.task import WhisperTask
 
 DATA = ROOT / "examples" / "spoken_commands"
 PERSON = "awb"

@@ -17,7 +17,7 @@ from profiles.errors import BadInput, ExitCode
 if TYPE_CHECKING:
     from profiles.schema import Profile
     from training.tasks.base import Progress
-    from training.tasks.blacklist import Bounds, Doubt
+    from training.tasks.whisper.blacklist import Bounds, Doubt
 
 SHOWN = 20
 
@@ -87,7 +87,7 @@ def _judged(output: Path, manner: _Manner, most: int) -> tuple[list[Path], Profi
         raise BadInput(f"{models[0].parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
     check_data(settings)
     with only_data_on_stdout():
-        from training.tasks.blacklist import listen, plan_listens
+        from training.tasks.whisper.blacklist import listen, plan_listens
 
         report = _progress(f"blacklist {manner.profile}")
         if not manner.folds:
@@ -110,8 +110,8 @@ def _finish(
 ) -> ExitCode:
     """Show what is to be left out, and write it by consent."""
     from app.console import say, show_json
-    from training.tasks.blacklist import Bounds, choose, write_blacklist
     from training.tasks.speech_dataset import read_tables
+    from training.tasks.whisper.blacklist import Bounds, choose, write_blacklist
 
     bounds, data, path = Bounds(*given), settings.data, None
     chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)

@@ -10,8 +10,8 @@ from app.breakdown_words import breakdown_lines, difference_document, difference
 from app.console import command_line, show_json, show_line, visible
 from profiles.errors import BadInput, ExitCode
 from training.runs import find_run
+from training.tasks.error_analysis import difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions
-from training.tasks.significance import difference
 
 
 def compare_command(output: Path, references: Sequence[str], seed: int, as_json: bool) -> ExitCode:

@@ -22,7 +22,7 @@ from training.tasks.predictions import write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
 if TYPE_CHECKING:
-    from training.tasks.model_evaluation import Measured
+    from training.tasks.whisper.evaluation import Measured
 
 _CUT = " (cut off: far longer than the longest transcript)"
 
@@ -73,7 +73,7 @@ def evaluate_command(request: ModelRequest, dataset: str, split: str, **more: An
 
 def _measured(model: Path, request: ModelRequest, wanted: Recordings) -> Measured:
     with PlainProgress(f"evaluating {model}", RunState()) as progress, only_data_on_stdout():
-        from training.tasks.model_evaluation import evaluate_model  # imports torch
+        from training.tasks.whisper.evaluation import evaluate_model  # imports torch
 
         return evaluate_model(
             model,

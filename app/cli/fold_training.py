@@ -21,8 +21,8 @@ from training.runs import RunSummary, list_runs, plan_to_resume, remove_run
 
 if TYPE_CHECKING:
     from training.tasks.base import Progress
-    from training.tasks.blacklist import Doubt
-    from training.tasks.held_out import Fold
+    from training.tasks.whisper.blacklist import Doubt
+    from training.tasks.whisper.held_out import Fold
 
 FOLDER = "blacklist"
 """In the folder of the run folders: what is known of folds."""
@@ -43,7 +43,7 @@ def judge_in_turns(
         StoppedByUser: the same command goes on.
         RunFailed: a training failed.
     """
-    from training.tasks.held_out import judge_fold, plan_folds, read_judged, training_clips
+    from training.tasks.whisper.held_out import judge_fold, plan_folds, read_judged, training_clips
 
     clips = training_clips(profile)
     planned = plan_folds(run.path.parent / FOLDER, profile, clips, folds, rounds)
@@ -83,7 +83,7 @@ def _agree(yes: bool) -> None:
 
 def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is begun, or goes on where it ended."""
-    from training.tasks.held_out import profile_of, write_data
+    from training.tasks.whisper.held_out import profile_of, write_data
 
     for earlier in list_runs(fold.runs):
         if earlier.status == "completed":

@@ -17,7 +17,7 @@ from profiles.errors import ExitCode
 from training.runs import find_model
 
 if TYPE_CHECKING:
-    from training.tasks.transcription import Transcript
+    from training.tasks.whisper.transcription import Transcript
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _show(transcript: Transcript, formats: Sequence[str]) -> None:
 
 def _heard(model: Path, files: Sequence[Path], request: ModelRequest, times_wanted: bool) -> Iterator[Transcript]:
     with only_data_on_stdout():
-        from training.tasks.transcription import TranscriptionOptions, transcribe  # imports torch
+        from training.tasks.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
 
         options = TranscriptionOptions(request.language, request.prompt, request.timestamps, times_wanted)
         heard = transcribe(model, files, request.device, options)

@@ -41,7 +41,7 @@ def prepare_command(job: Job, model: str, output: Path, device: str, as_json: bo
 
 
 def _ear(model: str, output: Path, device: str) -> Ear:
-    from training.recordings.language_check import ModelEar  # imports torch
+    from training.tasks.whisper.spoken_languages import ModelEar  # imports torch
 
     return ModelEar(model, output, device)
 

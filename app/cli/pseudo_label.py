@@ -64,7 +64,7 @@ def pseudo_label(
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
     with PlainProgress(f"pseudo-label with {first}", RunState()) as progress, only_data_on_stdout():
-        from training.tasks.pseudo_label import Labelling, label
+        from training.tasks.whisper.pseudo_label import Labelling, label
 
         def report(phase: str, done: int, total: int | None) -> None:
             progress(ProgressEvent(phase=phase, done=done, total=total))

@@ -33,7 +33,7 @@ def segment_command(
     """
     with only_data_on_stdout():
         from training.recordings.segments.dataset import segment_all, sources_of
-        from training.tasks.whisper_prompt import language_code
+        from training.tasks.whisper.languages import language_code
 
     language = language_code(request.language) if request.language else ""
 

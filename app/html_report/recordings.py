@@ -16,9 +16,8 @@ from app.figures import metric_text
 from app.html_report.sections import table, text
 from profiles.errors import BadInput
 from training.plan import RunPlan
-from training.tasks.breakdown import Part, aligned, confusions, worst
+from training.tasks.error_analysis import Part, aligned, confusions, difference, worst
 from training.tasks.predictions import Prediction
-from training.tasks.significance import difference
 
 if TYPE_CHECKING:
     from app.html_report.evidence import Evidence

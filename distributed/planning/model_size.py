@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
-from training.tasks.longest_samples import Longest, longest_clip
+from training.tasks.early_look import Longest, longest_clip
 from training.tasks.published_models import hub_snapshots, local_folder
 
 _LONGEST_HEADER = 100_000_000
@@ -157,7 +157,7 @@ def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
 
 def _lengths(heard: Heard, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
     """Return the positions of the longest window, and the tokens of the longest text."""
-    from training.tasks.windows import Windows  # loads numpy
+    from training.tasks.whisper.features import Windows  # loads numpy
 
     rate = 2 * positions / seconds
     frames = int(Windows(heard.window, 2 * positions, seconds).frames([math.ceil(heard.longest.seconds * rate)])[0])

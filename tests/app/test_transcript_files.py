@@ -14,8 +14,8 @@ import soundfile
 from app.microphone import RATE, SoundDevice, recorded
 from app.transcript_files import FORMATS, TranscriptFolder, chosen_formats, clock
 from profiles.errors import BadInput
-from training.tasks.long_form import Segment
-from training.tasks.transcription import Transcript
+from training.tasks.whisper.listening import Segment
+from training.tasks.whisper.transcription import Transcript
 
 SEGMENTS = (Segment(0.0, 2.5, "a <b> --> c"), Segment(3661.0, 3661.25, "two\nlines"))
 HEARD = Transcript(Path("talk.wav"), "a <b> --> c two lines", 3662.0, "", SEGMENTS, "en")

@@ -12,8 +12,8 @@ import pytest
 from app.cli.main import main
 from app.cli.pseudo_label import _kind
 from profiles.schema import Profile
-from training.tasks.held_out import Fold
 from training.tasks.pseudo_table import PseudoRow
+from training.tasks.whisper.held_out import Fold
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 

@@ -13,7 +13,7 @@ import torch
 from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
 
 from profiles.schema import DataSettings, ModelSettings, Profile, Section
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper.task import WhisperTask
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import pytest
 from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
-from training.tasks.blacklist import Bounds, Doubt, Listen, choose, listen, plan_listens, write_blacklist
 from training.tasks.patches import Patch, Patches
 from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import read_speech
+from training.tasks.whisper.blacklist import Bounds, Doubt, Listen, choose, listen, plan_listens, write_blacklist
 
 
 def doubt(name: str, *wers: float, margin: float = 9.0) -> Doubt:

@@ -15,10 +15,9 @@ from torch import nn
 
 from profiles.errors import BadInput
 from training.samples import Samples
-from training.tasks import teacher_outputs
-from training.tasks.distillation import DistillationTask, distillation_loss
 from training.tasks.registry import task_from_profile
-from training.tasks.teacher_outputs import Soft, divergence, soften
+from training.tasks.whisper import distillation as teacher_outputs
+from training.tasks.whisper.distillation import DistillationTask, Soft, distillation_loss, divergence, soften
 
 
 def reference(teacher: torch.Tensor, student: torch.Tensor, labels: torch.Tensor, alpha: float, t: float) -> float:

@@ -14,8 +14,8 @@ from profiles.errors import BadInput
 from training import same_data
 from training.same_data import check_unchanged, describe
 from training.samples import Samples
-from training.tasks.speech_data import SpeechSample
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper.samples import SpeechSample
+from training.tasks.whisper.task import WhisperTask
 
 Held = Callable[[WhisperTask, SpeechSample], dict[str, Any]]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tiny_speech import ProfileMaker, silent
 
-from training.tasks import encoder_cache
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper import encoder as encoder_cache
+from training.tasks.whisper.task import WhisperTask
 
 
 def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:

@@ -24,11 +24,11 @@ from training.export.check import Heard, compare
 from training.export.export import ExportRequest, export
 from training.export.exporters import Exporter
 from training.export.formats import FORMATS, find_format
-from training.export.ggml_blocks import q5_0, q8_0
+from training.export.ggml_model import q5_0, q8_0
 from training.export.source import ModelSource, find_source, sha256
 from training.run_metadata import RunMetadata
-from training.tasks.whisper import WhisperTask
-from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.whisper.task import WhisperTask
 
 
 def request_of(trained: Path, out: Path, to: str = "hf", **more: Any) -> ExportRequest:
@@ -332,6 +332,7 @@ def test_difference_counts_normalised_words() -> None:
     assert found.same == 0
     silent_ones = compare(clips, ["", ""], ["", "word"])
     assert silent_ones.differing == 1.0
+    assert compare(clips, ["\ufffd", "..."], ["\ufffd", "..."]).differing == 0.0  # nothing in them is a word
 
 
 def test_the_run_of_a_model_is_found(trained_whisper: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import soundfile
 from tiny_speech import RATE, silent, tone, write_clips
 from transformers import WhisperFeatureExtractor
 
-from training.tasks import features
-from training.tasks.features import LogMel, open_features
 from training.tasks.speech_clips import FileSource
+from training.tasks.whisper import samples as features
+from training.tasks.whisper.features import LogMel
+from training.tasks.whisper.samples import open_features
 
 SHAPES = [{"feature_size": 80}, {"feature_size": 128}, {"feature_size": 40, "chunk_length": 2}]
 

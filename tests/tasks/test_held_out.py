@@ -9,9 +9,17 @@ import pytest
 from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
-from training.tasks.held_out import Fold, judge_fold, plan_folds, profile_of, read_judged, training_clips, write_data
 from training.tasks.speech_clips import Clip, FileSource
 from training.tasks.speech_dataset import read_speech
+from training.tasks.whisper.held_out import (
+    Fold,
+    judge_fold,
+    plan_folds,
+    profile_of,
+    read_judged,
+    training_clips,
+    write_data,
+)
 
 
 def clips(count: int) -> list[Clip]:

@@ -14,7 +14,7 @@ from tiny_speech import RATE, ProfileMaker, silent, tone, write_clips
 from profiles.errors import BadInput
 from training.tasks import hub_speech, texts
 from training.tasks.speech_dataset import read_speech
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper.task import WhisperTask
 
 
 def sound(word: int) -> bytes:

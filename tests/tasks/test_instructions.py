@@ -15,8 +15,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from profiles.errors import BadInput
 from training.tasks.causal_lm import CausalLMTask
-from training.tasks.chat_tokens import IGNORED, encode, renderer_of, turns
-from training.tasks.conversations import Conversation, conversation_files, read_conversations, row_to_conversation
+from training.tasks.conversations import (
+    IGNORED,
+    Conversation,
+    conversation_files,
+    encode,
+    read_conversations,
+    renderer_of,
+    row_to_conversation,
+    turns,
+)
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -17,12 +17,12 @@ from tests.training.memory_exchange import Room, RoomExchange
 from training.control import Control
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
-from training.tasks import spoken_languages
 from training.tasks.base import Progress
-from training.tasks.breakdown import by_language
+from training.tasks.error_analysis import by_language
 from training.tasks.predictions import read_predictions
-from training.tasks.whisper import SpeechData, WhisperTask
-from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper import spoken_languages
+from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.whisper.task import SpeechData, WhisperTask
 from training.tasks.word_errors import count_errors, normalizer_for
 from training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.tasks.audio import AudioError, SoundStream, decode
-from training.tasks.long_form import compression, divided
+from training.tasks.whisper.listening import compression_ratio, divided
 
 FIRST = 1000
 """Token of the time 0; each further one is 20 ms later."""
@@ -48,7 +48,11 @@ def test_whatever_is_written_the_window_moves_and_times_are_inside(tokens: list[
 
 
 def test_repetition_compresses_and_speech_does_not() -> None:
-    assert compression("and so on and so on " * 10) > 2.4 > compression("the quick brown fox jumps over the lazy dog")
+    assert (
+        compression_ratio("and so on and so on " * 10)
+        > 2.4
+        > compression_ratio("the quick brown fox jumps over the lazy dog")
+    )
 
 
 @pytest.mark.parametrize("rate", [16_000, 44_100, 8_000])

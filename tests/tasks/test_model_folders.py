@@ -12,11 +12,11 @@ from tiny_speech import ProfileMaker
 from transformers import GPT2Config
 
 from profiles.errors import BadInput
-from training.tasks import hub
+from training.tasks import pretrained as hub
 from training.tasks.registry import task_from_profile
-from training.tasks.whisper import WhisperTask
-from training.tasks.whisper_model import WhisperModelWrapper
-from training.tasks.whisper_prompt import language_code
+from training.tasks.whisper.languages import language_code
+from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.whisper.task import WhisperTask
 
 
 def wrapper_of(make_profile: ProfileMaker, folder: Path | str) -> WhisperModelWrapper:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput
-from training.tasks import custom_job, model_difference, object_files, sample_file
+from training.tasks import custom_job, object_files, sample_file
 from training.tasks.object_files import JobParts, build, load_result, make_model, read_job, write_job
 
 DATA = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.arange(4))
@@ -155,7 +155,7 @@ def test_a_transformers_model_travels_as_its_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_that_reads_a_job_can_unpickle() -> None:
-    for module in (custom_job, model_difference, object_files, sample_file):
+    for module in (custom_job, object_files, sample_file):
         tree = ast.parse(Path(str(module.__file__)).read_text())
         imported = {
             name

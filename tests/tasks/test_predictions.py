@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.tasks.breakdown import Confusion, by_length, by_noise, by_speaker, confusions, worst
+from training.tasks.error_analysis import Confusion, by_length, by_noise, by_speaker, confusions, worst
 from training.tasks.predictions import Prediction, read_predictions, write_predictions
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.pseudo_label import Labelling, label
 from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows, recordings
 from training.tasks.speech_dataset import read_divided, read_speech
+from training.tasks.whisper.pseudo_label import Labelling, label
 
 GOOD = PseudoRow("a", Path("/x/a.wav"), "a text", -0.1, 1.0, 1.0, 0.0, 1.0)
 

@@ -17,8 +17,9 @@ from profiles.errors import BadInput
 from training.precision import select_device
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
-from training.tasks.transcription import TranscriptionOptions, evaluate_model, transcribe, windows
-from training.tasks.whisper import WhisperTask
+from training.tasks.whisper.evaluation import evaluate_model
+from training.tasks.whisper.task import WhisperTask
+from training.tasks.whisper.transcription import TranscriptionOptions, transcribe, windows
 
 
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from tiny_speech import RATE, ProfileMaker, silent, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.whisper import SpeechData, WhisperTask
+from training.tasks.whisper.task import SpeechData, WhisperTask
 
 
 def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoProcessor, WhisperForConditionalGeneration, pipeline
 
 from profiles.errors import BadInput
-from training.tasks.whisper import WhisperTask, generation_bound
+from training.tasks.whisper.task import WhisperTask, generation_bound
 
 
 def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:

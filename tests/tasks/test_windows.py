@@ -22,9 +22,9 @@ from profiles.errors import BadInput
 from training.batches import BatchSource
 from training.data import Cursor, SampleSchedule
 from training.samples import Samples
-from training.tasks.whisper import WhisperTask
-from training.tasks.whisper_encoder import encode
-from training.tasks.windows import Windows
+from training.tasks.whisper.encoder import encode
+from training.tasks.whisper.features import Windows
+from training.tasks.whisper.task import WhisperTask
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from training.exchange.solo import SoloExchange
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
 from training.tasks.base import Progress
-from training.tasks.distillation import DistillationTask
+from training.tasks.whisper.distillation import DistillationTask
 from training.trainer import Ending
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from profiles.errors import BadInput
 from training.export.source import ModelSource
 from training.tasks.audio import AudioError, Samples, decode
-from training.tasks.features import Features
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import clips_of_split, read_speech
-from training.tasks.whisper_model import WhisperModelWrapper
-from training.tasks.whisper_prompt import language_code
+from training.tasks.whisper.features import Features
+from training.tasks.whisper.languages import language_code
+from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.word_errors import count_errors, normalizer_for
 
 CHECKED = 3
@@ -131,7 +131,7 @@ def compare(clips: Sequence[CheckClip], original: Sequence[str], exported: Seque
     normal = [normalizer_for(clip.language) for clip in clips]
     references, others = ([spell(text) for spell, text in zip(normal, texts)] for texts in (original, exported))
     counts = count_errors(references, others)
-    share = counts["word_edits"] / counts["words"] if counts["words"] else float(any(others))
+    share = counts["word_edits"] / counts["words"] if counts["words"] else float(others != references)
     return CheckResult(heard, share)
 
 

@@ -14,13 +14,13 @@ from profiles.counts import counted
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import ModelSettings
 from training.export import manifest
-from training.export.card import model_card
 from training.export.check import CheckClip, CheckResult, clips_to_check, compare, listen
 from training.export.exporters import Exporter, Plain, exporter_of
 from training.export.formats import Format
+from training.export.manifest import model_card
 from training.export.source import ModelSource
 from training.run_files import whole_folder
-from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper.model import WhisperModelWrapper
 
 Say = Callable[[str], None]
 

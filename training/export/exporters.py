@@ -1,7 +1,11 @@
-"""What every exporter does: write a folder from a plain model, and listen with what it wrote."""
+"""What every exporter does: write a folder from a plain model, and listen with what it wrote; and the plainest one.
+
+The others need packages of their own, so each is a module that is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import shutil
 from collections.abc import Callable, Sequence
@@ -9,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.export.check import CheckClip
-from training.tasks.whisper_model import WhisperModelWrapper
+import torch
+
+from profiles.schema import ModelSettings
+from training.export.check import CheckClip, listen
+from training.tasks.whisper.model import WhisperModelWrapper
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,19 @@ def copy_texts(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
+def _write_plain(plain: Plain, folder: Path, quantize: str) -> None:
+    """Write a folder of transformers, in half precision if wanted."""
+    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(quantize)
+    model = copy.deepcopy(plain.model).to(kind) if kind else plain.model
+    plain.wrapper.save(model, folder, plain.wrapper.default_language)
+
+
+def _listen_plain(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+    wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), speech_task=plain.wrapper.settings.speech_task))
+    return listen(wrapper, wrapper.build().eval(), clips)[0]
+
+
 _MODULES = {
-    "hf": "hugging_face",
     "ctranslate2": "ctranslate2_model",
     "gguf": "ggml_model",
     "onnx": "onnx_model",
@@ -65,5 +83,7 @@ _MODULES = {
 
 def exporter_of(name: str) -> Exporter:
     """Return the functions of a format; only its own module is imported."""
+    if name == "hf":
+        return Exporter(_write_plain, _listen_plain)
     found: Exporter = importlib.import_module(f"training.export.{_MODULES[name]}").EXPORTER
     return found

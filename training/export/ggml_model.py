@@ -23,8 +23,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from profiles.errors import BadInput, RunFailed
 from training.export import check
 from training.export.exporters import Exporter, Plain
-from training.export.ggml_blocks import q5_0, q8_0
-from training.tasks.whisper_model import WhisperModelWrapper
+from training.tasks.whisper.model import WhisperModelWrapper
 
 NAME = "ggml-model.bin"
 MAGIC = 0x67676D6C  # "ggml"
@@ -71,7 +70,7 @@ _KINDS = {
     "q8_0": _Kind(_QUANTIZATION_VERSION + 7, 8),
     "q5_0": _Kind(_QUANTIZATION_VERSION + 8, 6),
 }
-_BLOCKS = {"q8_0": q8_0, "q5_0": q5_0}
+_BLOCK = 32  # weights of a quantised block
 
 
 def _write(plain: Plain, folder: Path, quantize: str) -> None:
@@ -101,7 +100,7 @@ def _require_readable(wrapper: WhisperModelWrapper, precision: str) -> None:
         odd = "its feed-forward layers are not four times as wide as the model"
     elif config.activation_function != "gelu":
         odd = f"its activation is {config.activation_function}, not gelu"
-    elif precision in _BLOCKS and config.d_model % 32:
+    elif precision in _BLOCKS and config.d_model % _BLOCK:
         odd = f"its width of {config.d_model} cannot be cut into blocks of 32 for {precision}"
     if odd:
         message = f"whisper.cpp cannot run model {wrapper.path}: {odd}"
@@ -195,4 +194,47 @@ def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> lis
     return texts
 
 
+def q8_0(weight: Array) -> bytes:
+    """Return ``weight`` [rows, columns, a multiple of 32] as ``block_q8_0`` of ``ggml-common.h``: float16
+    scale, then 32 whole numbers of 8 bits, as by ggml's reference (``quantize_row_q8_0_ref`` in ``ggml-quants.c``).
+
+    The scale is the largest magnitude of the block divided by 127.
+    """
+    blocks = weight.astype(np.float32).reshape(-1, _BLOCK)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    numbers = _away_from_zero(blocks * _inverse(scale)).astype(np.int8)
+    return _joined(scale, numbers.view(np.uint8))
+
+
+def q5_0(weight: Array) -> bytes:
+    """Return ``weight`` as ``block_q5_0``: float16 scale, the fifth bits of 32 numbers, then their lower four bits in
+    pairs, as by ``quantize_row_q5_0_ref``.
+
+    The scale is the weight of largest magnitude, with its sign, divided by -16; ``n`` stands for ``scale * (n - 16)``.
+    """
+    blocks = weight.astype(np.float32).reshape(-1, _BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    scale = largest / np.float32(-16)
+    numbers = np.minimum(31, (blocks * _inverse(scale) + np.float32(16.5)).astype(np.int8)).astype(np.uint8)
+    fifth = np.packbits(numbers >> 4, axis=1, bitorder="little")
+    low, high = numbers[:, : _BLOCK // 2] & 0x0F, numbers[:, _BLOCK // 2 :] & 0x0F
+    return _joined(scale, np.concatenate([fifth, low | (high << 4)], axis=1))
+
+
+def _inverse(scale: Array) -> Array:
+    inverse: Array = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    return inverse
+
+
+def _away_from_zero(values: Array) -> Array:
+    """Round as C's ``roundf``: halves away from zero."""
+    rounded: Array = np.trunc(values + np.copysign(np.float32(0.5), values))
+    return rounded
+
+
+def _joined(scale: Array, rest: Array) -> bytes:
+    return np.concatenate([scale.astype("<f2").view(np.uint8), rest], axis=1).tobytes()
+
+
+_BLOCKS = {"q8_0": q8_0, "q5_0": q5_0}
 EXPORTER = Exporter(_write, _listen)

@@ -71,7 +71,7 @@ class ModelSource:
         if self.adapter:
             from transformers import AutoConfig  # takes a second
 
-            from training.tasks.hub import load
+            from training.tasks.pretrained import load
 
             config: Any = load(
                 self.base, "model", lambda local: AutoConfig.from_pretrained(self.base, local_files_only=local)

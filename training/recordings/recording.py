@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from training.tasks.features import AudioSource
+    from training.tasks.speech_clips import AudioSource
 
     Source: TypeAlias = "AudioSource | UrlSource | NoSource"
 

@@ -20,11 +20,16 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
-from training.tasks.chat_tokens import IGNORED, ChatTokens, encode
-from training.tasks.conversations import Conversation, conversation_files, hub_conversations, read_conversations
-from training.tasks.hub import load
-from training.tasks.lora import add_lora, merged_copy, save_adapter
-from training.tasks.recompute import recompute_activations
+from training.tasks.conversations import (
+    IGNORED,
+    ChatTokens,
+    Conversation,
+    conversation_files,
+    encode,
+    hub_conversations,
+    read_conversations,
+)
+from training.tasks.pretrained import add_lora, load, merged_copy, read_weights, recompute_activations, save_adapter
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, held_out, hold_out_tail, read_texts, some_tokens, tokenise
 
@@ -132,23 +137,10 @@ class CausalLMTask(Task):
         return cast(nn.Module, model)
 
     def _read_model(self) -> Any:
-        settings = self.profile.model
         auto: Any = AutoModelForCausalLM
-        if settings.from_scratch:
+        if self.profile.model.from_scratch:
             return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
-        path = settings.model_path
-
-        def read(local: bool) -> Any:
-            model, info = auto.from_pretrained(
-                path, local_files_only=local, dtype=torch.float32, output_loading_info=True
-            )
-            missing = sorted(info["missing_keys"])
-            if missing:
-                hint = "name the folder of a complete model, or set from_scratch"
-                raise BadInput(f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more", hint)
-            return model
-
-        return load(path, "model", read)
+        return read_weights(auto, self.profile.model.model_path)
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]

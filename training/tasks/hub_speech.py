@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from profiles.counts import counted
 from profiles.errors import BadInput
-from training.tasks.hub import reachable
+from training.tasks.pretrained import reachable
 from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, SPLITS, Clip, SpeechSplits, find_text_column
 
 logger = logging.getLogger("muster.data")

@@ -26,12 +26,16 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.custom_job import CustomJob, call_factory, check_data, find_factory, name_of
-from training.tasks.model_difference import difference
 from training.tasks.sample_file import SampleFile, write_samples
 
 INDEX = "job.json"
 VERSION = 1
 _AGAIN = "give model as a function (or module:name) that takes nothing and returns it"
+_PLAIN = (
+    bool, int, float, complex, str, bytes, set, frozenset, type(None), type, torch.dtype, torch.Size, torch.device,
+)  # fmt: skip
+_BOOKKEEPING = frozenset(vars(nn.Module())) | {"name_or_path"}
+_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,6 @@ def _title(part: Any) -> str:
     return part if isinstance(part, str) else getattr(part, "__qualname__", type(part).__name__)
 
 
-# ---------------------------------------------------------------------------------------------------------------- write
-
-
 def check_names(parts: JobParts) -> dict[str, str]:
     """Return the ``module:name`` of every part that travels by name; writes and starts nothing.
 
@@ -208,9 +209,6 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------------------- read
-
-
 def build(profile: Profile) -> CustomJob:
     """Factory of the custom task for a job in ``profile.data.dataset_path``, see :func:`read_job`."""
     return read_job(Path(profile.data.dataset_path)).made(profile.training.seed)
@@ -278,3 +276,67 @@ def load_result(model: nn.Module, folder: Path) -> None:
         model.load_state_dict(trained.state_dict())
     else:
         load_weights(model, folder / "model.safetensors")
+
+
+def difference(model: nn.Module, again: nn.Module, objects: bool) -> str:
+    """Return in words the first difference in structure, types, settings or values; empty where there is none.
+
+    Args:
+        objects: look into objects that are settings too; else these count by their type.
+    """
+    ours, theirs = (dict(m.named_modules()) for m in (model, again))
+    if ours.keys() != theirs.keys():
+        return f"its part {min(ours.keys() ^ theirs.keys())!r} is in one of the two only"
+    for name, module in ours.items():
+        if type(module) is not type(theirs[name]):
+            return f"{name or 'model'} is {type(module).__name__}, and then {type(theirs[name]).__name__}"
+        found = _setting_difference(vars(module), vars(theirs[name]), objects, 0)
+        if found:
+            return f"{name}.{found}".lstrip(".")
+    return _tensor_difference(model, again)
+
+
+def _tensor_difference(model: nn.Module, again: nn.Module) -> str:
+    for kind in ("named_parameters", "named_buffers"):
+        theirs = dict(getattr(again, kind)())
+        for name, value in getattr(model, kind)():
+            other = theirs.pop(name, None)
+            if other is None or value.dtype != other.dtype or value.shape != other.shape:
+                return f"{name} has another shape or type"
+            if not torch.equal(value.detach().cpu(), other.detach().cpu()) and not bool(value.isnan().any()):
+                return f"{name} has other values"
+        if theirs:
+            return f"{min(theirs)} is in one of the two only"
+    return ""
+
+
+def _setting_difference(ours: Mapping[Any, Any], theirs: Mapping[Any, Any], objects: bool, depth: int) -> str:
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name in _BOOKKEEPING or (not objects and str(name).startswith("_")):
+            continue
+        if not _equal(ours.get(name, _equal), theirs.get(name, _equal), objects, depth):
+            return f"{name} is {_short(ours.get(name))}, and then {_short(theirs.get(name))}"
+    return ""
+
+
+def _equal(one: Any, other: Any, objects: bool, depth: int) -> bool:
+    """Whether two settings are alike; what cannot be looked into counts by its type."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one.detach().cpu(), other.detach().cpu())
+    if isinstance(one, _PLAIN):
+        return bool(one == other) or (one != one and other != other)
+    if inspect.isroutine(one):
+        return getattr(one, "__qualname__", "") == getattr(other, "__qualname__", "")
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(_equal(a, b, objects, depth) for a, b in zip(one, other))
+    if not objects or depth > _DEPTH or isinstance(one, nn.Module):
+        return True
+    inside = [value if isinstance(value, Mapping) else getattr(value, "__dict__", {}) for value in (one, other)]
+    return not _setting_difference(inside[0], inside[1], objects, depth + 1)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

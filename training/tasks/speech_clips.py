@@ -7,13 +7,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from profiles.errors import BadInput
 from training.tasks.tables import Table
-
-if TYPE_CHECKING:
-    from training.tasks.features import AudioSource  # what reads a table needs no numbers
 
 logger = logging.getLogger("muster.data")
 
@@ -31,6 +28,22 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """Names a split goes by, as in Hugging Face's audiofolder."""
+
+
+class AudioSource(Protocol):
+    """Where the bytes of one recording are."""
+
+    def stamp(self) -> str:
+        """Something cheap that changes when the content does (size and time of a file)."""
+        ...
+
+    def read(self) -> bytes:
+        """The bytes of the sound file.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import jiwer
 from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
@@ -42,3 +42,26 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[s
         "char_edits": float(by_char.substitutions + by_char.deletions + by_char.insertions),
         "chars": float(by_char.hits + by_char.substitutions + by_char.deletions),
     }
+
+
+class ErrorRates:
+    """Word error rates of pairs of texts, each normalised by its language.
+
+    Args:
+        tokenizer: a Whisper's, which may know British spellings.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._spelling = getattr(tokenizer, "english_spelling_normalizer", None)
+        self._normalizers: dict[str, Normalizer] = {}
+
+    def normalised(self, text: str, language: str) -> str:
+        """Return what is left of a text that counts."""
+        if language not in self._normalizers:
+            self._normalizers[language] = normalizer_for(language, self._spelling)
+        return self._normalizers[language](text)
+
+    def of(self, reference: str, hypothesis: str, language: str) -> float:
+        """Return edits a word of ``reference``; against an empty one every word is an edit of one word."""
+        counted = count_errors([self.normalised(reference, language)], [self.normalised(hypothesis, language)])
+        return counted["word_edits"] / max(1.0, counted["words"])

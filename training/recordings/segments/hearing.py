@@ -22,7 +22,7 @@ from profiles.schema import ModelSettings
 from training.precision import select_device
 from training.recordings.segments.transcript import word_places
 from training.tasks.audio import Samples
-from training.tasks.whisper_model import WhisperModelWrapper, unwrap
+from training.tasks.whisper.model import WhisperModelWrapper, unwrap
 
 _TOKENS_A_SECOND, _TOKENS_MORE = 12, 16
 """Bound of a text by the length of its sound: nobody speaks faster, and a model that repeats itself would not end."""

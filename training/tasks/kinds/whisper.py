@@ -9,10 +9,10 @@ from training.tasks.registry import register
 
 def _make(profile: Profile) -> Task:
     if profile.model.teacher_path:
-        from training.tasks.distillation import DistillationTask
+        from training.tasks.whisper.distillation import DistillationTask
 
         return DistillationTask(profile)
-    from training.tasks.whisper import WhisperTask
+    from training.tasks.whisper.task import WhisperTask
 
     return WhisperTask(profile)
 

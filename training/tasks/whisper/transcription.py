@@ -14,10 +14,9 @@ from torch import nn
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.precision import select_device
 from training.tasks.audio import AudioError, Samples, SoundStream
-from training.tasks.long_form import Segment, divided, write_with_times
-from training.tasks.model_evaluation import evaluate_model as evaluate_model
-from training.tasks.whisper_model import WhisperModelWrapper
-from training.tasks.whisper_prompt import language_code
+from training.tasks.whisper.languages import language_code
+from training.tasks.whisper.listening import Segment, divided, write_with_times
+from training.tasks.whisper.model import WhisperModelWrapper
 
 _SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
 _FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
@@ -66,8 +65,8 @@ def transcribe(
     """Transcribe sound files of any length, in their order; no more than a window of each is in memory.
 
     A recording longer than the model's window is heard in windows that begin where the words of the one before ended
-    (:mod:`training.tasks.long_form`); a model that knows no times cuts it at its quietest places. A file that cannot be
-    read gives a transcript with ``error``; the others go on.
+    (:mod:`training.tasks.whisper.listening`); a model that knows no times cuts it at its quietest places. A file that
+    cannot be read gives a transcript with ``error``; the others go on.
 
     Raises:
         BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.

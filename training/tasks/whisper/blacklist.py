@@ -1,7 +1,7 @@
 """Samples whose transcript a model contradicts: it hears something else, and finds the transcript far less probable.
 
-Who listens is a model that was not trained on the sample (:mod:`training.tasks.held_out`), or one that was, which has
-learnt many wrong transcripts by heart.
+Who listens is a model that was not trained on the sample (:mod:`training.tasks.whisper.held_out`), or one that was,
+which has learnt many wrong transcripts by heart.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile
 from training.precision import select_device
 from training.run_files import explain, write_whole
-from training.tasks.augmentation import augment
 from training.tasks.base import Progress
-from training.tasks.listening import ErrorRates, Heard, hear
 from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided, read_tables
-from training.tasks.whisper import SpeechData, WhisperTask, generation_bound
+from training.tasks.whisper.features import augment
+from training.tasks.whisper.listening import Heard, hear
+from training.tasks.whisper.samples import SpeechData
+from training.tasks.whisper.task import WhisperTask, generation_bound
+from training.tasks.word_errors import ErrorRates
 
 NOISE = 0.3
 """Strength of the changes (:func:`augment`) under which a model listens once more."""
@@ -123,7 +125,7 @@ def judge(
     model = model.to(select_device(device))
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
-    phase, rates, found = _phase(one), ErrorRates(task.wrapper), list[Doubt]()
+    phase, rates, found = _phase(one), ErrorRates(task.wrapper.tokenizer), list[Doubt]()
     for places in _batches(len(data), batch_size):
         batch = np.stack([_features(data, index, one.seed) for index in places])
         features = torch.from_numpy(batch).to(next(model.parameters()).device)

@@ -29,10 +29,10 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.run_files import explain, write_whole
 from training.tasks.base import Progress
-from training.tasks.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_divided
-from training.tasks.whisper import NothingLeft
+from training.tasks.whisper.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
+from training.tasks.whisper.task import NothingLeft
 
 _EVALUATED = 8
 """Held-out samples that a fold's own run looks at; what counts is heard afterwards."""

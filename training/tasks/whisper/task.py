@@ -21,19 +21,16 @@ from profiles.schema import AUTO_LANGUAGE, Profile
 from training.modes import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
-from training.tasks.encoder_cache import EncoderCache, is_constant
-from training.tasks.features import FeatureStore, open_features
 from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip
-from training.tasks.speech_data import SpeechData, SpeechSample
 from training.tasks.speech_dataset import read_divided
-from training.tasks.spoken_languages import heard_languages, wanted_languages
-from training.tasks.whisper_model import IGNORED, WhisperModelWrapper, unwrap
-from training.tasks.whisper_prompt import language_code
-from training.tasks.windows import Windows
-from training.tasks.word_errors import Normalizer, count_errors, normalizer_for
-
-__all__ = ["SpeechData", "SpeechSample", "WhisperModelWrapper", "WhisperTask"]
+from training.tasks.whisper.encoder import EncoderCache, is_constant
+from training.tasks.whisper.features import Windows
+from training.tasks.whisper.languages import language_code, wanted_languages
+from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
+from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, open_features
+from training.tasks.whisper.spoken_languages import heard_languages
+from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
 
@@ -80,7 +77,7 @@ class WhisperTask(Task):
         self.languages = wanted_languages(profile.data.languages)
         self.train: SizedDataset
         self.evaluation: dict[str, SizedDataset] = {}
-        self._normalizers: dict[str, Normalizer] = {}
+        self._rates = ErrorRates(self.wrapper.tokenizer)
         self._encoded: EncoderCache | None = None
 
     def prepare(self, progress: Progress) -> None:
@@ -289,7 +286,7 @@ class WhisperTask(Task):
             return torch.from_numpy(np.stack([log_mel.fill(one.features, one.silence) for one in samples]))
         windows = [log_mel.fill(one.features, one.silence, one.frames) for one in samples]
         if strength:
-            from training.tasks.augmentation import augment
+            from training.tasks.whisper.features import augment
 
             windows = [augment(window, strength, rng) for window, rng in zip(windows, rngs)]
         longest = max(window.shape[1] for window in windows)
@@ -346,7 +343,8 @@ class WhisperTask(Task):
         if generate:
             bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)
             said = self.wrapper.generate(model, heard, batch["languages"], bound)
-            sums.update(self._count(batch["texts"], [one.text for one in said], batch["languages"]))
+            pairs = list(zip(batch["texts"], [one.text for one in said], batch["languages"], strict=True))
+            sums |= count_errors(*([self._normalised(pair[side], pair[2]) for pair in pairs] for side in (0, 1)))
             sums.update(texts=float(len(said)), cut_texts=float(sum(one.cut for one in said)))
             answers = [Answer(index, *one) for index, one in zip(batch["indices"], said, strict=True)]
         return sums, answers
@@ -361,22 +359,13 @@ class WhisperTask(Task):
         found = []
         for answer in sorted(answers):
             clip, language = data.clips[answer.sample], data.languages[answer.sample] or self.default_language
-            normalize, seconds = self._normalizer(language), data.store.seconds[data.positions[answer.sample]]
-            normalised = (normalize(clip.text), normalize(answer.text))
+            normalised = self._normalised(clip.text, language), self._normalised(answer.text, language)
+            seconds = data.store.seconds[data.positions[answer.sample]]
             found.append(prediction_of(clip, answer.text, normalised, answer.cut, language, seconds))
         return found
 
-    def _count(self, texts: Sequence[str], heard: Sequence[str], languages: Sequence[str]) -> dict[str, float]:
-        pairs = [(self._normalizer(code), text, said) for text, said, code in zip(texts, heard, languages)]
-        references = [normalize(text) for normalize, text, _ in pairs]
-        return count_errors(references, [normalize(said) for normalize, _, said in pairs])
-
-    def _normalizer(self, language: str) -> Normalizer:
-        code = "en" if self.profile.model.speech_task == "translate" else language
-        if code not in self._normalizers:
-            spelling = getattr(self.wrapper.tokenizer, "english_spelling_normalizer", None)
-            self._normalizers[code] = normalizer_for(code, spelling)
-        return self._normalizers[code]
+    def _normalised(self, text: str, language: str) -> str:
+        return self._rates.normalised(text, "en" if self.profile.model.speech_task == "translate" else language)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``loss``, and ``wer`` and ``cer`` (shares, 0.05 is 5 %) if text was generated.

@@ -1,4 +1,4 @@
-"""A Whisper made of parts of others: some of a decoder's layers, and another one's encoder.
+"""A Whisper's files, read from a folder or the hub; and a Whisper made of parts of others.
 
 A student starts from its teacher's encoder and from decoder layers that are spaced as far apart as possible (Shleifer
 and Rush 2020, arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper, arXiv 2311.00430, section 4).
@@ -6,14 +6,19 @@ and Rush 2020, arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers.utils.hub import cached_file
 
 from profiles.errors import BadInput
+from training.tasks.pretrained import check_model_path, load, read_weights
 
+_WEIGHTS = (".safetensors", ".bin")
 _OF_THE_ENCODER = (
     "encoder_layers",
     "encoder_attention_heads",
@@ -23,6 +28,60 @@ _OF_THE_ENCODER = (
     "max_source_positions",
 )
 _ENCODER, _LAYERS = "model.encoder.", "model.decoder.layers."
+
+
+def read_config(path: str) -> WhisperConfig:
+    """Return the configuration of the model ``path``.
+
+    Raises:
+        BadInput: it is not found, or no Whisper.
+    """
+    values: dict[str, Any] = load(
+        path, "model", lambda local: WhisperConfig.get_config_dict(path, local_files_only=local)[0]
+    )
+    kind = values.get("model_type")
+    if kind != "whisper":
+        raise BadInput(f"model {path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
+    return load(path, "model", lambda local: WhisperConfig.from_dict(values))
+
+
+def adapter_folder(path: str) -> Path | None:
+    """Return the folder where it holds adapters alone, not a model."""
+    if not check_model_path(path):
+        return None
+    folder = Path(path).expanduser()
+    return None if (folder / "config.json").is_file() else folder
+
+
+def base_of(adapter: Path) -> str:
+    """Return the model that adapters were made for.
+
+    Raises:
+        BadInput: their folder does not say it.
+    """
+    try:
+        return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error
+
+
+def files_of(path: str, adapter: str = "") -> list[Path]:
+    """Return the files of a model and its adapter, weights and settings; a hub's are fetched if they are not here."""
+    paths = [path, *([adapter] if adapter else [])]
+    if not any(file.suffix in _WEIGHTS for file in _there(paths)):
+        read_weights(WhisperForConditionalGeneration, path)
+    return _there(paths)
+
+
+def _there(paths: list[str]) -> list[Path]:
+    return sorted(file for path in paths for file in _folder_of(path).iterdir() if file.suffix in {*_WEIGHTS, ".json"})
+
+
+def _folder_of(path: str) -> Path:
+    if check_model_path(path):
+        return Path(path).expanduser()
+    found = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
+    return Path(str(found)).parent
 
 
 def spaced_layers(layers: int, kept: int) -> list[int]:

@@ -1,13 +1,14 @@
-"""Recordings longer than the model's window: windows one after another, each from where the last one's words ended.
+"""What a Whisper writes for a clip, how sure it is of it, and how windows follow one another in a long recording.
 
-The algorithm of Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision", section 4.5: the
-times that the model writes say how far to move the window; a text that repeats itself or that the model holds unlikely
-is drawn again at a higher temperature; silence is passed over. Greedy instead of the paper's beam, and a window does
-not see the text of the one before.
+A recording longer than the model's window is heard by the algorithm of Radford et al. 2022, "Robust Speech Recognition
+via Large-Scale Weak Supervision", section 4.5: each window begins where the last one's words ended, by the times that
+the model writes; a text that repeats itself or that the model holds unlikely is drawn again at a higher temperature;
+silence is passed over. Greedy instead of the paper's beam, and a window does not see the text of the one before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ import torch
 from torch import nn
 from transformers import LogitsProcessor
 
-from training.tasks.whisper_model import TICK, WhisperModelWrapper
+from training.modes import evaluating
+from training.tasks.whisper.model import TICK, WhisperModelWrapper
 
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+"""Names of the token, in newer and older tokenizers."""
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSED = 2.4
 """Length of a text against that of its zlib form, above which it repeats itself."""
@@ -28,6 +32,81 @@ SILENT = 0.6
 """Probability of the token for no speech, above which an unlikely text is silence."""
 _SHORTEST_MOVE = 1.0
 """Seconds that a window moves at least: a time of 0 must not hold it where it is."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A transcript with the measures of Radford et al. 2022, section 4.5."""
+
+    text: str
+    confidence: float
+    """Mean natural logarithm of the probabilities of its tokens, the end token included."""
+    no_speech: float
+    """Probability that nobody speaks; 0 where a model has no token for it."""
+    cut: bool
+    """It had not ended when it reached its bound."""
+    given: float | None = None
+    """Mean logarithm of the probabilities of the text that was given for the clip; ``None`` if none was."""
+
+    @property
+    def compression(self) -> float:
+        """Length of the text over its length after zlib: high where it repeats itself."""
+        return compression_ratio(self.text)
+
+
+def compression_ratio(text: str) -> float:
+    """Return the bytes of ``text`` over those after zlib; 0 for an empty one."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+@torch.no_grad()
+def hear(
+    wrapper: WhisperModelWrapper,
+    model: nn.Module,
+    features: torch.Tensor,
+    languages: Sequence[str],
+    max_new_tokens: int,
+    given: Sequence[str] = (),
+) -> list[Heard]:
+    """Transcribe clips greedily.
+
+    Args:
+        features: [batch, mels, frames], on the model's device.
+        languages: code of each clip; an empty one: the model decides.
+        given: a text for each clip, to learn how probable it is too.
+    """
+    with evaluating(model):
+        sound = wrapper.hear(model, features)
+        if wrapper.is_multilingual and not all(languages):
+            found = wrapper.detect_languages(model, sound)
+            languages = [given or code for given, code in zip(languages, found, strict=True)]
+        said = wrapper.generate(model, sound, languages, max_new_tokens)
+        sure, silent = _probabilities(wrapper, model, sound, languages, [one.text for one in said])
+        heard = [Heard(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
+        if not given:
+            return heard
+        known, _ = _probabilities(wrapper, model, sound, languages, given)
+    return [dataclasses.replace(one, given=value) for one, value in zip(heard, known, strict=True)]
+
+
+def _probabilities(
+    wrapper: WhisperModelWrapper, model: nn.Module, sound: Any, languages: Sequence[str], texts: Sequence[str]
+) -> tuple[list[float], list[float]]:
+    """Return each text's mean log-probability, and the probability of silence after the start token."""
+    limit = wrapper.room + 1
+    tokens = [ids[:limit] for ids in wrapper.encode(texts)]
+    rows = [[*wrapper.prompt(code), *ids] for code, ids in zip(languages, tokens, strict=True)]
+    device = next(model.parameters()).device
+    inputs = torch.full((len(rows), max(map(len, rows)) - 1), int(wrapper.tokenizer.eos_token_id), device=device)
+    for index, row in enumerate(rows):
+        inputs[index, : len(row) - 1] = torch.tensor(row[:-1])
+    logits = model(encoder_outputs=sound, decoder_input_ids=inputs, use_cache=False).logits.float()
+    start, sure = wrapper.prompt_length - 1, list[float]()
+    for index, ids in enumerate(tokens):
+        scores = logits[index, start : start + len(ids)].log_softmax(dim=-1)
+        sure.append(float(scores.gather(1, torch.tensor(ids, device=device)[:, None]).mean()))
+    return sure, _no_speech(wrapper, logits[:, 0])
 
 
 @dataclass(frozen=True)
@@ -78,12 +157,6 @@ def divided(tokens: Sequence[int], first_time: int, seconds: float) -> tuple[lis
         place = end
     move = seconds if closed else found[-1][1]
     return found, move if move >= min(_SHORTEST_MOVE, seconds) else seconds
-
-
-def compression(text: str) -> float:
-    """Return the length of a text against that of its zlib form."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))
 
 
 class _Likelihood(LogitsProcessor):
@@ -138,7 +211,7 @@ def write_with_times(
                 result[place] = _before_end(row, int(wrapper.tokenizer.eos_token_id))
                 if likely < LEAST_LIKELY and silent[place] > SILENT:
                     result[place] = []
-                elif likely < LEAST_LIKELY or compression(wrapper.text(result[place])) > MOST_COMPRESSED:
+                elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[place])) > MOST_COMPRESSED:
                     again.append(place)
             left = again
             if not left:
@@ -152,12 +225,14 @@ def _before_end(row: Sequence[int], end: int) -> list[int]:
 
 def _silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
     """Return how likely nobody speaks in each window; 0 where the model has no token for that."""
-    vocabulary = wrapper.tokenizer.get_vocab()
-    token = vocabulary.get("<|nospeech|>", vocabulary.get("<|nocaptions|>"))
-    count = len(heard.last_hidden_state)
-    if token is None:
-        return [0.0] * count
-    first = int(wrapper.generation.decoder_start_token_id)
+    count, first = len(heard.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
     start = torch.full((count, 1), first, device=heard.last_hidden_state.device)
-    logits = model(encoder_outputs=heard, decoder_input_ids=start, use_cache=False).logits[:, 0]
-    return [float(value) for value in torch.softmax(logits.float(), dim=-1)[:, token]]
+    logits = model(encoder_outputs=heard, decoder_input_ids=start, use_cache=False).logits.float()
+    return _no_speech(wrapper, logits[:, 0])
+
+
+def _no_speech(wrapper: WhisperModelWrapper, logits: torch.Tensor) -> list[float]:
+    """Return the probability of the token for no speech in ``logits`` [batch, vocabulary] after the start token."""
+    vocabulary = wrapper.tokenizer.get_vocab()
+    token = next((vocabulary[name] for name in _NO_SPEECH if name in vocabulary), None)
+    return [0.0] * len(logits) if token is None else [float(p) for p in logits.softmax(dim=-1)[:, token]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,15 +22,29 @@ from transformers import (
 
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
-from training.tasks.features import LogMel
-from training.tasks.hub import check_model_path, load
-from training.tasks.lora import add_lora, merged_copy, read_adapter, save_adapter
+from training.tasks.pretrained import (
+    add_lora,
+    load,
+    merged_copy,
+    read_adapter,
+    read_weights,
+    recompute_activations,
+    save_adapter,
+)
 from training.tasks.published_models import local_folder
-from training.tasks.recompute import recompute_activations
-from training.tasks.student import kept_alignment_heads, make_student, spaced_layers, student_config
-from training.tasks.whisper_encoder import encode
-from training.tasks.whisper_files import files_of, read_config, read_weights
-from training.tasks.whisper_prompt import complete_generation, language_code
+from training.tasks.whisper.checkpoint import (
+    adapter_folder,
+    base_of,
+    files_of,
+    kept_alignment_heads,
+    make_student,
+    read_config,
+    spaced_layers,
+    student_config,
+)
+from training.tasks.whisper.encoder import encode
+from training.tasks.whisper.features import LogMel
+from training.tasks.whisper.languages import complete_generation, language_code
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
@@ -65,8 +78,8 @@ class WhisperModelWrapper:
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
-        self.adapter = _adapter_folder(settings.model_path)
-        self.path = local_folder(_base_of(self.adapter) if self.adapter else settings.model_path)
+        self.adapter = adapter_folder(settings.model_path)
+        self.path = local_folder(base_of(self.adapter) if self.adapter else settings.model_path)
         own = read_config(self.path)
         self.layers = spaced_layers(own.decoder_layers, settings.student_layers or own.decoder_layers)
         """Which layers of the decoder in :attr:`path` are the model's."""
@@ -262,12 +275,13 @@ class WhisperModelWrapper:
         if self.settings.from_scratch:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
-        model = read_weights(self.path)
+        model = read_weights(WhisperForConditionalGeneration, self.path)
         if self.adapter is not None:
             folder = self.adapter
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
         if self._is_remade:
-            encoder = read_weights(self.encoder_path) if self.encoder_path else None
+            other = self.encoder_path
+            encoder = read_weights(WhisperForConditionalGeneration, other) if other else None
             model = make_student(self.config, model, encoder, self.layers)
         return model
 
@@ -372,17 +386,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _adapter_folder(path: str) -> Path | None:
-    if not check_model_path(path):
-        return None
-    folder = Path(path).expanduser()
-    return None if (folder / "config.json").is_file() else folder
-
-
-def _base_of(adapter: Path) -> str:
-    try:
-        return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error

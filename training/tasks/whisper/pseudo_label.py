@@ -24,13 +24,13 @@ from profiles.schema import ModelSettings
 from training.precision import select_device
 from training.run_files import explain, write_whole
 from training.tasks.audio import AudioError, decode
-from training.tasks.augmentation import augment
 from training.tasks.base import Progress
-from training.tasks.features import Features
-from training.tasks.listening import ErrorRates, compression_ratio, hear
 from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
-from training.tasks.whisper_model import WhisperModelWrapper
-from training.tasks.whisper_prompt import language_code
+from training.tasks.whisper.features import Features, augment
+from training.tasks.whisper.languages import language_code
+from training.tasks.whisper.listening import compression_ratio, hear
+from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.word_errors import ErrorRates
 
 NOISE = 0.3
 """Strength of the changes (:func:`augment`) under which a model without a second one listens again."""
@@ -153,7 +153,7 @@ def _heard(
         )
         for which, ear in enumerate((first, second))
     ]
-    rates, language = ErrorRates(first.wrapper), first.wrapper.default_language
+    rates, language = ErrorRates(first.wrapper.tokenizer), first.wrapper.default_language
     for row, one, other in zip(rows, *said, strict=True):
         text = " ".join(one.text.split())
         yield dataclasses.replace(

@@ -14,7 +14,8 @@ from training.precision import select_device
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
-from training.tasks.whisper import SpeechData, WhisperTask
+from training.tasks.whisper.samples import SpeechData
+from training.tasks.whisper.task import WhisperTask
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def evaluate_model(
 
     ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
     write times too, or not; ``None``: as it was saved
-    (:meth:`training.tasks.whisper_model.WhisperModelWrapper.write_as`).
+    (:meth:`training.tasks.whisper.model.WhisperModelWrapper.write_as`).
 
     The validation split of a data set that has none is the clips that training holds out of it.
 

@@ -9,6 +9,7 @@ from transformers import WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
+from profiles.schema import EVERY_LANGUAGE
 
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
@@ -28,6 +29,18 @@ def language_code(name: str, where: str = "language") -> str:
     near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
     hint = f"did you mean {near[0]!r}?" if near else "use a name like 'german' or a code like 'de'"
     raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
+
+
+def wanted_languages(setting: str) -> frozenset[str] | None:
+    """Return the codes in a list by comma; ``None`` where all languages are wanted.
+
+    Raises:
+        BadInput: Whisper does not know one of them.
+    """
+    names = [name.strip() for name in setting.split(",") if name.strip()]
+    if not names or EVERY_LANGUAGE in names:
+        return None
+    return frozenset(language_code(name, "languages") for name in names)
 
 
 def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:

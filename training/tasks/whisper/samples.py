@@ -1,4 +1,4 @@
-"""Log-mel features of Whisper, computed once and kept in a memory-mapped file.
+"""The samples of a split: clips with their tokens, and their features, computed once and kept in a memory-mapped file.
 
 A clip's features end where its sound ends: the silence that fills the model's window is one constant, so a clip of
 2 s takes 32 kB instead of the 480 kB of a full window of 30 s (80 mels, float16).
@@ -11,100 +11,80 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from training.cores import whole_cores
-from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build
+from training.tasks.speech_clips import AudioSource, Clip
+from training.tasks.whisper.features import Features, LogMel, Windows
 
-_VERSION = 1
 _SLICE = 256  # clips handed to the threads at once: bounds what waits in memory to be written
-
-Features = npt.NDArray[np.float32]
-
-
-class AudioSource(Protocol):
-    """Where the bytes of one recording are."""
-
-    def stamp(self) -> str:
-        """Something cheap that changes when the content does (size and time of a file)."""
-        ...
-
-    def read(self) -> bytes:
-        """The bytes of the sound file.
-
-        Raises:
-            OSError: they cannot be read.
-        """
-        ...
 
 
 @dataclass(frozen=True)
-class LogMel:
-    """Log-mel spectrogram with the settings of a ``WhisperFeatureExtractor`` (Radford et al. 2022, section 2.2).
+class SpeechSample:
+    """One clip, ready for :meth:`training.tasks.whisper.task.WhisperTask.collate`."""
 
-    Equal to the extractor's own result within 1e-4, without torch and without computing the window's silent rest.
-    """
+    features: npt.NDArray[np.float16]
+    """[mels, frames that hold sound]"""
+    silence: float
+    """Value of the frames after them."""
+    frames: int
+    """Of the clip's window in training."""
+    position: int
+    """Of the clip in its feature store."""
+    tokens: list[int]
+    """Transcript with the end token, without the prompt."""
+    text: str
+    language: str
+    """Code; empty: the task's default."""
+    longest: int
+    """Tokens of the longest transcript of its split, the end token included."""
+    index: int
+    """In its split."""
 
-    filters: npt.NDArray[np.float32]
-    """Mel filter bank [n_fft / 2 + 1, mels]."""
-    rate: int
-    n_fft: int
-    hop: int
-    n_samples: int
-    """Samples of the model's window."""
 
-    @classmethod
-    def from_extractor(cls, extractor: Any) -> LogMel:
-        """Take the settings of a ``transformers.WhisperFeatureExtractor``."""
-        filters = np.asarray(extractor.mel_filters, dtype=np.float32)
-        return cls(filters, extractor.sampling_rate, extractor.n_fft, extractor.hop_length, extractor.n_samples)
+@dataclass(frozen=True)
+class SpeechData:
+    """Clips of one split that can be used."""
+
+    clips: list[Clip]
+    tokens: list[list[int]]
+    store: FeatureStore
+    positions: list[int]
+    """Where in ``store`` each clip is."""
+    languages: list[str]
+    windows: Windows
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int, /) -> SpeechSample:
+        text, language, frames = self.clips[index].text, self.languages[index], int(self.frames[index])
+        position = self.positions[index]
+        sound = self.store.sound(position)
+        return SpeechSample(*sound, frames, position, self.tokens[index], text, language, self.longest, index)
+
+    @cached_property
+    def frames(self) -> npt.NDArray[np.int64]:
+        """Frames of every clip's window in training."""
+        return self.windows.frames(self.store.frames[self.positions])
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest transcript, the end token included."""
+        return max(map(len, self.tokens))
 
     @property
-    def frames(self) -> int:
-        """Frames of the model's window."""
-        return self.n_samples // self.hop
-
-    @property
-    def seconds(self) -> float:
-        """Length of the model's window."""
-        return self.n_samples / self.rate
-
-    @property
-    def mels(self) -> int:
-        return int(self.filters.shape[1])
-
-    def fingerprint(self) -> str:
-        """Hash of the settings."""
-        sizes = f"{_VERSION} {self.rate} {self.n_fft} {self.hop} {self.n_samples}"
-        return hashlib.sha256(sizes.encode() + self.filters.tobytes()).hexdigest()
-
-    def __call__(self, samples: Samples) -> tuple[Features, float]:
-        """Return the features [mels, frames that hold sound] and the value of the silent frames after them."""
-        samples = samples[: self.n_samples]
-        half = self.n_fft // 2
-        used = min(self.frames, -(-(len(samples) + half) // self.hop))
-        needed = min(self.n_samples, used * self.hop + self.n_fft)
-        padded = np.pad(np.pad(samples, (0, needed - len(samples))), half, mode="reflect")
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop][:used]
-        spectrum = np.fft.rfft(windows * np.hanning(self.n_fft + 1)[:-1].astype(np.float32))
-        power = spectrum.real**2 + spectrum.imag**2
-        log = np.log10(np.maximum(power @ self.filters, 1e-10))
-        floor = log.max() - 8.0
-        features = (np.maximum(log, floor) + 4.0) / 4.0
-        return np.ascontiguousarray(features.T, dtype=np.float32), float((max(-10.0, floor) + 4.0) / 4.0)
-
-    def fill(self, features: npt.NDArray[Any], silence: float, frames: int = 0) -> Features:
-        """Return ``features`` [mels, n] as a window [mels, frames], a full one by default."""
-        window = np.full((self.mels, frames or self.frames), silence, dtype=np.float32)
-        window[:, : features.shape[1]] = features
-        return window
+    def hours(self) -> float:
+        """Hours of audio."""
+        return sum(self.store.seconds[position] for position in self.positions) / 3600
 
 
 class FeatureStore:

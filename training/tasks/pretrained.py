@@ -1,0 +1,231 @@
+"""Models of transformers: read from a folder or the hub, with errors a person can act on; trained with less memory.
+
+Low-rank adapters go through peft (Hu et al. 2021, arXiv:2106.09685): W' = W + (alpha / rank) B A.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.logging import disable_progress_bar
+
+from profiles.errors import BadInput
+from profiles.schema import ModelSettings
+
+T = TypeVar("T")
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+_HOW_TO_OPEN = """\
+# Adapter
+
+This folder holds LoRA adapters for `{base}`, not a whole model. Open it with
+
+    from peft import PeftModel
+    model = PeftModel.from_pretrained(BASE_MODEL, "THIS_FOLDER").merge_and_unload()
+
+or train with `lora_merge = true` to get a folder that opens by itself.
+"""
+
+
+def check_model_path(path: str) -> bool:
+    """Return whether ``path`` is a local folder (otherwise it is a hub name).
+
+    Raises:
+        BadInput: empty, a file, or neither a folder that is there nor a possible hub name.
+    """
+    if not path:
+        raise BadInput("no model was given", "set model_path to a hub name or a folder")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise BadInput(f"model {path}: no config.json in this folder", "name the folder of a saved model")
+        return True
+    if folder.exists() or not _HUB_NAME.fullmatch(path):
+        raise BadInput(f"model {path}: no such folder", "check model_path")
+    return False
+
+
+def reachable() -> bool:
+    """Whether the hub's name resolves (or a proxy does that for us). The hub's own client takes 23 s to find out."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        return False
+    return True
+
+
+def load(path: str, what: str, read: Callable[[bool], T]) -> T:
+    """Call ``read(local_files_only)`` and turn what goes wrong into one line.
+
+    Args:
+        path: the model's folder or hub name.
+        what: what is read, for the message ("model", "tokenizer").
+
+    Raises:
+        BadInput: not found, not readable, or not of the kind wanted.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights: the worker has its own display
+    local = check_model_path(path)
+    online = not local and reachable()
+    try:
+        return read(not online)
+    except BadInput:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError, SafetensorError) as error:
+        # what from_pretrained raises for names that are not there and for folders that are damaged
+        raise _refused(path, what, local, online, error) from error
+
+
+def _refused(path: str, what: str, local: bool, online: bool, error: Exception) -> BadInput:
+    reason = " ".join(str(error).split())[:200]
+    if local:
+        return BadInput(f"{what} {path} cannot be read: {reason}", "name the folder of a saved model")
+    if not online:
+        message = f"{what} {path}: no such folder, and the hub cannot be reached to look it up"
+        alone = "; without it, profile whisper-scratch trains from scratch on clips of up to 30 s"
+        hint = "check the name, connect to the network, or use a folder"
+        return BadInput(message, hint + (alone if "whisper" in path.lower() else ""))
+    if "gated" in reason or "401" in reason or "403" in reason:
+        return BadInput(f"{what} {path}: the hub does not let you read it", "log in with 'hf auth login'")
+    return BadInput(f"{what} {path} not found on the hub: {reason}", "check the name or use a folder")
+
+
+def read_weights(auto: Any, path: str) -> Any:
+    """Return the model that ``auto.from_pretrained`` reads from ``path``, on the CPU and in float32.
+
+    Raises:
+        BadInput: its weights are not found, damaged or incomplete.
+    """
+
+    def read(local: bool) -> Any:
+        model, info = auto.from_pretrained(path, local_files_only=local, dtype=torch.float32, output_loading_info=True)
+        missing = sorted(info["missing_keys"])
+        if missing:
+            hint = "name the folder of a complete model, or set from_scratch"
+            raise BadInput(f"model {path}: its weights lack {missing[0]} and {len(missing) - 1} more", hint)
+        return model
+
+    return load(path, "model", read)
+
+
+def recompute_activations(model: Any) -> None:
+    """Switch activation checkpointing on in a ``transformers`` model, also where its weights are frozen.
+
+    The non-reentrant form keeps the random state of dropout and needs no input that has a gradient.
+    """
+    # transformers renamed the method within version 5; the first argument is the same
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+
+
+def add_lora(
+    model: PreTrainedModel, settings: ModelSettings, all_linear: tuple[str, ...], exclude: str | None = None
+) -> PeftModel:
+    """Freeze ``model`` and add adapters to it.
+
+    Args:
+        all_linear: what ``lora_target_modules = all-linear`` stands for; empty: every linear layer but the output.
+        exclude: regular expression of full module names that get no adapter.
+
+    Raises:
+        BadInput: a target name is no linear layer of the model; the message lists those there are.
+    """
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=_targets(model, settings.lora_target_modules, all_linear),
+        exclude_modules=exclude,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        bias="none",
+    )
+    config.base_model_name_or_path = settings.model_path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being renamed
+        return cast(PeftModel, get_peft_model(model, config))
+
+
+def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Return ``model`` with the adapters of ``folder`` merged into its weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return cast(PreTrainedModel, PeftModel.from_pretrained(model, str(folder)).merge_and_unload())
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """Last parts of the names of all linear layers, sorted."""
+    linear = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _targets(model: nn.Module, wanted: str, all_linear: tuple[str, ...]) -> list[str] | str:
+    if wanted.strip() == "all-linear":
+        return list(all_linear) or "all-linear"
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    there = linear_names(model)
+    for name in names or [""]:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "choose among them, or 'all-linear'"
+            raise BadInput(f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(there)}", hint)
+    return names
+
+
+def merged_copy(model: PeftModel) -> PreTrainedModel:
+    """Return the base model with the adapters merged into its weights, on the CPU; ``model`` stays as it is.
+
+    Only the adapted weights are copied in memory: the others are shared with the live model where it is on the CPU.
+    """
+    base = cast(PreTrainedModel, model.get_base_model())
+    with torch.device("meta"):
+        fresh = type(base)(base.config)
+    fresh.load_state_dict(_merged_weights(base), strict=False, assign=True)
+    fresh.tie_weights()
+    fresh.generation_config = base.generation_config
+    return fresh
+
+
+def _merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
+    adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        owner, _, leaf = name.rpartition(".base_layer.")
+        merged = tensor.detach()
+        if owner and leaf == "weight":
+            merged = merged + _delta(adapted[owner])
+        weights[f"{owner}.{leaf}" if owner else name] = merged.cpu()
+    return weights
+
+
+def _delta(layer: Any) -> torch.Tensor:
+    deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
+    return cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
+
+
+def save_adapter(model: PeftModel, directory: Path) -> None:
+    """Write the adapters alone, and a page that says how to open them."""
+    model.save_pretrained(str(directory))
+    base = model.peft_config["default"].base_model_name_or_path
+    (directory / "README.md").write_text(_HOW_TO_OPEN.format(base=base), encoding="utf-8")

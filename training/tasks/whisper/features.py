@@ -1,0 +1,216 @@
+"""What a Whisper takes of a clip: log-mel features, how much silence follows them, how they are changed in training.
+
+Features are ``(log10(power) + 4) / 4``, so a step of 0.25 is 10 dB. Each function of augmentation (another voice, room,
+pace and position for the same words) leaves its input as it is and returns ``float32 [mels, frames]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Features = npt.NDArray[np.float32]
+
+_VERSION = 1
+MARGIN = 0.5
+"""Seconds of silence after a clip at least: the model learns that a text ends where the sound does."""
+GRID = 0.5
+"""Seconds that windows are whole multiples of."""
+DECIBEL = 0.025
+LOG_SCALE = 4.0 * np.log(10.0)
+"""Features times this are natural logarithms of power."""
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Log-mel spectrogram with the settings of a ``WhisperFeatureExtractor`` (Radford et al. 2022, section 2.2).
+
+    Equal to the extractor's own result within 1e-4, without torch and without computing the window's silent rest.
+    """
+
+    filters: npt.NDArray[np.float32]
+    """Mel filter bank [n_fft / 2 + 1, mels]."""
+    rate: int
+    n_fft: int
+    hop: int
+    n_samples: int
+    """Samples of the model's window."""
+
+    @classmethod
+    def from_extractor(cls, extractor: Any) -> LogMel:
+        """Take the settings of a ``transformers.WhisperFeatureExtractor``."""
+        filters = np.asarray(extractor.mel_filters, dtype=np.float32)
+        return cls(filters, extractor.sampling_rate, extractor.n_fft, extractor.hop_length, extractor.n_samples)
+
+    @property
+    def frames(self) -> int:
+        """Frames of the model's window."""
+        return self.n_samples // self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of the model's window."""
+        return self.n_samples / self.rate
+
+    @property
+    def mels(self) -> int:
+        return int(self.filters.shape[1])
+
+    def fingerprint(self) -> str:
+        """Hash of the settings."""
+        sizes = f"{_VERSION} {self.rate} {self.n_fft} {self.hop} {self.n_samples}"
+        return hashlib.sha256(sizes.encode() + self.filters.tobytes()).hexdigest()
+
+    def __call__(self, samples: npt.NDArray[np.float32]) -> tuple[Features, float]:
+        """Return the features [mels, frames that hold sound] and the value of the silent frames after them."""
+        samples = samples[: self.n_samples]
+        half = self.n_fft // 2
+        used = min(self.frames, -(-(len(samples) + half) // self.hop))
+        needed = min(self.n_samples, used * self.hop + self.n_fft)
+        padded = np.pad(np.pad(samples, (0, needed - len(samples))), half, mode="reflect")
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop][:used]
+        spectrum = np.fft.rfft(windows * np.hanning(self.n_fft + 1)[:-1].astype(np.float32))
+        power = spectrum.real**2 + spectrum.imag**2
+        log = np.log10(np.maximum(power @ self.filters, 1e-10))
+        floor = log.max() - 8.0
+        features = (np.maximum(log, floor) + 4.0) / 4.0
+        return np.ascontiguousarray(features.T, dtype=np.float32), float((max(-10.0, floor) + 4.0) / 4.0)
+
+    def fill(self, features: npt.NDArray[Any], silence: float, frames: int = 0) -> Features:
+        """Return ``features`` [mels, n] as a window [mels, frames], a full one by default."""
+        window = np.full((self.mels, frames or self.frames), silence, dtype=np.float32)
+        window[:, : features.shape[1]] = features
+        return window
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Frames that a model hears of a clip: a short clip costs less than a full window, which Whisper
+    hears whatever it holds.
+
+    A clip's *window* is its sound, some silence, and what rounds both up to a common grid: so there are few shapes.
+
+    Args:
+        setting: ``full``, ``auto``, or seconds that a window lasts at least.
+        full: frames of the model's own window.
+        seconds: length of that in seconds.
+        margin: seconds of silence after a clip at least.
+        grid: seconds that windows are whole multiples of.
+    """
+
+    setting: str
+    full: int
+    seconds: float
+    margin: float = MARGIN
+    grid: float = GRID
+
+    @property
+    def are_cut(self) -> bool:
+        """Whether a short clip costs less than a long one."""
+        return self.setting != "full"
+
+    def frames(self, sound: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the frames of the windows of clips with so many frames of sound, even numbers: the encoder's second
+        convolution halves them."""
+        held: npt.NDArray[np.int64] = np.asarray(sound, dtype=np.int64)
+        if not self.are_cut:
+            return np.full_like(held, self.full)
+        rate = self.full / self.seconds
+        grid = max(2, 2 * round(self.grid * rate / 2))
+        least = 0.0 if self.setting == "auto" else float(self.setting) * rate
+        wanted = np.maximum(held + self.margin * rate, least)
+        rounded = np.ceil(wanted / grid).astype(np.int64) * grid
+        cut: npt.NDArray[np.int64] = np.minimum(rounded, self.full)
+        return cut
+
+
+def augment(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Return changed features of one clip; ``features`` stays as it is.
+
+    Args:
+        features: log-mel features of Whisper's feature extractor, ``[mels, frames]``; silence at the end is padding.
+        strength: the most a clip is changed, 0 (not at all) to 1. Each clip draws its part of it, so that many stay
+            close to what was recorded: the model learns as fast as with weak augmentation, and from new voices too.
+        rng: generator of this sample; the same generator state gives the same result.
+    """
+    changed: np.ndarray = np.asarray(features, dtype=np.float32)
+    if strength <= 0:
+        copy: np.ndarray = changed.copy()
+        return copy
+    strength *= rng.random()
+    changed = warp_frequency(changed, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
+    changed = stretch_time(changed, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
+    changed = shift(changed, float(rng.uniform(0.0, 0.25) * strength))
+    changed = tilt(changed, float(rng.uniform(-6.0, 6.0) * strength))
+    if rng.random() < 0.5 * strength:
+        changed = add_noise(changed, float(rng.uniform(15.0, 40.0)), rng)
+    return mask(changed, strength, rng)
+
+
+def warp_frequency(features: np.ndarray, factor: float) -> np.ndarray:
+    """Scale the mel axis: above 1 the formants rise, as of a shorter vocal tract (VTLP, Jaitly & Hinton 2013)."""
+    return _resample(features, len(features), factor)
+
+
+def stretch_time(features: np.ndarray, factor: float) -> np.ndarray:
+    """Make the clip slower (above 1) or faster; it is never made too long for the window."""
+    frames = features.shape[1]
+    spoken = frames - padding(features)
+    factor = min(factor, frames / spoken) if spoken else 1.0
+    stretched: np.ndarray = _resample(features.T, frames, factor).T
+    return stretched
+
+
+def shift(features: np.ndarray, share: float) -> np.ndarray:
+    """Start the clip later by a share of the window; nothing spoken is pushed out."""
+    frames = min(int(share * features.shape[1]), padding(features))
+    moved: np.ndarray = np.roll(features, frames, axis=1)
+    return moved
+
+
+def tilt(features: np.ndarray, decibels: float) -> np.ndarray:
+    """Raise the high bands against the low ones, as another microphone does."""
+    slope = np.linspace(-0.5, 0.5, len(features), dtype=np.float32)[:, None]
+    changed = features + np.float32(decibels * DECIBEL) * slope
+    heard: np.ndarray = np.where(features > features.min(), changed, features)
+    return heard
+
+
+def add_noise(features: np.ndarray, decibels: float, rng: np.random.Generator) -> np.ndarray:
+    """Add noise with a random tilt, ``decibels`` below the loudest point."""
+    floor = features.max() - decibels * DECIBEL
+    slope = np.linspace(-0.5, 0.5, len(features))[:, None] * rng.uniform(-15, 15) * DECIBEL
+    noise = floor + slope + 3 * DECIBEL * rng.standard_normal(features.shape, dtype=np.float32)
+    mixed: np.ndarray = (np.logaddexp(features * LOG_SCALE, noise * LOG_SCALE) / LOG_SCALE).astype(np.float32)
+    return mixed
+
+
+def mask(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Blank two bands and two stretches of time with the mean (SpecAugment, Park et al. 2019)."""
+    changed: np.ndarray = features.copy()
+    for axis, share in ((0, 0.12), (0, 0.12), (1, 0.05), (1, 0.05)):
+        size = changed.shape[axis]
+        width = int(rng.integers(0, int(share * strength * size) + 1))
+        start = int(rng.integers(0, size - width + 1))
+        np.moveaxis(changed, axis, 0)[start : start + width] = features.mean()
+    return changed
+
+
+def padding(features: np.ndarray) -> int:
+    """Number of frames at the end in which nothing is above the lowest value."""
+    heard = np.flatnonzero(features.max(axis=0) > features.min())
+    return int(features.shape[1] - 1 - heard[-1]) if len(heard) else features.shape[1]
+
+
+def _resample(rows: np.ndarray, count: int, factor: float) -> np.ndarray:
+    """Read ``count`` rows at positions ``0, 1/factor, 2/factor ...``, linearly between rows."""
+    positions = np.minimum(np.arange(count) / factor, len(rows) - 1)
+    lower = positions.astype(int)
+    upper = np.minimum(lower + 1, len(rows) - 1)
+    part = (positions - lower).astype(np.float32)[:, None]
+    mixed: np.ndarray = rows[lower] * (1 - part) + rows[upper] * part
+    return mixed
