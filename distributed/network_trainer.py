@@ -83,7 +83,7 @@ class NetworkTrainer(ObjectTrainer):
         from distributed.hosts.local_python import accept_pythons
         from distributed.launcher import DistributedLauncher
         from distributed.preparation.custom_code import code_of
-        from distributed.ssh.config_files import accept
+        from distributed.ssh.config import accept
 
         hosts = load_hosts(self._hosts)
         accept_pythons(hosts)
@@ -108,7 +108,7 @@ class NetworkTrainer(ObjectTrainer):
         """It trains what is in its folder, whatever has changed since."""
         from distributed.hosts.file import RUN_HOSTS, load_hosts
         from distributed.launcher import resume_run
-        from distributed.ssh.config_files import accept
+        from distributed.ssh.config import accept
 
         if not (path / JOB).is_dir():
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")

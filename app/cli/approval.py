@@ -50,7 +50,7 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
         BadInput: nobody does.
     """
     from distributed.hosts.local_python import accept_pythons, strange_pythons
-    from distributed.ssh.config_files import accept, accepted
+    from distributed.ssh.config import accept, accepted
 
     if named:
         accept(hosts.ssh_config)
@@ -73,7 +73,7 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
 
 def _configuration(config: str) -> Iterator[str]:
     """Yield what an SSH configuration does here."""
-    from distributed.ssh.config_files import accepted_before, commands_in
+    from distributed.ssh.config import accepted_before, commands_in
 
     since = " and has changed since it was approved" if accepted_before(config) else ""
     yield f"it names the SSH configuration {config}, which says how this computer connects{since}"

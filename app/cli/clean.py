@@ -15,7 +15,7 @@ from app.console import agreed, bytes_text, command_line, say, say_error, show_j
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
-from distributed.ssh.key_setup import own_key_path, read_own_key
+from distributed.ssh.access import own_key_path, read_own_key
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, MusterError
 

@@ -32,7 +32,7 @@ from distributed.discovery.sightings import (
     apply,
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
-from distributed.machine.here import HERE_NAME, Connection, HereConnection, Process
+from distributed.machine.here import HERE_NAME, Connection, HereConnection
 from distributed.machine.link import Link
 from distributed.measuring.interface_figures import AllInterfaces
 from distributed.measuring.link_figures import PairFigures
@@ -58,7 +58,7 @@ from distributed.ssh.errors import (
 )  # fmt: skip
 from distributed.ssh.forward import Forward
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
-from distributed.ssh.process import Completed
+from distributed.ssh.process import Completed, Process
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -110,7 +110,7 @@ class TourConnection:
         """Nothing is held."""
 
 
-class _Listener:
+class _Listener(Process):
     """The program that listens on a free port, while others connect to it."""
 
     stderr = b""
@@ -119,10 +119,7 @@ class _Listener:
 
     def end_input(self) -> None: ...
 
-    def read(self, timeout: float | None = None) -> bytes:
-        return b""
-
-    def read_line(self, timeout: float | None = None) -> bytes:
+    def _more(self, timeout: float | None) -> bytes:
         return b"47100\n"
 
     def wait(self, timeout: float | None = None) -> int:

@@ -83,7 +83,7 @@ class Outside:
         Raises:
             MusterError: it was not installed.
         """
-        from distributed.ssh.key_setup import install_key
+        from distributed.ssh.access import install_key
 
         return install_key(target, password, trust=trust).report
 

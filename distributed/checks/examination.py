@@ -19,12 +19,12 @@ from distributed.checks.findings import Finding, Health, judge_facts, judge_heal
 from distributed.checks.job_examination import JobLook, look_at_job
 from distributed.checks.job_findings import free_memory
 from distributed.hosts.schema import Hosts
-from distributed.machine.here import Process
 from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Facts, Readiness, check
 from distributed.preparation.provision import Say, provision
 from distributed.ssh.connection import Trust
+from distributed.ssh.process import Process
 from profiles.errors import MusterError
 from profiles.schema import Profile
 

@@ -46,6 +46,7 @@ from distributed.discovery.sightings import (
     apply,
 )
 from distributed.ssh.host_keys import KnownHosts
+from distributed.ssh.wire import in_background
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
 
@@ -154,27 +155,7 @@ class Discovery:
                 self._changed.notify_all()
 
     async def _aside(self, call: Callable[[], _T]) -> _T:
-        """Run a call that blocks in a thread that nobody waits for at the end: a name service may hang."""
-        future: asyncio.Future[_T] = self._loop.create_future()
-
-        def settle(result: _T | None, error: BaseException | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(result)  # type: ignore[arg-type]  # None only beside an error
-                else:
-                    future.set_exception(error)
-
-        def work() -> None:
-            result, problem = None, None
-            try:
-                result = call()
-            except Exception as error:  # noqa: BLE001 - carried over to the task that waits
-                problem = error
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(settle, result, problem)
-
-        threading.Thread(target=work, name="discovery-look", daemon=True).start()
-        return await future
+        return await asyncio.wrap_future(in_background(call))
 
     # -------------------------------------------------------------------------------------------------- what is known
 

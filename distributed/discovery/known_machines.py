@@ -13,9 +13,8 @@ from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
 from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
-from distributed.ssh.config import ResolvedHost, SshTarget, resolve
-from distributed.ssh.config_files import USER_CONFIG, config_lines, read_lines
-from distributed.ssh.host_keys import Expected, KnownHost, KnownHosts, fingerprint, known_name, parse_line
+from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, read_lines, resolve
+from distributed.ssh.host_keys import Expected, KnownHost, fingerprint, known_name, parse_line
 from distributed.ssh.wire import explain_name
 from profiles.errors import BadInput
 
@@ -166,7 +165,7 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
         return Sighting(key, target.name, host.hostname, through=through)
     endpoints = _endpoints(host, interfaces)
     problem = None if endpoints else Problem("name_unknown", *explain_name(host))
-    expected = _known(host).expected(*_known_names(host))
+    expected = host.known_hosts().expected(*host.known_names)
     return Sighting(key, target.name, host.hostname.rstrip("."), endpoints, problem=problem, expected=expected)
 
 
@@ -178,15 +177,6 @@ def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sigh
     return replace(sighting, expected=expected(known_name(host, sighting.endpoints[0].port), known_name(host, 22)))
 
 
-def _known(host: ResolvedHost) -> KnownHosts:
-    return KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
-
-
-def _known_names(host: ResolvedHost) -> tuple[str, str]:
-    """Names under which its key may be known; OpenSSH takes that of ``host`` for ``[host]:port`` as well."""
-    return known_name(host.hostname, host.port, host.host_key_alias), known_name(host.hostname, 22)
-
-
 def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
     """Return the machine whose host key is known under a target's name, whatever address it has now.
 
@@ -194,8 +184,8 @@ def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | N
         BadInput: ~/.ssh/config has an error.
     """
     host = resolve(target)
-    known = _known(host)
-    keys = {fingerprint(entry.blob) for name in _known_names(host) for entry in known.of(name)}
+    known = host.known_hosts()
+    keys = {fingerprint(entry.blob) for name in host.known_names for entry in known.of(name)}
     return next((machine for machine in found if machine.fingerprint in keys), None)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
 import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError
 from distributed.ssh.forward import Forward
-from distributed.ssh.process import CHUNK, MAX_LINE, STDERR_KEPT, Completed
+from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Process
+from training.run_files import write_whole
 
 HERE_NAME = "this machine"
 
@@ -25,25 +25,6 @@ HERE_NAME = "this machine"
 def this_machine(name: str = HERE_NAME) -> Hosts:
     """Return the hosts of a group of one: this machine, with the Python that runs this program."""
     return Hosts(machines=(Machine(name=name, address="localhost", python=sys.executable),))
-
-
-class Process(Protocol):
-    """A running command, here or there; :class:`distributed.ssh.process.RemoteProcess` is one."""
-
-    @property
-    def stderr(self) -> bytes: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def end_input(self) -> None: ...
-
-    def read(self, timeout: float | None = None) -> bytes: ...
-
-    def read_line(self, timeout: float | None = None) -> bytes: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def close(self) -> None: ...
 
 
 class Connection(Protocol):
@@ -100,16 +81,9 @@ class HereConnection:
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         target = Path.home() / Path(remote).expanduser()
-        part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.touch(0o600, exist_ok=False)
-                part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-                part.chmod(mode)
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+            write_whole(target, source if isinstance(source, bytes) else source.read_bytes(), mode)
         except OSError as error:
             raise RemoteFileError(self.machine, f"cannot write {target}: {error.strerror}", "free some space") from None
 
@@ -123,8 +97,8 @@ class HereConnection:
         """Nothing is held."""
 
 
-class HereProcess:
-    """A command of this machine, with the face of :class:`distributed.ssh.process.RemoteProcess`."""
+class HereProcess(Process):
+    """A command of this machine."""
 
     def __init__(self, machine: str, argv: Sequence[str]) -> None:
         self.machine = machine
@@ -138,7 +112,6 @@ class HereProcess:
             raise Dropped(machine, f"{argv[0]}: {error.strerror}") from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._rest = b""
 
     @property
     def stderr(self) -> bytes:
@@ -159,10 +132,7 @@ class HereProcess:
         except OSError:
             raise Dropped(self.machine, "a command ended while it was written to") from None
 
-    def read(self, timeout: float | None = None) -> bytes:
-        if self._rest:
-            data, self._rest = self._rest, b""
-            return data
+    def _more(self, timeout: float | None) -> bytes:
         try:
             if not select.select([self._stdout], [], [], timeout)[0]:
                 raise TimeoutError
@@ -171,25 +141,6 @@ class HereProcess:
             if isinstance(error, TimeoutError):
                 raise
             raise Dropped(self.machine, "the command was closed") from None
-
-    def read_line(self, timeout: float | None = None) -> bytes:
-        end = None if timeout is None else time.monotonic() + timeout
-        line = b""
-        while b"\n" not in line and len(line) < MAX_LINE:
-            try:
-                more = self.read(None if end is None else max(end - time.monotonic(), 0.0))
-            except TimeoutError:
-                self._rest = line
-                raise
-            if not more:
-                return line
-            line += more
-        cut = min(line.find(b"\n") + 1 or len(line), MAX_LINE)
-        line, self._rest = line[:cut], line[cut:]
-        return line
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.read_line, b"")
 
     def wait(self, timeout: float | None = None) -> int:
         try:
@@ -204,10 +155,8 @@ class HereProcess:
             self._process.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout, self._errors):
-            try:
+            with contextlib.suppress(OSError):
                 stream.close()
-            except OSError:
-                continue
 
 
 def _exit_code(code: int) -> int:

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from distributed.machine.here import Process
 from distributed.machine.link import Link as Connected
 from distributed.measuring.link_probe import TOKEN
 from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError
+from distributed.ssh.process import Process
 from profiles.errors import MusterError
 
 PATIENCE = 25.0

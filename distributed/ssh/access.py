@@ -1,33 +1,74 @@
-"""May we log in there, and if not: how far did it come, why, and what is to be done?
+"""May we log in there; if not, how far did it come, why, and what is to be done? And how a password becomes a key.
 
-The way to a machine has four stages: *reach* (name, route, port, an SSH server that speaks), *host key* (is it who it
-was?), *login* (a key that it accepts), *shell* (commands run). A report says at which of them it ended.
+The way to a machine has four stages (:class:`~distributed.ssh.errors.Stage`): *reach* (name, route, port, an SSH server
+that speaks), *host key* (is it who it was?), *login* (a key that it accepts), *shell* (commands run). A report says at
+which of them it ended.
+
+:func:`install_key` takes a password once: our key is put on the machine, and from then on the key alone logs in. The
+key is Muster's own, ``~/.ssh/muster_ed25519``. Where a key of the user's logs in already nothing is made or installed.
+It is not the user's own key because that one is often locked by a passphrase, which a run that reconnects at night
+cannot type, and because :mod:`distributed.cleaning.clean` can then take it off a machine without locking the user out.
+
+The password is an argument of one function call and goes to the SSH server inside the encrypted connection. It is in no
+file, message, command line or environment.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from distributed.ssh.config import ResolvedHost, resolve
-from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, SshTarget, Trust
-from distributed.ssh.errors import CommandTimeout, NoKeyAccepted, PasswordOnly, SshError, UnknownHostKey
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, resolve
+from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, Trust
+from distributed.ssh.errors import (
+    CommandTimeout,
+    NoKeyAccepted,
+    PasswordOnly,
+    RemoteFileError,
+    SshError,
+    Stage,
+    UnknownHostKey,
+)
 from distributed.ssh.host_keys import HostKeyInfo
-from profiles.errors import MusterError
+from profiles.errors import BadInput, MusterError
 
 _AT_ONCE = 32
+INSTALL = r"""umask 077
+fail() { echo "$1" >&2; exit 1; }
+IFS= read -r line || fail "no key arrived"
+blob=${line#* }; blob=${blob%% *}
+folder=$HOME/.ssh; file=$folder/authorized_keys
+has() { [ -f "$file" ] && grep -v '^[[:space:]]*#' "$file" | grep -qF -- "$blob"; }
+if has; then echo present; else
+  mkdir -p "$folder" || fail "$folder cannot be made"
+  torn=
+  if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then torn='\n'; fi
+  printf "$torn%s\n" "$line" >> "$file" || fail "$file cannot be written"
+  has || fail "$file did not take the key"
+  echo added
+fi
+chmod go-w "$folder" "$file"
+if command -v restorecon >/dev/null 2>&1; then restorecon -RF "$folder" >/dev/null 2>&1; fi
+case $(ls -ldL "$HOME") in ?????w*|????????w*) echo "open $HOME";; esac
+exit 0"""
+"""Adds the line on stdin to authorized_keys unless its key is there. New files are 700/600, a link is written through,
+a last line without newline stays whole. ``open``: others may write to the home folder, so sshd ignores the keys in it.
+"""
 
-
-class Stage(str, Enum):
-    """A part of the way to a machine."""
-
-    REACH = "reach"
-    HOST_KEY = "host key"
-    LOGIN = "login"
-    SHELL = "shell"
+_one_at_a_time = threading.Lock()
+"""Two names of one machine, side by side, must not both find the key missing."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +93,7 @@ class AccessReport:
     system: str = ""
     """What ``uname -sm`` says there."""
     password_possible: bool = False
-    """A password, given once, would let :func:`distributed.ssh.key_setup.install_key` put our key there."""
+    """A password, given once, would let :func:`install_key` put our key there."""
     unknown_key: HostKeyInfo | None = field(default=None, repr=False)
     """What a person is to compare, at the first meeting of this machine or of a jump host before it."""
 
@@ -71,10 +112,7 @@ class AccessReport:
 def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> AccessReport:
     """Go the whole way to a machine once, within ``timeout`` seconds for each machine on the way.
 
-    Args:
-        target: which machine.
-        trust: asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
-        timeout: seconds.
+    ``trust`` is asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
     """
     begin = time.monotonic()
     host: ResolvedHost | None = None
@@ -110,12 +148,12 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         machine=target.name,
         where=host.where if host else target.host,
         user=host.user if host else target.user,
-        failed=Stage(ssh.stage) if ssh else Stage.REACH,
+        failed=ssh.stage if ssh else Stage.REACH,
         cause=ssh.cause if ssh else "ssh_config",
         problem=error.beside(target.name),
         fix=_fix(error, host, through),
         seconds=seconds,
-        fingerprint=ssh.fingerprint if isinstance(ssh, UnknownHostKey) else "",
+        fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
         password_possible=isinstance(ssh, NoKeyAccepted) and ssh.password_possible and not through,
         unknown_key=ssh.key if isinstance(ssh, UnknownHostKey) else None,
     )
@@ -133,3 +171,131 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     if error.password_possible:
         return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
     return f"{who}it accepts no password: add a public key of yours to ~/.ssh/authorized_keys on that machine itself"
+
+
+# ----------------------------------------------------------------------------------------------------- our key
+
+
+@dataclass(frozen=True)
+class OwnKey:
+    """Muster's key pair on this machine."""
+
+    path: Path
+    """The private half; only this user may read it."""
+    line: str
+    """The public half as authorized_keys has it: type, base64, comment."""
+    made: bool = False
+    """It did not exist before."""
+
+    @property
+    def blob(self) -> str:
+        """The base64 of the public half, which tells its line from all others."""
+        return self.line.split()[1]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an installation did."""
+
+    report: AccessReport
+    """Of a log-in by our key alone."""
+    added: bool
+    """The line was not there before."""
+    key: OwnKey
+
+
+def own_key_path() -> Path:
+    return Path(OWN_KEY).expanduser()
+
+
+def read_own_key() -> OwnKey | None:
+    """Return our key, or ``None`` where none was made yet.
+
+    Raises:
+        BadInput: the file is not a usable key.
+    """
+    path = own_key_path()
+    if not path.exists():
+        return None
+    try:
+        key = paramiko.PKey.from_path(path)
+    except (paramiko.SSHException, UnsupportedAlgorithm, OSError, ValueError, TypeError) as error:
+        hint = "move it away: a new one is made, and you enter the passwords again"
+        raise BadInput(f"{path}: not a key that can be used without a passphrase ({error})", hint) from None
+    return OwnKey(path, f"{key.get_name()} {key.get_base64()} {_comment()}")
+
+
+def own_key() -> OwnKey:
+    """Return our key; it is made at the first call.
+
+    Raises:
+        BadInput: it cannot be written, or the file is not a usable key.
+    """
+    path = own_key_path()
+    try:
+        made = not path.exists() and _make(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}", "make ~/.ssh writable for you") from None
+    key = read_own_key()
+    assert key is not None
+    return replace(key, made=made)
+
+
+def _make(path: Path) -> bool:
+    """Write a new pair; the private file appears whole, once, and never readable by others."""
+    private = Ed25519PrivateKey.generate()
+    secret = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(secret)
+        os.link(part, path)
+    except FileExistsError:  # another process was faster
+        return False
+    finally:
+        part.unlink()
+    path.with_name(f"{path.name}.pub").write_text(f"{public.decode()} {_comment()}\n")
+    return True
+
+
+def _comment() -> str:
+    """Whose key it is, for a person who reads authorized_keys."""
+    here = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-._")
+    return f"muster@{here or 'unnamed'}"
+
+
+def install_key(
+    target: SshTarget, password: str, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT
+) -> Installed:
+    """Log in by the password, add our key to authorized_keys there, and log in by our key alone.
+
+    Raises:
+        SshError: PasswordRefused, or any other cause on the way; RemoteFileError where the key cannot be written.
+        BadInput: our key cannot be made or read.
+    """
+    key = own_key()
+    with SshConnection.connect(target, trust=trust, password=password, timeout=timeout) as connection, _one_at_a_time:
+        done = connection.run(["sh", "-c", INSTALL], input=f"{key.line}\n".encode(), timeout=timeout)
+    if not done.ok:
+        problem = f"Muster's key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
+        raise RemoteFileError(target.name, problem, "check the permissions and the free space of the home folder there")
+    said = done.stdout.decode(errors="replace").splitlines()
+    report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout)
+    if not report.ok:
+        report = replace(report, problem=f"Muster's key is in ~/.ssh/authorized_keys there, but: {report.problem}",
+                         fix=_why_not(said, report), password_possible=False)  # fmt: skip
+    return Installed(report, "added" in said, key)
+
+
+def _why_not(said: list[str], report: AccessReport) -> str:
+    home = next((line.removeprefix("open ") for line in said if line.startswith("open ")), "")
+    if report.cause != "no_key_accepted":
+        return report.fix
+    if home:
+        return f"others may write to {home}, so its SSH server ignores the keys there: chmod go-w {home}"
+    return "does its sshd_config read another AuthorizedKeysFile? sudo sshd -T | grep -i authorizedkeysfile shows it"

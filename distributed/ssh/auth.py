@@ -20,6 +20,7 @@ from distributed.ssh.errors import (
     PasswordOnly,
     PasswordRefused,
     SshError,
+    Stage,
     UserRefused,
 )
 from distributed.ssh.host_keys import fingerprint
@@ -27,7 +28,7 @@ from distributed.ssh.wire import stalled
 from profiles.counts import counted
 
 _SHOWN = 6
-_AGENT_PATIENCE = 30.0
+_AGENT_TIMEOUT = 30.0
 """Seconds for the agent: it may ask the user for a touch or a password."""
 
 
@@ -38,38 +39,23 @@ class _Candidate:
     label: str
     key: Any = None
     problem: str = ""
-    patience: float = 0.0
+    timeout: float = 0.0
     """Seconds the key's holder may take to sign, beyond the usual."""
 
 
-class KeyAgent:
-    """The user's running ssh-agent; without one it has no keys."""
-
-    def __init__(self, path: str) -> None:
-        self.keys: tuple[Any, ...] = ()
-        self._stream: socket.socket | None = None
-        if not path:
-            return
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stream.settimeout(_AGENT_PATIENCE)
+@contextlib.contextmanager
+def _agent_keys(path: str) -> Iterator[tuple[Any, ...]]:
+    """The keys of the user's running ssh-agent, which signs while this is open; without one there are none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(_AGENT_TIMEOUT)
         agent = AgentSSH()
         try:
-            stream.connect(path)
-            agent._connect(stream)
+            if path:
+                stream.connect(path)
+                agent._connect(stream)
         except (OSError, paramiko.SSHException):
-            stream.close()
-            return
-        self._stream, self.keys = stream, agent.get_keys()
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-
-    def __enter__(self) -> KeyAgent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            pass  # it is gone
+        yield agent.get_keys()
 
 
 class _Prompts:
@@ -101,18 +87,17 @@ class Login:
         host: who and where.
         transport: a paramiko transport after the key exchange.
         disconnect: list to which the transport's owner adds the server's last words.
-        patience: seconds the server may take for each answer.
+        timeout: seconds the server may take for each answer.
     """
 
-    def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str], patience: float) -> None:
+    def __init__(self, host: ResolvedHost, transport: Any, disconnect: list[str], timeout: float) -> None:
         self._host = host
-        self._patience = patience
+        self._timeout = timeout
         self._transport = transport
         self._disconnect = disconnect
         self._tried: list[str] = []
         self._locked: list[Path] = []
         self._password_possible = False
-        self._password_directly = False
 
     def run(self, password: str | None) -> str:
         """Log in and return how: the key's label, ``password`` or ``none``.
@@ -125,9 +110,8 @@ class Login:
             return "none"
         keys_possible = "publickey" in methods
         self._password_possible = bool({"password", "keyboard-interactive"} & methods)
-        self._password_directly = "password" in methods
         if password is not None and self._password_possible:
-            return self._try_password(password)  # without the keys: servers allow few attempts
+            return self._try_password(password, "password" in methods)  # no keys: servers allow few attempts
         label = self._try_keys() if keys_possible else ""
         if label:
             return label
@@ -135,7 +119,7 @@ class Login:
 
     def _methods(self) -> set[str]:
         """Ask which ways the server offers to this user; nothing left to prove is an empty set."""
-        self._transport.auth_timeout = self._patience
+        self._transport.auth_timeout = self._timeout
         try:
             return set(self._transport.auth_none(self._host.user))
         except paramiko.BadAuthenticationType as error:
@@ -144,8 +128,8 @@ class Login:
             raise self._lost(error) from None
 
     def _try_keys(self) -> str:
-        with KeyAgent(self._host.agent_socket) as agent:
-            for candidate in self._candidates(agent):
+        with _agent_keys(self._host.agent_socket) as held:
+            for candidate in self._candidates(held):
                 if candidate.key is None:
                     self._tried.append(f"{candidate.label} ({candidate.problem})")
                 elif self._try_key(candidate):
@@ -154,7 +138,7 @@ class Login:
 
     def _try_key(self, candidate: _Candidate) -> bool:
         self._tried.append(candidate.label)
-        self._transport.auth_timeout = self._patience + candidate.patience
+        self._transport.auth_timeout = self._timeout + candidate.timeout
         try:
             missing = self._transport.auth_publickey(self._host.user, candidate.key)
         except paramiko.BadAuthenticationType:
@@ -163,24 +147,26 @@ class Login:
             if not self._transport.is_active() or _timed_out(error):
                 raise self._lost(error) from None
             return False  # refused, or the agent would not sign
-        if missing:
-            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
-            raise UserRefused(self._host.machine, problem, "allow login by key alone for this user")
+        self._see_that_it_suffices(missing, "allow login by key alone for this user")
         return True
 
-    def _candidates(self, agent: KeyAgent) -> Iterator[_Candidate]:
+    def _see_that_it_suffices(self, missing: list[str], hint: str) -> None:
+        if missing:
+            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
+            raise UserRefused(self._host.machine, problem, hint)
+
+    def _candidates(self, held: tuple[Any, ...]) -> Iterator[_Candidate]:
         """Keys in the order OpenSSH tries them: the agent's that are configured, the agent's others, then files."""
-        files = [path for path in self._host.key_files if path.exists()]
-        wanted = {blob for path in files if (blob := _public_blob(path))}
-        held = {key.asbytes() for key in agent.keys}
-        configured = [key for key in agent.keys if key.asbytes() in wanted]
-        others = [] if self._host.identities_only else [key for key in agent.keys if key.asbytes() not in wanted]
-        own = [path for path in files[:1] if _public_blob(path) not in held]
-        yield from (_agent_candidate(key) for key in configured)
-        yield from (self._file_candidate(path) for path in own)
-        yield from (_agent_candidate(key) for key in others)
-        rest = [path for path in files if path not in own and _public_blob(path) not in held]
-        yield from (self._file_candidate(path) for path in rest)
+        blobs = {path: _public_blob(path) for path in self._host.key_files if path.exists()}
+        configured = [key for key in held if key.asbytes() in blobs.values()]
+        others = [] if self._host.identities_only else [key for key in held if key.asbytes() not in blobs.values()]
+        in_agent = {key.asbytes() for key in held}
+        files = [path for path, blob in blobs.items() if blob not in in_agent]
+        own = [path for path in files[:1] if path == next(iter(blobs))]
+        yield from map(_agent_candidate, configured)
+        yield from map(self._file_candidate, own)
+        yield from map(_agent_candidate, others)
+        yield from (self._file_candidate(path) for path in files if path not in own)
 
     def _file_candidate(self, path: Path) -> _Candidate:
         try:
@@ -195,10 +181,10 @@ class Login:
         except (paramiko.SSHException, OSError, ValueError) as error:
             return _Candidate(str(path), problem=f"cannot be read: {error}")
 
-    def _try_password(self, password: str) -> str:
+    def _try_password(self, password: str, directly: bool) -> str:
         prompts = _Prompts(password)
         try:
-            if self._password_directly:
+            if directly:
                 missing = self._transport.auth_password(self._host.user, password, fallback=False)
             else:
                 missing = self._transport.auth_interactive(self._host.user, prompts.answer)
@@ -212,9 +198,7 @@ class Login:
                 raise UserRefused(self._host.machine, problem, hint) from None
             problem = f"the password for user '{self._host.user}' was refused at {self._host.where}"
             raise PasswordRefused(self._host.machine, problem, self._user_hint()) from None
-        if missing:
-            problem = f"user '{self._host.user}' needs a second proof at {self._host.where} ({', '.join(missing)})"
-            raise UserRefused(self._host.machine, problem, "install a key there and allow login by key alone")
+        self._see_that_it_suffices(missing, "install a key there and allow login by key alone")
         return "password"
 
     def _refusal(self, keys_possible: bool) -> SshError:
@@ -243,28 +227,27 @@ class Login:
         return f"does the user '{self._host.user}' exist there, and may that user log in by SSH?"
 
     def _lost(self, error: Exception) -> SshError:
-        failure = self._explain(error)
-        failure.stage = "login"
-        return failure
-
-    def _explain(self, error: Exception) -> SshError:
+        """Say why the log-in ended before an answer came."""
         host, words = self._host, " ".join(self._disconnect)
+        failure: SshError
         if _timed_out(error):
-            return stalled(host, "did not answer during login", self._patience)
-        if "too many authentication failures" in words.lower():
-            problem = (
-                f"{host.where} gave up after {counted(len(self._tried), 'key')} ({', '.join(self._tried[:_SHOWN])})"
-            )
+            failure = stalled(host, "did not answer during login", self._timeout)
+        elif "too many authentication failures" in words.lower():
+            tried = ", ".join(self._tried[:_SHOWN])
+            problem = f"{host.where} gave up after {counted(len(self._tried), 'key')} ({tried})"
             hint = "name the right one as 'key' in the hosts file"
-            return NoKeyAccepted(host.machine, problem, hint, self._password_possible)
-        said = f" ({words})" if words else ""
-        hint = "check its SSH server's log, and AllowUsers in its sshd_config"
-        return Dropped(host.machine, f"{host.where} closed the connection during login{said}", hint)
+            failure = NoKeyAccepted(host.machine, problem, hint, self._password_possible)
+        else:
+            said = f" ({words})" if words else ""
+            hint = "check its SSH server's log, and AllowUsers in its sshd_config"
+            failure = Dropped(host.machine, f"{host.where} closed the connection during login{said}", hint)
+        failure.stage = Stage.LOGIN
+        return failure
 
 
 def _agent_candidate(key: Any) -> _Candidate:
     name = getattr(key, "comment", "") or fingerprint(key.asbytes())
-    return _Candidate(f"agent key {name}", key, patience=_AGENT_PATIENCE)
+    return _Candidate(f"agent key {name}", key, timeout=_AGENT_TIMEOUT)
 
 
 def _timed_out(error: Exception) -> bool:

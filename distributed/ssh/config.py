@@ -1,30 +1,43 @@
 """Where a machine is and how to log in there, as OpenSSH itself sees it: resolved by ``ssh -G``.
 
 So the user's ~/.ssh/config holds whole: Include, Match, ProxyJump, IdentityAgent and whatever comes next.
+
+``ssh -G`` runs the commands of a configuration (``Match exec``), and a connection runs more of them. The person's own
+~/.ssh/config is theirs; a hosts file may name another one, and may come from somebody else. So such a configuration is
+only used after :func:`accept`, or where exactly its content was accepted before.
 """
 
 from __future__ import annotations
 
 import getpass
+import glob
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.ssh.config_files import check_accepted
-from distributed.ssh.host_keys import known_name
+from distributed.ssh.host_keys import KnownHosts, known_name
 from profiles.errors import BadInput
+from training.approvals import approve, digest_of, has_changed, is_approved
 
+USER_CONFIG = Path("~/.ssh/config")
 OWN_KEY = "~/.ssh/muster_ed25519"
-"""Muster's own key, which :mod:`distributed.ssh.key_setup` makes; tried early, for servers allow few attempts."""
-_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-_PATIENCE = 15.0
+"""Muster's own key, which :func:`distributed.ssh.access.install_key` makes; tried early: servers allow few attempts."""
+_TIMEOUT = 15.0
 """Seconds for ``ssh -G``; a ``Match exec`` of the user's may take its time."""
+_MOST_FILES = 256
+_LARGEST_FILE = 4 * 1024 * 1024
+_COMMANDS = ("proxycommand", "localcommand", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
+"""Settings that start a program or load a library; ``Match`` does where it says ``exec``."""
+
+_accepted: set[str] = set()
+"""Configurations that may be used until this process ends."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,15 @@ class ResolvedHost:
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         return f"{host}:{self.port}"
 
+    @property
+    def known_names(self) -> tuple[str, str]:
+        """Names under which its key may be known; OpenSSH accepts that of ``host`` for ``[host]:port`` as well."""
+        return tuple(known_name(self.hostname, port, self.host_key_alias) for port in (self.port, 22))
+
+    def known_hosts(self) -> KnownHosts:
+        """Read the known_hosts files that hold for it."""
+        return KnownHosts.read((*self.user_known_hosts, *self.system_known_hosts))
+
 
 def resolve(target: SshTarget) -> ResolvedHost:
     """Ask OpenSSH what it would do for this target. Without an ``ssh`` command the usual defaults are taken.
@@ -93,26 +115,23 @@ def resolve(target: SshTarget) -> ResolvedHost:
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
         raise BadInput(f"'{target.host}' is not a host name", "see docs/hosts.md", machine=target.name)
     program = shutil.which("ssh")
-    if target.from_hosts_file:
-        check_accepted(target.config_file, target.name)
-    options = _parse(_ask(program, target)) if program else _defaults(target)
-    resolved = _elsewhere(_decide(target, options), target)
-    config = Path(target.config_file or "~/.ssh/config").expanduser()
+    if target.from_hosts_file and not accepted(target.config_file):
+        message = (
+            f"{target.name}: the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
+        )
+        raise BadInput(message, "it can run commands here: read it, then approve it: access --hosts FILE")
+    resolved = _decide(target, _ask(program, target) if program else _defaults(target))
+    if target.found_at:  # it is dialled there; its key stays known under the name it had
+        resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
+    config = Path(target.config_file or USER_CONFIG).expanduser()
     if program is None and config.exists():
         note = f"the ssh command is missing, so {config} was not read: install openssh-client"
         resolved = replace(resolved, note=note)
     return resolved
 
 
-def _elsewhere(host: ResolvedHost, target: SshTarget) -> ResolvedHost:
-    """Return the host at the address where it was found; its key stays known under the name it had."""
-    if not target.found_at:
-        return host
-    name = known_name(host.hostname, host.port, host.host_key_alias)
-    return replace(host, hostname=target.found_at, host_key_alias=name)
-
-
-def _ask(program: str, target: SshTarget) -> str:
+def _ask(program: str, target: SshTarget) -> dict[str, list[str]]:
+    """What ``ssh -G`` says: values by key, which it prints in lower case."""
     command = [program, "-G"]
     command += ["-F", os.path.expanduser(target.config_file)] if target.config_file else []
     command += ["-p", str(target.port)] if target.port else []
@@ -120,7 +139,7 @@ def _ask(program: str, target: SshTarget) -> str:
     try:
         result = subprocess.run(
             [*command, "--", target.host],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PATIENCE,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         problem, hint = f"ssh -G {target.host} does not end", "check Match exec in ~/.ssh/config"
@@ -128,12 +147,8 @@ def _ask(program: str, target: SshTarget) -> str:
     if result.returncode != 0:
         problem = " ".join(result.stderr.split()) or f"ssh -G ended with {result.returncode}"
         raise BadInput(problem, f"try it yourself: ssh -G {target.host}", machine=target.name)
-    return result.stdout
-
-
-def _parse(text: str) -> dict[str, list[str]]:
     options: dict[str, list[str]] = {}
-    for line in text.splitlines():
+    for line in result.stdout.splitlines():
         key, _, value = line.partition(" ")
         options.setdefault(key.lower(), []).append(value.strip())
     return options
@@ -145,7 +160,7 @@ def _defaults(target: SshTarget) -> dict[str, list[str]]:
         "hostname": [target.host],
         "port": [str(target.port or 22)],
         "user": [target.user or getpass.getuser()],
-        "identityfile": [f"~/.ssh/{name}" for name in _DEFAULT_KEYS],
+        "identityfile": [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")],
         "userknownhostsfile": ["~/.ssh/known_hosts ~/.ssh/known_hosts2"],
         "globalknownhostsfile": ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"],
     }
@@ -156,41 +171,33 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         value = options.get(key, [default])[0]
         return default if value.lower() == "none" else value
 
+    def expand(text: str) -> str:
+        return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
+
+    def path(text: str) -> Path:
+        filled = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), expand(text))
+        return Path(filled.strip('"')).expanduser()
+
     hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
     tokens = _tokens(target.host, hostname, port, user)
-    keys = [_path(value, tokens) for value in options.get("identityfile", []) if value.lower() != "none"]
     own = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
+    configured = [path(value) for value in options.get("identityfile", []) if value.lower() != "none"]
     return ResolvedHost(
         machine=target.name,
         hostname=hostname,
         port=port,
         user=user,
         user_is_guess=not target.user and user == getpass.getuser(),
-        key_files=tuple(dict.fromkeys([*own, *keys])),
+        key_files=tuple(dict.fromkeys([*own, *configured])),
         identities_only=first("identitiesonly", "no") == "yes",
-        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
+        agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=first("hostkeyalias"),
-        user_known_hosts=_paths(first("userknownhostsfile"), tokens),
-        system_known_hosts=_paths(first("globalknownhostsfile"), tokens),
+        user_known_hosts=tuple(map(path, first("userknownhostsfile").split())),
+        system_known_hosts=tuple(map(path, first("globalknownhostsfile").split())),
         hash_known_hosts=first("hashknownhosts", "no") == "yes",
         jumps=parse_jumps(first("proxyjump"), target),
-        proxy_command=_expand(first("proxycommand"), tokens),
+        proxy_command=expand(first("proxycommand")),
     )
-
-
-def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
-    """Parse a ProxyJump list: ``[user@]host[:port]`` or ``ssh://[user@]host[:port]``, by comma."""
-    return tuple(_jump(part.strip(), target) for part in text.split(",") if part.strip())
-
-
-def _jump(text: str, target: SshTarget) -> SshTarget:
-    match = re.fullmatch(r"(?:ssh://)?(?:([^@]*)@)?(\[[^\]]+\]|[^:/]+|[^/]*:[^/]*:[^/]*?)(?::(\d{1,5}))?/?", text)
-    if not match:
-        raise BadInput(f"cannot understand ProxyJump {text!r}", "expected [user@]host[:port]", machine=target.name)
-    host = match[2].strip("[]")
-    port = int(match[3]) if match[3] else None
-    name = f"{target.name} (through {host})"
-    return SshTarget(name, host, port, match[1] or "", "", target.config_file, target.from_hosts_file)
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:
@@ -201,24 +208,127 @@ def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
-
-
-def _path(text: str, tokens: Mapping[str, str]) -> Path:
-    filled = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), _expand(text, tokens))
-    return Path(filled.strip('"')).expanduser()
-
-
-def _paths(text: str, tokens: Mapping[str, str]) -> tuple[Path, ...]:
-    return tuple(_path(part, tokens) for part in text.split())
-
-
-def _agent_socket(value: str, tokens: Mapping[str, str]) -> str:
+def _agent_socket(value: str, path: Callable[[str], Path]) -> str:
     if value.lower() == "none":
         return ""
     if value == "SSH_AUTH_SOCK":
         return os.environ.get("SSH_AUTH_SOCK", "")
     if value.startswith("$"):
         return os.environ.get(value[1:].strip("{}"), "")
-    return str(_path(value, tokens))
+    return str(path(value))
+
+
+_JUMP = re.compile(r"(?:ssh://)?(?:([^@]*)@)?(\[[^\]]+\]|[^:/]+|[^/]*:[^/]*:[^/]*?)(?::(\d{1,5}))?/?")
+
+
+def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
+    """Parse a ProxyJump list: ``[user@]host[:port]`` or ``ssh://[user@]host[:port]``, by comma."""
+    jumps = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        match = _JUMP.fullmatch(part)
+        if not match:
+            raise BadInput(f"cannot understand ProxyJump {part!r}", "expected [user@]host[:port]", machine=target.name)
+        host, port = match[2].strip("[]"), int(match[3]) if match[3] else None
+        name = f"{target.name} (through {host})"
+        jumps.append(SshTarget(name, host, port, match[1] or "", "", target.config_file, target.from_hosts_file))
+    return tuple(jumps)
+
+
+# ------------------------------------------------------------------------------------------------ configuration files
+
+
+def config_lines(path: Path, read: set[Path] | None = None) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the lines of a configuration and of all that it includes, as words, each with its file.
+
+    A file without any line, or that cannot be read, is yielded once without words. ``read``: files to leave out.
+    """
+    read = set() if read is None else read
+    if path in read or len(read) >= _MOST_FILES:
+        return
+    read.add(path)
+    yield path, []
+    for line in read_lines(path):
+        words = _words(line)
+        if not words:
+            continue
+        yield path, words
+        if words[0].lower() == "include":
+            for pattern in words[1:]:
+                base = Path("~/.ssh").expanduser()
+                for name in sorted(glob.glob(str(base / Path(os.path.expandvars(pattern)).expanduser()))):
+                    yield from config_lines(Path(name), read)
+
+
+def _words(line: str) -> list[str]:
+    """Split ``Key value value`` or ``Key=value``; quotes hold words together."""
+    try:
+        words = shlex.split(line, comments=True, posix=True)
+    except ValueError:
+        words = line.split()
+    if words and "=" in words[0]:
+        key, _, rest = words[0].partition("=")
+        words = [key, *([rest] if rest else []), *words[1:]]
+    elif len(words) > 1 and words[1] == "=":
+        del words[1]
+    return words
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a file of a sensible size; none where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def commands_in(config: str) -> list[str]:
+    """Return the lines of a configuration that start a program, with their files."""
+    found = []
+    for path, words in config_lines(_absolute(config)):
+        key = words[0].lower() if words else ""
+        runs = key in _COMMANDS or (key == "match" and any("exec" in word.lower() for word in words))
+        if runs and words[1:] != ["none"]:
+            found.append(f"{' '.join(words)} ({path})")
+    return found
+
+
+def accept(config: str) -> None:
+    """Use a configuration from now on: a person has named the hosts file that names it, or agreed to its content."""
+    if config and not _own(config):
+        approve(_digest(config), _what(config))
+        _accepted.add(str(_absolute(config)))
+
+
+def accepted(config: str) -> bool:
+    """Whether a configuration may be used: the person's own, and one that was accepted with the content it has.
+
+    Once used it may be used until this process ends, so that a run that goes on does not stop at a change.
+    """
+    if not config or str(_absolute(config)) in _accepted or _own(config):
+        return True
+    if is_approved(_digest(config)):
+        _accepted.add(str(_absolute(config)))
+        return True
+    return False
+
+
+def accepted_before(config: str) -> bool:
+    """Whether a configuration that is not accepted was, with another content."""
+    return not accepted(config) and has_changed(_what(config))
+
+
+def _what(config: str) -> str:
+    return f"SSH configuration {_absolute(config)}"
+
+
+def _absolute(config: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(config)))
+
+
+def _own(config: str) -> bool:
+    return os.path.realpath(_absolute(config)) == os.path.realpath(USER_CONFIG.expanduser())
+
+
+def _digest(config: str) -> str:
+    return digest_of("ssh_config", [path for path, _ in config_lines(_absolute(config))])

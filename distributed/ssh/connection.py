@@ -1,4 +1,4 @@
-"""One connection to one machine: run, stream, put, get, forward, and whether it still lives.
+"""One connection to one machine: run, stream, put, forward, and whether it still lives.
 
 ::
 
@@ -13,6 +13,8 @@ there. Every failure is an :class:`~distributed.ssh.errors.SshError` with the ma
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,16 +24,21 @@ from typing import Any, BinaryIO
 
 import paramiko
 
-from distributed.ssh import files as ssh_files
 from distributed.ssh.auth import Login
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
-from distributed.ssh.errors import CommandTimeout, Dropped, ForwardRefused, NoShell, SshError, UserRefused
-from distributed.ssh.forward import LOOPBACK, FarPorts, Forward
-from distributed.ssh.heartbeat import Heartbeat
+from distributed.ssh.errors import (
+    CommandTimeout,
+    Dropped,
+    ForwardRefused,
+    NoShell,
+    RemoteFileError,
+    SshError,
+    UserRefused,
+)
+from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.process import Completed, RemoteProcess
+from distributed.ssh.process import Completed, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
-from distributed.ssh.shell import command_line
 from distributed.ssh.wire import Deadline, Wire, dial
 from profiles.errors import BadInput
 
@@ -40,13 +47,22 @@ __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget"
 CONNECT_TIMEOUT = 10.0
 OUTPUT_LIMIT = 64 * 1024 * 1024
 _MAX_JUMPS = 8
-_LOGIN_PATIENCE = 2.0
+_LOGIN_TIMEOUT = 2.0
 """Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
 _LOST_HINT = "is the machine still on and in this network?"
 
+PUT = """umask 077; trap '' PIPE HUP
+if [ -d "$1" ]; then echo "$1: is a folder" >&2; exit 1; fi
+mkdir -p -- "$(dirname -- "$1")" && cat > "$2" &&
+if [ "$(wc -c < "$2")" -ne "$3" ]; then echo "the transfer was cut short" >&2; false; fi &&
+chmod "$4" "$2" && mv -f -- "$2" "$1" || { rm -f -- "$2"; exit 1; }"""
+"""A dropped connection looks like the end of the input to ``cat``, so the size decides before the file takes its name.
+Complaining about it must not kill the shell before it has cleaned up: nobody reads its stderr then.
+"""
+
 
 @dataclass(frozen=True)
-class _Manner:
+class _ConnectOptions:
     """How to connect; see :meth:`SshConnection.connect`."""
 
     trust: Trust | None
@@ -59,11 +75,17 @@ class SshConnection:
     """An authenticated connection. Make it with :meth:`connect`; it may be used from several threads."""
 
     def __init__(
-        self, host: ResolvedHost, wire: Wire, transport: Any, gateway: SshConnection | None, beat: float
+        self,
+        host: ResolvedHost,
+        authenticated_by: str,
+        wire: Wire,
+        transport: Any,
+        gateway: SshConnection | None,
+        heartbeat: float,
     ) -> None:
         self.host = host
         self.machine = host.machine
-        self.authenticated_by = ""
+        self.authenticated_by = authenticated_by
         """The key's label, ``password``, or ``none``."""
         self.system = ""
         """What ``uname -sm`` says, for example ``Darwin arm64``."""
@@ -71,7 +93,7 @@ class SshConnection:
         self._gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
         self._forwards: list[Forward] = []
-        self._heartbeat = Heartbeat(transport, wire, beat)
+        self._heartbeat = Heartbeat(transport, wire, heartbeat)
         self._far_ports = FarPorts(transport, self._heartbeat)
 
     @classmethod
@@ -97,11 +119,11 @@ class SshConnection:
             SshError: one of its kinds, see :mod:`distributed.ssh.errors`.
             BadInput: ~/.ssh/config has an error.
         """
-        return cls._connect(target, _Manner(trust, password, timeout, heartbeat))
+        return cls._connect(target, _ConnectOptions(trust, password, timeout, heartbeat))
 
     @classmethod
     def _connect(
-        cls, target: SshTarget, manner: _Manner, depth: int = 0, jumps: tuple[SshTarget, ...] | None = None
+        cls, target: SshTarget, options: _ConnectOptions, depth: int = 0, jumps: tuple[SshTarget, ...] | None = None
     ) -> SshConnection:
         """Connect through the machines of ``jumps``, or of the configuration where it is ``None``."""
         if depth > _MAX_JUMPS:
@@ -113,11 +135,11 @@ class SshConnection:
         if way:
             # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
             before = way[:-1] if len(way) > 1 else None
-            gateway = cls._connect(way[-1], replace(manner, password=None), depth + 1, before)
+            gateway = cls._connect(way[-1], replace(options, password=None), depth + 1, before)
         connection: SshConnection | None = None
         try:
-            connection = cls._open(host, gateway, manner)
-            connection._see_that_commands_run(manner.timeout)
+            connection = cls._open(host, gateway, options)
+            connection._see_that_commands_run(options.timeout)
         except BaseException:
             for opened in (connection, gateway):
                 if opened is not None:
@@ -126,20 +148,18 @@ class SshConnection:
         return connection
 
     @classmethod
-    def _open(cls, host: ResolvedHost, gateway: SshConnection | None, manner: _Manner) -> SshConnection:
-        deadline = Deadline(manner.timeout)
+    def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
+        deadline = Deadline(options.timeout)
         wire = Wire(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
-        transport, last_words = open_transport(host, wire, manner.trust, deadline)
+        transport, last_words = open_transport(host, wire, options.trust, deadline)
         try:
-            patience = max(deadline.remaining, _LOGIN_PATIENCE)
-            how = Login(host, transport, last_words, patience).run(manner.password)
+            timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
+            how = Login(host, transport, last_words, timeout).run(options.password)
         except BaseException:
             transport.close()
             raise
-        connection = cls(host, wire, transport, gateway, manner.heartbeat)
         wire.logged_in()
-        connection.authenticated_by = how
-        return connection
+        return cls(host, how, wire, transport, gateway, options.heartbeat)
 
     def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
         """Open the way to the next machine through this one."""
@@ -188,14 +208,14 @@ class SshConnection:
         with self.stream(argv, CONNECT_TIMEOUT if timeout is None else min(timeout, CONNECT_TIMEOUT)) as process:
             return process.communicate(input, timeout, limit)
 
-    def stream(self, argv: Sequence[str], patience: float = CONNECT_TIMEOUT) -> RemoteProcess:
-        """Start a command within ``patience`` seconds and return it while it runs; ``argv`` as in :meth:`run`.
+    def stream(self, argv: Sequence[str], timeout: float = CONNECT_TIMEOUT) -> RemoteProcess:
+        """Start a command within ``timeout`` seconds and return it while it runs; ``argv`` as in :meth:`run`.
 
         Raises:
             SshError: Dropped, CommandTimeout, or the server opens no more sessions.
         """
         line = command_line(argv, self._marker)
-        deadline = Deadline(patience)
+        deadline = Deadline(timeout)
         try:
             channel = self._transport.open_session(timeout=deadline.remaining)
             with _closed_after(deadline.remaining, channel):
@@ -205,12 +225,12 @@ class SshConnection:
             raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
         except (paramiko.SSHException, EOFError, OSError):
             if deadline.passed and self._transport.is_active():
-                problem = f"its SSH server did not start a command within {patience:.0f} s"
+                problem = f"its SSH server did not start a command within {timeout:.0f} s"
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
         return RemoteProcess(self.machine, channel, self._marker, _LOST_HINT)
 
-    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600, timeout: float | None = None) -> None:
+    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Write a file there, whole or not at all; folders on the way are made.
 
         Args:
@@ -221,16 +241,16 @@ class SshConnection:
             RemoteFileError: it cannot be written there.
             OSError: the local file cannot be read.
         """
-        ssh_files.put(self, source, remote, mode, timeout)
-
-    def get(self, remote: str, local: Path, *, timeout: float | None = None) -> None:
-        """Read a file there into one here, whole or not at all.
-
-        Raises:
-            RemoteFileError: it cannot be read there.
-            OSError: the local file cannot be written.
-        """
-        ssh_files.get(self, remote, local, timeout)
+        path = remote[2:] if remote.startswith("~/") else remote  # commands start there, and their words know no ~
+        path = f"./{path}" if path.startswith("-") else path
+        with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as stream:
+            size = os.fstat(stream.fileno()).st_size if isinstance(source, Path) else len(source)
+            words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
+            done = self.run(words, input=stream, timeout=None)
+        if not done.ok:
+            full = next((line for line in done.errors if "No space" in line or "quota" in line), "")
+            hint = "free some space there" if full else "check the path and its permissions there"
+            raise RemoteFileError(self.machine, f"cannot write {remote}: {full or done.problem}", hint)
 
     def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
         """Listen on a loopback port there and carry its connections to ``local_address`` as seen from here.
@@ -257,11 +277,6 @@ class SshConnection:
     def alive(self) -> bool:
         """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""
         return bool(self._transport.is_active()) and not self._heartbeat.silent
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the far side was last heard; an idle connection hears it every heartbeat."""
-        return self._heartbeat.silence
 
     def _lost(self) -> Dropped:
         return Dropped(self.machine, f"the connection to {self.host.where} was lost", _LOST_HINT)

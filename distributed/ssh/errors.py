@@ -1,29 +1,8 @@
-"""Everything that can go wrong between this machine and another one over SSH, each with its cause and its fix.
-
-::
-
-    SshError                     one machine, one line, one hint; exit code 3
-    ├── NameUnknown              its name has no address
-    ├── NoRoute                  there is no way to its address
-    ├── ConnectTimeout           nothing answers at its address
-    ├── PortClosed               it answers, but no SSH server listens
-    ├── NotSsh                   what listens is not an SSH server, or speaks garbage
-    ├── Stalled                  it accepted the connection and then said nothing
-    ├── UnknownHostKey           never met before, and nobody vouched for it
-    ├── HostKeyChanged           another key than the known one: refused, always
-    ├── UserRefused              the user may not log in there
-    ├── NoKeyAccepted            none of our keys fits
-    ├── PasswordOnly             it takes no keys at all
-    ├── PasswordRefused          the password was wrong
-    ├── NoShell                  logged in, but commands do not run
-    ├── Dropped                  the connection was lost in the middle
-    ├── CommandTimeout           a command there did not end in time
-    ├── ForwardRefused           its SSH server does not forward ports
-    └── RemoteFileError          a file could not be written or read there
-"""
+"""Everything that can go wrong between this machine and another one over SSH, each with its cause and its fix."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import ClassVar
 
 from distributed.ssh.host_keys import HostKeyInfo
@@ -34,13 +13,21 @@ REMOTE_LOGIN = (
     "on Linux: sudo apt install openssh-server && sudo systemctl enable --now ssh"
 )
 
-
 _LONGEST = 1000
 """Characters of a message or hint; ours are shorter, but a server's last words may be in them."""
 
 
+class Stage(str, Enum):
+    """A part of the way to a machine."""
+
+    REACH = "reach"
+    HOST_KEY = "host key"
+    LOGIN = "login"
+    SHELL = "shell"
+
+
 class SshError(MachinesNotReady):
-    """A machine cannot be reached or used over SSH.
+    """A machine cannot be reached or used over SSH: one machine, one line, one hint.
 
     Args:
         machine: its name in the hosts file.
@@ -50,48 +37,42 @@ class SshError(MachinesNotReady):
 
     cause: ClassVar[str] = "ssh"
     """Stable word for programs (``--json``)."""
-    stage: str = "shell"
-    """How far it came: the failure is on the way to ``reach``, ``host key``, ``login`` or ``shell``."""
+    stage = Stage.SHELL
+    """How far it came: the failure is on the way to it."""
+
+    def __init_subclass__(cls, *, cause: str, stage: Stage = Stage.SHELL) -> None:
+        cls.cause, cls.stage = cause, stage
 
     def __init__(self, machine: str, problem: str, hint: str = "") -> None:
         super().__init__(_one_line(problem), _one_line(hint), machine=machine)
 
 
-class NameUnknown(SshError):
-    cause = "name_unknown"
-    stage = "reach"
+class NameUnknown(SshError, cause="name_unknown", stage=Stage.REACH):
+    """Its name has no address."""
 
 
-class NoRoute(SshError):
-    cause = "no_route"
-    stage = "reach"
+class NoRoute(SshError, cause="no_route", stage=Stage.REACH):
+    """There is no way to its address."""
 
 
-class ConnectTimeout(SshError):
-    cause = "timeout"
-    stage = "reach"
+class ConnectTimeout(SshError, cause="timeout", stage=Stage.REACH):
+    """Nothing answers at its address."""
 
 
-class PortClosed(SshError):
-    cause = "port_closed"
-    stage = "reach"
+class PortClosed(SshError, cause="port_closed", stage=Stage.REACH):
+    """It answers, but no SSH server listens."""
 
 
-class NotSsh(SshError):
-    cause = "not_ssh"
-    stage = "reach"
+class NotSsh(SshError, cause="not_ssh", stage=Stage.REACH):
+    """What listens is not an SSH server, or speaks garbage."""
 
 
-class Stalled(SshError):
-    cause = "stalled"
-    stage = "reach"
+class Stalled(SshError, cause="stalled", stage=Stage.REACH):
+    """It accepted the connection and then said nothing."""
 
 
-class UnknownHostKey(SshError):
-    """The machine was never met before; ``key`` is what a person compares."""
-
-    cause = "unknown_host_key"
-    stage = "host key"
+class UnknownHostKey(SshError, cause="unknown_host_key", stage=Stage.HOST_KEY):
+    """The machine was never met before, and nobody vouched for it; ``key`` is what a person compares."""
 
     def __init__(self, key: HostKeyInfo) -> None:
         super().__init__(
@@ -101,64 +82,49 @@ class UnknownHostKey(SshError):
         )
         self.key = key
 
-    @property
-    def fingerprint(self) -> str:
-        return self.key.fingerprint
 
-
-class HostKeyChanged(SshError):
+class HostKeyChanged(SshError, cause="host_key_changed", stage=Stage.HOST_KEY):
     """The machine shows another key than the known one. No option of ours goes round this."""
 
-    cause = "host_key_changed"
-    stage = "host key"
+
+class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
+    """The user may not log in there."""
 
 
-class UserRefused(SshError):
-    cause = "user_refused"
-    stage = "login"
-
-
-class NoKeyAccepted(SshError):
+class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
     """None of our keys fits; ``password_possible`` tells whether the server would take a password."""
-
-    cause = "no_key_accepted"
-    stage = "login"
 
     def __init__(self, machine: str, problem: str, hint: str = "", password_possible: bool = False) -> None:
         super().__init__(machine, problem, hint)
         self.password_possible = password_possible
 
 
-class PasswordOnly(SshError):
-    cause = "password_only"
-    stage = "login"
+class PasswordOnly(SshError, cause="password_only", stage=Stage.LOGIN):
+    """It takes no keys at all."""
 
 
-class PasswordRefused(SshError):
-    cause = "password_refused"
-    stage = "login"
+class PasswordRefused(SshError, cause="password_refused", stage=Stage.LOGIN):
+    """The password was wrong."""
 
 
-class NoShell(SshError):
-    cause = "no_shell"
+class NoShell(SshError, cause="no_shell"):
+    """Logged in, but commands do not run."""
 
 
-class Dropped(SshError):
-    cause = "dropped"
-    stage = "reach"
+class Dropped(SshError, cause="dropped", stage=Stage.REACH):
+    """The connection was lost in the middle."""
 
 
-class CommandTimeout(SshError):
-    cause = "command_timeout"
+class CommandTimeout(SshError, cause="command_timeout"):
+    """A command there did not end in time."""
 
 
-class ForwardRefused(SshError):
-    cause = "forward_refused"
-    stage = "reach"
+class ForwardRefused(SshError, cause="forward_refused", stage=Stage.REACH):
+    """Its SSH server does not forward ports."""
 
 
-class RemoteFileError(SshError):
-    cause = "remote_file"
+class RemoteFileError(SshError, cause="remote_file"):
+    """A file could not be written or read there."""
 
 
 def _one_line(text: str) -> str:

@@ -1,20 +1,93 @@
-"""TCP ports carried through an SSH connection, in both directions, on loopback only."""
+"""What an SSH connection carries beside commands: heartbeats, and TCP ports, on loopback only."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
+from paramiko.common import cMSG_GLOBAL_REQUEST
 
-from distributed.ssh.heartbeat import Heartbeat
+from distributed.ssh.wire import Wire
 
 _CHUNK = 64 * 1024
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
+_MISSED = 4
+"""Heartbeats in silence after which the connection counts as lost."""
 LOOPBACK = "127.0.0.1"
+
+
+class Heartbeat:
+    """Asks the far side for an answer every ``interval`` seconds and closes the transport after four in silence.
+
+    Closing wakes whoever waits on the connection. Bytes of any kind count as a sign of life, so that a slow link full
+    of bulk data is not taken for a dead one. Asking waits behind what others write and, on a cut link, for ever; so
+    another thread watches the silence.
+    """
+
+    def __init__(self, transport: Any, wire: Wire, interval: float) -> None:
+        self._transport = transport
+        self._wire = wire
+        self._interval = interval
+        self._requests = threading.Lock()
+        """paramiko has room for one unanswered global request."""
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="ssh-silence", daemon=True)
+        self._watcher.start()
+        threading.Thread(target=self._ask_again, name="ssh-heartbeat", daemon=True).start()
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was heard for too long."""
+        return time.monotonic() - self._wire.last_heard > _MISSED * self._interval
+
+    @contextlib.contextmanager
+    def exclusive(self, timeout: float) -> Iterator[None]:
+        """Hold heartbeats back while a global request of another kind is under way."""
+        held = self._requests.acquire(timeout=timeout)
+        try:
+            yield
+        finally:
+            if held:
+                self._requests.release()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(self._interval, 0.25)) and self._transport.is_active():
+            if self.silent:
+                self._transport.close()
+
+    def _ask_again(self) -> None:
+        while not self._stopped.wait(self._interval) and self._transport.is_active():
+            if self._requests.acquire(timeout=self._interval):
+                try:
+                    self._ask()
+                finally:
+                    self._requests.release()
+
+    def _ask(self) -> None:
+        """Send one request and wait for its answer, or until the silence is too long."""
+        answered = threading.Event()
+        self._transport.completion_event = answered
+        message = paramiko.Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        try:
+            self._transport._send_user_message(message)
+        except (paramiko.SSHException, EOFError, OSError):
+            return
+        while not answered.wait(min(self._interval, 0.2)):
+            if self._stopped.is_set() or self.silent or not self._transport.is_active():
+                return
 
 
 class Forward:
@@ -38,12 +111,10 @@ class Forward:
     def join(self, near: Any, far: Any) -> None:
         """Carry bytes between two streams until both directions have ended."""
         with self._lock:
-            refused = self._closed
-            if not refused:
-                self._open |= {near, far}
-        if refused:
-            _close(near, far)
-            return
+            if self._closed:
+                _close(near, far)
+                return
+            self._open |= {near, far}
         halves = [threading.Thread(target=_carry, args=pair, daemon=True) for pair in ((near, far), (far, near))]
         for half in halves:
             half.start()
@@ -66,12 +137,6 @@ class Forward:
                 stream.shutdown(socket.SHUT_RDWR)
             _close(stream)
 
-    def __enter__(self) -> Forward:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class FarPorts:
     """The ports that the far side listens on for us."""
@@ -88,7 +153,7 @@ class FarPorts:
         Raises:
             paramiko.SSHException: it refuses, or the connection is lost.
         """
-        with self._heartbeat.exclusive(_PATIENCE):
+        with self._heartbeat.exclusive(_TIMEOUT):
             port = self._transport.request_port_forward(LOOPBACK, far_port, self._arrived)
         forward = Forward(port, lambda: self._give_back(port))
         self._known[port] = (forward, address)
@@ -112,13 +177,13 @@ class FarPorts:
         if self._leaving:
             return
         quiet = contextlib.suppress(paramiko.SSHException, EOFError, OSError)
-        with quiet, self._heartbeat.exclusive(_PATIENCE):
+        with quiet, self._heartbeat.exclusive(_TIMEOUT):
             self._transport.global_request("cancel-tcpip-forward", (LOOPBACK, port), wait=True)
 
 
 def _join_new(forward: Forward, address: tuple[str, int], channel: Any) -> None:
     try:
-        near = socket.create_connection(address, timeout=_PATIENCE)
+        near = socket.create_connection(address, timeout=_TIMEOUT)
     except OSError:
         channel.close()
         return

@@ -116,10 +116,6 @@ class KnownHosts:
         """Return the plain keys known for a host."""
         return [entry for entry in self._entries if not entry.marker and entry.covers(name.lower())]
 
-    def key_types(self, name: str) -> list[str]:
-        """Return the types of the known keys, to ask the host for one of them first."""
-        return list(dict.fromkeys(entry.key_type for entry in self.of(name)))
-
     def expected(self, *names: str) -> Expected:
         """Return the keys known under the first of these names that has any."""
         for name in names:

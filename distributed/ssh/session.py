@@ -1,16 +1,17 @@
-"""From a resolved host to an open, authenticated paramiko transport."""
+"""From an open stream to a paramiko transport with a server that is who it was."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import paramiko
 
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, UnknownHostKey
-from distributed.ssh.host_keys import HostKeyInfo, KnownHosts, Verdict, fingerprint, known_name, remember
+from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
+from distributed.ssh.host_keys import HostKeyInfo, KnownHost, KnownHosts, Verdict, fingerprint, remember
 from distributed.ssh.wire import Deadline, Wire, greet, stalled
 
 Trust = Callable[[HostKeyInfo], bool]
@@ -38,8 +39,8 @@ def open_transport(
         greet(host, wire, deadline)
         transport = paramiko.Transport(wire)
         words = _note_disconnect(transport)
-        known = KnownHosts.read((*host.user_known_hosts, *host.system_known_hosts))
-        _prefer(transport, kinds or known.key_types(_name(host)) or known.key_types(_portless(host)))
+        known = host.known_hosts()
+        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys])
         _agree(host, transport, deadline)
         _check_identity(host, transport, known, trust)
     except BaseException:
@@ -62,24 +63,14 @@ def _note_disconnect(transport: Any) -> list[str]:
     return words
 
 
-def _name(host: ResolvedHost) -> str:
-    return known_name(host.hostname, host.port, host.host_key_alias)
-
-
-def _portless(host: ResolvedHost) -> str:
-    """OpenSSH accepts the key of ``host`` for ``[host]:port`` as well."""
-    return known_name(host.hostname, 22, host.host_key_alias)
-
-
 def _prefer(transport: Any, known_types: Sequence[str]) -> None:
     """Ask for a key of a type we know, so that another one is not taken for a change."""
     options = transport.get_security_options()
-    wanted: list[str] = []
-    for known in known_types:
-        wanted += ["rsa-sha2-512", "rsa-sha2-256"] if known == "ssh-rsa" else [known]
     offered = list(options.key_types)
-    first = [kind for kind in wanted if kind in offered]
-    options.key_types = first + [kind for kind in offered if kind not in first]
+    wanted = [
+        k for known in known_types for k in (("rsa-sha2-512", "rsa-sha2-256") if known == "ssh-rsa" else (known,))
+    ]
+    options.key_types = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
 
 
 def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
@@ -106,23 +97,23 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
 
 def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust: Trust | None) -> None:
     key = transport.get_remote_server_key()
-    info = HostKeyInfo(host.machine, _name(host), key.get_name(), key.asbytes())
+    name, plain_name = host.known_names
+    info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes())
     verdict = known.judge(info)
-    if verdict is Verdict.UNKNOWN and _portless(host) != info.name:
-        plain = known.judge(HostKeyInfo(host.machine, _portless(host), info.key_type, info.blob))
+    if verdict is Verdict.UNKNOWN and plain_name != name:
+        plain = known.judge(replace(info, name=plain_name))
         verdict = plain if plain in (Verdict.KNOWN, Verdict.REVOKED) else verdict
-    if verdict in (Verdict.CHANGED, Verdict.REVOKED):
-        raise _changed(host, info, known, verdict)
+    if verdict is Verdict.REVOKED:
+        raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
+    if verdict is Verdict.CHANGED:
+        raise _changed(host, info, known.of(name)[0])
     if verdict is Verdict.UNKNOWN:
         if trust is None or not trust(info):
             raise UnknownHostKey(info)
         _remember(host, info)
 
 
-def _changed(host: ResolvedHost, info: HostKeyInfo, known: KnownHosts, verdict: Verdict) -> HostKeyChanged:
-    if verdict is Verdict.REVOKED:
-        return HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
-    entry = known.of(info.name)[0]
+def _changed(host: ResolvedHost, info: HostKeyInfo, entry: KnownHost) -> HostKeyChanged:
     file = entry.origin.rpartition(":")[0]
     problem = (
         f"another machine answers at {host.where}, or its host key changed: it shows {info.fingerprint}, "
@@ -144,5 +135,5 @@ def _remember(host: ResolvedHost, info: HostKeyInfo) -> None:
     except OSError as error:
         problem = f"its host key cannot be written to {path}: {error.strerror or error}"
         unwritable = SshError(host.machine, problem, "make the file writable")
-        unwritable.stage = "host key"
+        unwritable.stage = Stage.HOST_KEY
         raise unwritable from None

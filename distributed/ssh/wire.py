@@ -5,8 +5,8 @@ Every failure is told apart here, within a deadline and with bounded memory, bef
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
-import queue
 import socket
 import subprocess
 import threading
@@ -135,13 +135,15 @@ def dial(host: ResolvedHost, deadline: Deadline) -> Wire:
         SshError: NameUnknown, NoRoute, ConnectTimeout or PortClosed.
     """
     if host.proxy_command:
-        return _dial_command(host)
+        ours, theirs = socket.socketpair()  # as ssh does
+        with theirs:
+            command, end = ["/bin/sh", "-c", f"exec {host.proxy_command}"], theirs.fileno()
+            return Wire(ours, subprocess.Popen(command, stdin=end, stdout=end, stderr=subprocess.DEVNULL))
     worst: SshError | None = None
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
-        patience = deadline.remaining / (len(addresses) - number)
         try:
-            return Wire(_connect(family, address, patience))
+            return Wire(_connect(family, address, deadline.remaining / (len(addresses) - number)))
         except OSError as error:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
@@ -161,17 +163,30 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> sock
 
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
-    def ask() -> list[tuple[socket.AddressFamily, Any]]:
-        found = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-
+    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM))
     try:
-        return _bounded(ask, deadline.remaining)
-    except (OSError, UnicodeError) as error:
-        if isinstance(error, TimeoutError):
-            problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
-            raise NameUnknown(host.machine, problem, host.note or "is the name server of this computer up?") from None
-    raise NameUnknown(host.machine, *explain_name(host))
+        found = asking.result(deadline.remaining)
+    except concurrent.futures.TimeoutError:
+        problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
+        raise NameUnknown(host.machine, problem, host.note or "is the name server of this computer up?") from None
+    except (OSError, UnicodeError):
+        raise NameUnknown(host.machine, *explain_name(host)) from None
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def in_background(call: Callable[[], _T]) -> concurrent.futures.Future[_T]:
+    """Run a call that blocks in a thread that nobody waits for at the end: a name service may hang."""
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, so its result always finds a place
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - carried over to who waits
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="look-up", daemon=True).start()
+    return future
 
 
 def explain_name(host: ResolvedHost) -> tuple[str, str]:
@@ -188,30 +203,6 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
     return problem, "check the spelling, or give its IP address in place of the name"
 
 
-def _bounded(call: Callable[[], _T], seconds: float) -> _T:
-    """Run a call that has no timeout of its own; its thread is left behind when it takes too long.
-
-    Raises:
-        TimeoutError: it did not end in time.
-    """
-    results: queue.SimpleQueue[_T | Exception] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            results.put(call())
-        except Exception as error:  # noqa: BLE001 - carried over to the caller's thread
-            results.put(error)
-
-    threading.Thread(target=work, name="look-up", daemon=True).start()
-    try:
-        result = results.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
     where = host.where if address == host.hostname else f"{host.where} ({address})"
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
@@ -226,19 +217,6 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         )
         return NoRoute(host.machine, f"no route to {where} ({error.strerror}, errno {error.errno})", hint)
     return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
-
-
-def _dial_command(host: ResolvedHost) -> Wire:
-    """Start the user's ProxyCommand as ssh does, on one end of a socket pair."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {host.proxy_command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,
-        )
-    return Wire(ours, process)
 
 
 def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from distributed.machine.here import Process
 from distributed.machine.link import FILES, Link, document
 from distributed.ssh.errors import SshError
+from distributed.ssh.process import Process
 from training.tasks.predictions import FOLDER
 
 MOST_FILES = 1000

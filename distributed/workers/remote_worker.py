@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from distributed.machine.here import Process
 from distributed.machine.link import AGENT, Link
 from distributed.ssh.errors import SshError
+from distributed.ssh.process import Process
 from distributed.workers.agent_records import Greeting, Record, first_problem
 from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError

@@ -20,7 +20,7 @@ from distributed.hosts.file import load_hosts
 from distributed.hosts.local_python import without_strange_pythons
 from distributed.hosts.schema import Hosts
 from distributed.preparation.custom_code import code_of
-from distributed.ssh import config_files
+from distributed.ssh import config
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import profile_from_options
 from training.processes import environment
@@ -34,7 +34,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of somebody else's, with approvals of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
-    monkeypatch.setattr(config_files, "_accepted", set())
+    monkeypatch.setattr(config, "_accepted", set())
 
 
 def person(monkeypatch: pytest.MonkeyPatch, *answers: bool) -> None:
@@ -106,7 +106,7 @@ def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(
 def test_discover_never_reads_the_configuration_of_a_hosts_file(
     named: list[str], hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config_files.accept(str(tmp_path / "trap"))
+    config.accept(str(tmp_path / "trap"))
     assert main(["discover", "--json", "--timeout", "1", *named]) == ExitCode.DONE
     found = json.loads(capsys.readouterr().out)["machines"]
     assert [one["problem"]["cause"] for one in found if one["name"] == "box"] == ["config_not_read"]
@@ -124,7 +124,7 @@ def test_stop_of_a_run_of_others_runs_nothing(hosts: Path, tmp_path: Path) -> No
 def test_a_hosts_file_that_is_named_is_used_and_remembered(hosts: Path, tmp_path: Path) -> None:
     assert main(["access", "--hosts", str(hosts)]) == ExitCode.NOT_READY
     assert ran(tmp_path)
-    config_files._accepted.clear()
+    config._accepted.clear()
     assert main(["distributed-check"]) == ExitCode.NOT_READY
     assert ran(tmp_path)
 
@@ -135,9 +135,9 @@ def test_the_person_is_asked_once_and_again_after_a_change(
     person(monkeypatch, True)
     read_hosts(hosts, named=False, person=True)
     assert f"touch {tmp_path}/ran" in capsys.readouterr().err
-    config_files._accepted.clear()
+    config._accepted.clear()
     read_hosts(hosts, named=False, person=True)
-    config_files._accepted.clear()
+    config._accepted.clear()
     (tmp_path / "trap").write_text("ProxyCommand other\n")
     person(monkeypatch, False)
     with pytest.raises(BadInput, match="can run commands .* has changed since it was approved"):
@@ -147,9 +147,9 @@ def test_the_person_is_asked_once_and_again_after_a_change(
 def test_a_change_of_an_included_file_asks_again(hosts: Path, tmp_path: Path) -> None:
     (tmp_path / "trap").write_text(f"Include {tmp_path}/more*\n")
     read_hosts(hosts, named=True, person=False)
-    config_files._accepted.clear()
+    config._accepted.clear()
     (tmp_path / "more.conf").write_text("Match exec evil\n")
-    assert config_files.commands_in(str(tmp_path / "trap")) == [f"Match exec evil ({tmp_path}/more.conf)"]
+    assert config.commands_in(str(tmp_path / "trap")) == [f"Match exec evil ({tmp_path}/more.conf)"]
     with pytest.raises(BadInput):
         read_hosts(hosts, named=False, person=False)
 
@@ -160,13 +160,13 @@ def test_a_change_of_an_included_file_asks_again(hosts: Path, tmp_path: Path) ->
 ])  # fmt: skip
 def test_every_way_to_run_a_command_is_shown(line: str, tmp_path: Path) -> None:
     (tmp_path / "trap").write_text(f"Host *\n{line}\nProxyCommand none\n")
-    (shown,) = config_files.commands_in(str(tmp_path / "trap"))
+    (shown,) = config.commands_in(str(tmp_path / "trap"))
     assert "evil" in shown
 
 
 def test_the_own_configuration_needs_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert config_files.accepted("~/.ssh/config") and config_files.accepted("")
+    assert config.accepted("~/.ssh/config") and config.accepted("")
 
 
 # -------------------------------------------------------------------------------------------------- custom code

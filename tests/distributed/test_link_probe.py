@@ -19,7 +19,7 @@ from distributed.measuring.link_figures import Figures, program
 from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.measuring.own_interfaces import parse_addresses, parse_media, parse_net_dev, parse_netstat
-from distributed.ssh.shell import LIMIT, encode
+from distributed.ssh.process import LIMIT, encode
 from tests.waiting import PATIENCE
 
 TOKEN = "0123456789abcdef" * 2

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from distributed.cleaning import leftovers as leftovers_module
 from distributed.cleaning.leftovers import leftovers
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine import here
 from distributed.machine.here import HereConnection
 from distributed.machine.link import Link, document
+from distributed.ssh import process
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import Completed
 
@@ -76,10 +76,9 @@ def test_a_look_at_stderr_does_not_move_where_the_command_writes() -> None:
 
 
 def test_a_line_without_end_is_given_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "MAX_LINE", 1000)
-    process = HereConnection("box").stream(["sh", "-c", "head -c 5000 /dev/zero; echo; echo end"])
-    lines = list(process)
-    process.close()
+    monkeypatch.setattr(process, "MAX_LINE", 1000)
+    with HereConnection("box").stream(["sh", "-c", "head -c 5000 /dev/zero; echo; echo end"]) as talkative:
+        lines = list(talkative)
     assert b"".join(lines) == bytes(5000) + b"\nend\n" and lines[-1] == b"end\n" and len(lines) > 2
 
 

@@ -16,9 +16,10 @@ from typing import cast
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.here import HereConnection, HereProcess, Process
+from distributed.machine.here import HereConnection, HereProcess
 from distributed.machine.link import Link
 from distributed.ssh.errors import ConnectTimeout
+from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor
 from distributed.workers import remote_worker
 from distributed.workers.agent_records import Record

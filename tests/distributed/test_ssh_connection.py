@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.ssh.connection import SshConnection, SshTarget
+from distributed.ssh.connection import PUT, SshConnection, SshTarget
 from distributed.ssh.errors import (
     CommandTimeout,
     Dropped,
@@ -26,7 +26,6 @@ from distributed.ssh.errors import (
     Stalled,
     UnknownHostKey,
 )
-from distributed.ssh.files import PUT
 from distributed.ssh.host_keys import HostKeyInfo
 from distributed.ssh.process import RemoteProcess
 from tests.lab import ssh_setup
@@ -182,8 +181,6 @@ def test_files_travel_whole_and_with_their_mode(lab: LightLab, a: SshConnection,
     a.put(source, "~/new folder/it's", mode=0o640)
     there = lab["a"].files / "new folder" / "it's"
     assert there.read_bytes() == source.read_bytes() and there.stat().st_mode & 0o777 == 0o640
-    a.get("new folder/it's", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == source.read_bytes()
     assert [path.name for path in there.parent.iterdir()] == ["it's"]
 
 
@@ -207,12 +204,6 @@ def test_a_cut_off_put_does_not_take_the_files_name(lab: LightLab) -> None:
         until(lambda: part.exists() and part.stat().st_size == 4)
     until(lambda: not part.exists())
     assert not whole.exists()
-
-
-def test_a_missing_file_is_named(a: SshConnection, tmp_path: Path) -> None:
-    with pytest.raises(RemoteFileError, match="a: cannot read no/such: .*No such file"):
-        a.get("no/such", tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- ports ---
@@ -268,14 +259,14 @@ def _send_all(stream: socket.socket, data: bytes) -> None:
 
 def test_what_a_carried_port_takes_and_gives(a: SshConnection, echo: int) -> None:
     data = os.urandom(1_000_000)
-    with a.forward_remote(("127.0.0.1", echo)) as forward:
+    with contextlib.closing(a.forward_remote(("127.0.0.1", echo))) as forward:
         assert exchange(forward.port, data) == data + b"bye"
         assert exchange(forward.port, b"again") == b"againbye"
 
 
 def test_two_remote_ports_lead_to_their_own_places_and_close_alone(a: SshConnection, echo: int) -> None:
     first = a.forward_remote(("127.0.0.1", echo))
-    with a.forward_remote(("127.0.0.1", 9)) as second:
+    with contextlib.closing(a.forward_remote(("127.0.0.1", 9))) as second:
         assert exchange(second.port, b"x") == b""
     assert exchange(first.port, b"x") == b"xbye"
     first.close()
@@ -299,7 +290,7 @@ def test_a_stranger_is_shown_and_refused(lab: LightLab, tmp_path: Path) -> None:
     shown = subprocess.run(
         ["ssh-keygen", "-lf", lab["a"].folder / "host_key.pub"], capture_output=True, text=True, check=True
     ).stdout
-    assert caught.value.fingerprint in shown
+    assert caught.value.key.fingerprint in shown
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in caught.value.hint
     assert not (tmp_path / "known").exists()
 
@@ -488,7 +479,6 @@ def test_no_session_is_left_on_the_far_side(lab: LightLab) -> None:
 
 def test_a_silent_machine_is_noticed_and_wakes_who_waits(lab: LightLab) -> None:
     with SshConnection.connect(lab.target("b"), heartbeat=0.25) as b, b.stream(["sleep", "600"]) as process:
-        until(lambda: b.silence < 0.25)
         assert b.alive()
         lab["b"].cut()
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.ssh.shell import LIMIT, command_line
+from distributed.ssh.process import LIMIT, command_line
 from profiles.errors import BadInput
 
 NASTY = [

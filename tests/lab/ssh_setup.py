@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from distributed.ssh.config_files import accept
+from distributed.ssh.config import accept
 from tests.lab.spec import HostSpec, LabUnavailable
 
 FAKETIME = (

@@ -16,7 +16,7 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.real_services import RealServices
 from app.wizard.records import Access, MachineRow, Need, Status
 from distributed.ssh.access import AccessReport
-from distributed.ssh.config_files import accept
+from distributed.ssh.config import accept
 from tests.lab.fixtures import MakeLab
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
