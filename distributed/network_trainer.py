@@ -79,8 +79,7 @@ class NetworkTrainer(ObjectTrainer):
         check_names(parts)
 
     def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
-        from distributed.hosts.file import load_hosts
-        from distributed.hosts.local_python import accept_pythons
+        from distributed.hosts.file import accept_pythons, load_hosts
         from distributed.launcher import DistributedLauncher
         from distributed.preparation.custom_code import code_of
         from distributed.ssh.config import accept

@@ -15,9 +15,9 @@ from rich.cells import cell_len
 from app.cli.approval import USUAL_HOSTS, read_hosts, somebody
 from app.console import agreed, say, show_json, show_line, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
-from distributed.ssh.access import AccessReport, Installed, Stage, check_all, explain, install_key
+from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
-from distributed.ssh.errors import PasswordRefused
+from distributed.ssh.errors import PasswordRefused, Stage
 from distributed.ssh.host_keys import COMPARED, HostKeyInfo
 from profiles.errors import ExitCode, MusterError
 

@@ -49,7 +49,7 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
     Raises:
         BadInput: nobody does.
     """
-    from distributed.hosts.local_python import accept_pythons, strange_pythons
+    from distributed.hosts.file import accept_pythons, strange_pythons
     from distributed.ssh.config import accept, accepted
 
     if named:

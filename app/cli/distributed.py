@@ -23,7 +23,7 @@ from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState, reduce_events
 from app.trackers.start import checked_trackers, start_trackers
-from distributed.cleaning.leftovers import leftovers
+from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS
 from distributed.launcher import DistributedLauncher, resume_run
 from distributed.planning.document import read_planning

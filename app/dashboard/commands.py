@@ -8,8 +8,8 @@ from pathlib import Path
 
 from app.dashboard.picture import Picture
 from app.shell.base_app import CommandRecord
-from distributed.cleaning.leftovers import leftovers
-from distributed.hosts.local_python import without_strange_pythons
+from distributed.cleaning.clean import leftovers
+from distributed.hosts.file import without_strange_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.newcomers import all_hosts
 from distributed.run.requests import Action, leave_request

@@ -19,8 +19,7 @@ from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
-from distributed.hosts.file import Hosts, Machine, load_hosts
-from distributed.hosts.local_python import without_strange_pythons
+from distributed.hosts.file import Hosts, Machine, load_hosts, without_strange_pythons
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import MAIN, Assessment, DataSummary, Fit, Job, JobAnswers, JobOption, MachineRow, Status
-from distributed.checks.job_findings import memory_level
+from distributed.checks.job import memory_level
 from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import estimated_bytes
 from distributed.planning.model_size import ModelSize, size_for

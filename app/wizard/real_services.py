@@ -80,8 +80,7 @@ class RealServices:
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         from app.wizard.machines import row_of
         from app.wizard.saved_profiles import saved_hosts
-        from distributed.hosts.file import load_hosts
-        from distributed.hosts.local_python import without_strange_pythons
+        from distributed.hosts.file import load_hosts, without_strange_pythons
 
         path = saved_hosts(self._config).get(profile)
         if path is None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
-from distributed.checks.job_examination import JobLook, look_at_job
-from distributed.checks.job_findings import free_memory
+from distributed.checks.job import JobLook, free_memory, look_at_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.measure import here_link

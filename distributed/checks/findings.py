@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 
 Level = Literal["ok", "warning", "problem"]
+_Text = Annotated[str, Field(max_length=200)]
 LITTLE_MEMORY = 2 * 2**30
 HOT = 90.0
 _SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
@@ -48,15 +49,15 @@ class Power(_Said):
 
 
 class Nvidia(_Said):
-    name: str = Field(max_length=200)
-    driver: str = Field(max_length=200)
+    name: _Text
+    driver: _Text
     total: int | None = None
     free: int | None = None
     celsius: int | None = None
 
 
 class Device(_Said):
-    device: str = Field(max_length=200)
+    device: _Text
     problem: str = Field(max_length=1000)
     gflops: float | None = None
 
@@ -64,11 +65,11 @@ class Device(_Said):
 class Health(_Said):
     """What :mod:`distributed.checks.machine_health` says; sizes in bytes."""
 
-    machine: str = Field(max_length=200)
-    hardware: str = Field(max_length=200)
+    machine: _Text
+    hardware: _Text
     memory: Memory
     power: Power
-    inhibitor: str = Field(max_length=200)
+    inhibitor: _Text
     mtu: dict[str, int] = Field(max_length=1000)
     celsius: float | None = None
     throttled: bool = False
@@ -79,26 +80,20 @@ class Health(_Said):
 def judge_facts(facts: Facts) -> list[Finding]:
     """Return what the first look has found in order; what makes a machine unfit is said by its problem."""
     version, oldest = ".".join(map(str, facts.python)), ".".join(map(str, OLDEST_PYTHON))
+    ahead = facts.clock_ahead
     looked_at = [
-        (True, Finding("system", "ok", facts.system)),
-        (facts.python[:2] >= OLDEST_PYTHON, Finding("python", "ok", version, f"{oldest} or newer")),
-        (bool(facts.torch), Finding("torch", "ok", facts.torch, "one version on all machines")),
-        (
-            facts.free >= FREE_BYTES,
-            Finding("disk", "ok", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
-        ),
-        (
-            abs(facts.clock_ahead) <= CLOCK_TOLERANCE,
-            Finding("clock", "ok", f"{facts.clock_ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
-        ),
+        (True, "system", facts.system, ""),
+        (facts.python[:2] >= OLDEST_PYTHON, "python", version, f"{oldest} or newer"),
+        (bool(facts.torch), "torch", facts.torch, "one version on all machines"),
+        (facts.free >= FREE_BYTES, "disk", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
+        (abs(ahead) <= CLOCK_TOLERANCE, "clock", f"{ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
     ]
-    found = [finding for in_order, finding in looked_at if in_order]
+    found = [Finding(check, "ok", seen, needed) for in_order, check, seen, needed in looked_at if in_order]
     sandboxed = guarded_folder(facts.root, facts.system)
     if sandboxed:
         fix = "set another 'project_path' in the hosts file, or none"
-        found.append(
-            Finding("folder", "problem", f"works in {facts.root}", f"not in {sandboxed}: macOS protects it", fix)
-        )
+        needed = f"not in {sandboxed}: macOS protects it"
+        found.append(Finding("folder", "problem", f"works in {facts.root}", needed, fix))
     return found
 
 
@@ -148,16 +143,16 @@ def _devices(health: Health) -> Iterator[Finding]:
         yield Finding("driver", "ok", f"{gpu.name}: driver {gpu.driver}")
         if gpu.total and gpu.free is not None:
             taken = gpu.free < gpu.total / 2
-            seen = f"{gpu.name}: {_gigabytes(gpu.free)} of {_gigabytes(gpu.total)} GB free"
+            seen = f"{gpu.name}: {gigabytes(gpu.free)} of {gigabytes(gpu.total)} GB free"
             fix = "nvidia-smi shows which program holds it" if taken else ""
             yield Finding("gpu memory", "warning" if taken else "ok", seen, "half of it", fix)
 
 
 def _memory(health: Health) -> Iterator[Finding]:
     little = health.memory.free < LITTLE_MEMORY
-    seen = f"{_gigabytes(health.memory.free)} of {_gigabytes(health.memory.total)} GB free"
+    seen = f"{gigabytes(health.memory.free)} of {gigabytes(health.memory.total)} GB free"
     fix = "close programs there" if little else ""
-    yield Finding("memory", "warning" if little else "ok", seen, f"{_gigabytes(LITTLE_MEMORY)} GB", fix)
+    yield Finding("memory", "warning" if little else "ok", seen, f"{gigabytes(LITTLE_MEMORY)} GB", fix)
 
 
 def _power(health: Health) -> Iterator[Finding]:
@@ -225,5 +220,5 @@ def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Findin
     return found
 
 
-def _gigabytes(size: int) -> str:
+def gigabytes(size: int) -> str:
     return f"{size / 2**30:.1f}"

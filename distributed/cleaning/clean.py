@@ -2,22 +2,26 @@
 
 A survey lists what is there; a person sees it before anything happens; another survey over the same connection, after
 the removal, is the proof. A run that is alive keeps what it needs: its folder, the cache, and the key that its
-supervisor comes back with.
+supervisor comes back with. After a run :func:`leftovers` asks every machine for its processes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
+from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.here import Connection
-from distributed.machine.link import CACHE
-from distributed.ssh.errors import RemoteFileError
+from distributed.machine.link import CACHE, document, link_to
+from distributed.ssh.errors import RemoteFileError, SshError
+from profiles.errors import MusterError
 
-_REMOVAL_PATIENCE = 600.0
-_SURVEY_PATIENCE = 120.0
+_REMOVAL_TIMEOUT = 600.0
+_SURVEY_TIMEOUT = 120.0
 _CACHE = ("blobs", "trees", "agent")
 _LONGEST_COMMAND = 4096
 """Characters of a process's command that are looked at: anybody on the machine can start one with 100,000."""
@@ -89,11 +93,10 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
     Raises:
         SshError: the connection was lost, or the machine does not answer in time.
     """
-    done = connection.run(["sh", "-c", SURVEY, "sh", blob, *dict.fromkeys(roots)], timeout=_SURVEY_PATIENCE)
+    done = connection.run(["sh", "-c", SURVEY, "sh", blob, *dict.fromkeys(roots)], timeout=_SURVEY_TIMEOUT)
     if b"\nps\n" not in b"\n" + done.stdout:
-        raise RemoteFileError(
-            connection.machine, f"cannot look for Muster's files: {done.problem}", "are sh and ps there?"
-        )
+        problem = f"cannot look for Muster's files: {done.problem}"
+        raise RemoteFileError(connection.machine, problem, "are sh and ps there?")
     said, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
     inventory, groups = _read(said)
     return _with_processes(connection, inventory, groups, table, roots)
@@ -142,13 +145,8 @@ def _with_processes(
     asked = [(pid, command) for pid, pgid, command in rows if pgid in maybe]
     inside = _inside(connection, [pid for pid, _ in asked], [root for root, _ in inventory.roots])
     left = [(pid, command) for pid, pgid, command in rows if pgid in sure or pid in inside]
-    return Inventory(
-        **{
-            **inventory.__dict__,
-            "processes": tuple(Process(pid, command) for pid, command in left),
-            "alive": tuple(sorted(alive)),
-        }
-    )
+    processes = tuple(Process(pid, command) for pid, command in left)
+    return replace(inventory, processes=processes, alive=tuple(sorted(alive)))
 
 
 def _row(line: str) -> tuple[int, int, str] | None:
@@ -200,8 +198,8 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     known = {part.path for part in shown.parts}
     parts = [part for part in now.removable if part.path in known]
     if parts or now.roots:
-        lines = "".join(f"{line}\n" for line in _removal(parts, now, len(parts) == len(now.parts)))
-        connection.run(["sh", "-c", REMOVE], input=lines.encode("utf-8", "surrogateescape"), timeout=_REMOVAL_PATIENCE)
+        lines = "".join(f"{line}\n" for line in _removal(parts, now))
+        connection.run(["sh", "-c", REMOVE], input=lines.encode("utf-8", "surrogateescape"), timeout=_REMOVAL_TIMEOUT)
     left = survey(connection, blob, roots)
     if left.keys and not (left.parts or left.processes or left.alive):
         done = connection.run(["sh", "-c", FORGET, "sh", blob])
@@ -212,14 +210,49 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     return left
 
 
-def _removal(parts: Sequence[Part], now: Inventory, all_of_it: bool) -> list[str]:
+def _removal(parts: Sequence[Part], now: Inventory) -> list[str]:
     """The lines for the removal script; a folder that is ours as a whole goes as a whole."""
     lines = [f"tree {part.path}" for part in parts]
     for root, whole in now.roots:
         lines.append(f"empty {root}/runs")
-        if all_of_it and not now.alive:
+        if len(parts) == len(now.parts) and not now.alive:
             lines.append(f"tree {root}" if whole and _name(root) == "muster" else f"empty {root}")
     return lines
+
+
+def leftovers(
+    hosts: Hosts, run_id: str, first: Callable[[], None] = lambda: None
+) -> dict[str, list[str] | MusterError]:
+    """Return, by machine, the processes of a run that still run there, or why it could not be asked.
+
+    Args:
+        hosts: the machines.
+        run_id: the run.
+        first: done before they are asked, while the connections are made already.
+    """
+    done = threading.Event()
+
+    def ask(machine: Machine) -> list[str] | MusterError:
+        link = link_to(machine, hosts)
+        try:
+            link.put_agent()
+            done.wait()
+            left = document(machine.name, link.ask("left", run_id).stdout).get("processes")
+            if not isinstance(left, list):
+                raise SshError(machine.name, "it did not report which processes are left", "check there with ps -ax")
+            return [str(process) for process in left]
+        except MusterError as error:
+            return error
+        finally:
+            link.close()
+
+    with ThreadPoolExecutor(len(hosts.machines)) as pool:
+        answers = pool.map(ask, hosts.machines)
+        try:
+            first()
+        finally:
+            done.set()
+        return dict(zip((machine.name for machine in hosts.machines), answers))
 
 
 def _is_number(text: str) -> bool:

@@ -12,28 +12,21 @@ defaults for all of them.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from distributed.hosts.schema import Hosts, Line, Machine, nearest, short
+from distributed.hosts.schema import Hosts as Hosts
+from distributed.hosts.schema import Line, nearest, short
+from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
+from training.approvals import approve, digest_of, is_approved
 from training.run_files import explain, write_whole
-
-__all__ = [
-    "RUN_HOSTS",
-    "Hosts",
-    "Machine",
-    "dump_hosts",
-    "load_hosts",
-    "parse_hosts",
-    "save_hosts",
-    "split_address",
-    "typed_machine",
-]
 
 RUN_HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
@@ -45,12 +38,7 @@ _EXPECTED = {
     "devices": 'a list of "auto", "cpu", "mps", "cuda" or "cuda:0"',
     "interface": "the name of one network interface, for example en0",
 }
-_PLAIN_DEFAULTS = {
-    "ssh_user": "user",
-    "ssh_key_path": "key",
-    "python_env": "python",
-    "project_path": "project_path",
-}
+_PLAIN_DEFAULTS = {"ssh_user": "user", "ssh_key_path": "key", "python_env": "python", "project_path": "project_path"}
 _EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
@@ -84,8 +72,7 @@ def parse_hosts(text: str, source: str = "hosts file") -> Hosts:
         raise BadInput(f"{source}: expected an object in braces", _EXAMPLE)
     _refuse_unknown(top, _TOP_KEYS, source)
     defaults = {new: _line(top[old], old, source) for old, new in _PLAIN_DEFAULTS.items() if top.get(old) is not None}
-    entries = _entries(top, source)
-    machines = tuple(_machine(entry, number, defaults, source) for number, entry in enumerate(entries, start=1))
+    machines = [_machine(entry, n, defaults, source) for n, entry in enumerate(_entries(top, source), start=1)]
     _refuse_duplicates(machines, source)
     ssh_config = _line(top.get("ssh_config") or "", "ssh_config", source)
     return Hosts(machines=_master_first(machines, top, source), ssh_config=ssh_config)
@@ -183,9 +170,8 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
     if isinstance(entry, str):
         entry = split_address(entry)
     if not isinstance(entry, dict):
-        raise BadInput(
-            f"{where}: expected a name or an object", 'for example "b.local" or {"name": "b", "address": "10.0.0.2"}'
-        )
+        example = 'for example "b.local" or {"name": "b", "address": "10.0.0.2"}'
+        raise BadInput(f"{where}: expected a name or an object", example)
     label = entry.get("name") or entry.get("address")
     where += f" ({short(label)!r})" if isinstance(label, str) else ""
     _refuse_unknown(entry, Machine.model_fields, where)
@@ -194,10 +180,8 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
         return Machine.model_validate(fields)
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
-        expected = _EXPECTED.get(field, "one line of text")
-        raise BadInput(
-            f"{where}: '{field}' must be {expected}, not {short(repr(fields.get(field)))}", "see docs/hosts.md"
-        ) from None
+        problem = f"'{field}' must be {_EXPECTED.get(field, 'one line of text')}, not {short(repr(fields.get(field)))}"
+        raise BadInput(f"{where}: {problem}", "see docs/hosts.md") from None
 
 
 def split_address(text: str) -> dict[str, Any]:
@@ -223,16 +207,14 @@ def typed_machine(text: str) -> Machine:
         raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error
 
 
-def _refuse_duplicates(machines: tuple[Machine, ...], source: str) -> None:
+def _refuse_duplicates(machines: Sequence[Machine], source: str) -> None:
     names: dict[str, int] = {}
     places: dict[tuple[str, int], int] = {}
     for number, machine in enumerate(machines, start=1):
         twin = names.setdefault(machine.name.casefold(), number)
         if twin != number:
-            raise BadInput(
-                f"{source}: machines {twin} and {number} share a name, '{machine.name}'",
-                "rename one, or remove it",
-            )
+            problem = f"machines {twin} and {number} share a name, '{machine.name}'"
+            raise BadInput(f"{source}: {problem}", "rename one, or remove it")
         place = (machine.host.casefold().rstrip("."), machine.port or 22)
         twin = places.setdefault(place, number)
         if twin != number:
@@ -240,14 +222,41 @@ def _refuse_duplicates(machines: tuple[Machine, ...], source: str) -> None:
             raise BadInput(f"{source}: {both} are the same machine ({place[0]} port {place[1]})", "remove one of them")
 
 
-def _master_first(machines: tuple[Machine, ...], top: dict[str, Any], source: str) -> tuple[Machine, ...]:
+def _master_first(machines: Sequence[Machine], top: dict[str, Any], source: str) -> tuple[Machine, ...]:
     master = top.get("master")
     if "machines" not in top or master is None:
-        return machines
+        return tuple(machines)
     chosen = [m for m in machines if isinstance(master, str) and m.name.casefold() == master.casefold()]
     if not chosen:
-        names = [machine.name for machine in machines]
-        raise BadInput(
-            f"{source}: the master '{short(str(master))}' is not among the machines", nearest(str(master), names)
-        )
+        hint = nearest(str(master), [machine.name for machine in machines])
+        raise BadInput(f"{source}: the master '{short(str(master))}' is not among the machines", hint)
     return (chosen[0], *(machine for machine in machines if machine is not chosen[0]))
+
+
+# A hosts file of somebody else's may name a program of theirs as the interpreter of this computer. The one that runs
+# now, and what is found by its bare name, need nobody; of others a person stands behind the content.
+
+
+def strange_pythons(hosts: Hosts) -> list[Path]:
+    """Return the interpreters for this computer that nobody stands behind."""
+    return [program for machine in hosts.machines if (program := _strange_python(machine))]
+
+
+def accept_pythons(hosts: Hosts) -> None:
+    """Use them from now on: a person has named the hosts file, or agreed to them."""
+    for program in strange_pythons(hosts):
+        approve(digest_of("python", [program]), f"interpreter {program}")
+
+
+def without_strange_pythons(hosts: Hosts) -> Hosts:
+    """Return the machines with the usual interpreter here instead of one that nobody stands behind."""
+    machines = (m.model_copy(update={"python": ""}) if _strange_python(m) else m for m in hosts.machines)
+    return hosts.model_copy(update={"machines": tuple(machines)})
+
+
+def _strange_python(machine: Machine) -> Path | None:
+    if not machine.here or "/" not in machine.python_command:
+        return None
+    program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))
+    known = program == Path(sys.executable) or is_approved(digest_of("python", [program]))
+    return None if known else program

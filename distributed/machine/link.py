@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import Connection, HereConnection, Process
+from distributed.machine.here import Connection, HereConnection
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import RemoteFileError, SshError
-from distributed.ssh.process import Completed
+from distributed.ssh.process import Completed, Process
 
 CACHE = "~/.cache/muster"
 """Muster's folder on a machine where the hosts file names none."""

@@ -75,14 +75,18 @@ class Lack:
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
 
 
-def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str]) -> Lack:
+def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True) -> Lack:
     """Ask what is not there; notes the machine's folder on the link.
+
+    Args:
+        prepared: the agent's programs are there; else the one that is asked travels in the command.
 
     Raises:
         SshError: it cannot be asked.
     """
     question = json.dumps({"trees": list(trees), "blobs": list(blobs)}).encode()
-    answer = document(link.name, link.ask("missing", input=question).stdout)
+    done = link.ask("missing", input=question) if prepared else link.ask_unprepared("missing", input=question)
+    answer = document(link.name, done.stdout)
     lack = Lack.parse(link.name, answer, blobs)
     link.root = str(answer.get("root", link.root))
     return lack

@@ -99,7 +99,8 @@ class ResolvedHost:
     @property
     def known_names(self) -> tuple[str, str]:
         """Names under which its key may be known; OpenSSH accepts that of ``host`` for ``[host]:port`` as well."""
-        return tuple(known_name(self.hostname, port, self.host_key_alias) for port in (self.port, 22))
+        host, alias = self.hostname, self.host_key_alias
+        return known_name(host, self.port, alias), known_name(host, 22, alias)
 
     def known_hosts(self) -> KnownHosts:
         """Read the known_hosts files that hold for it."""

@@ -16,8 +16,7 @@ from app.cli.approval import read_hosts
 from app.cli.main import main
 from app.cli.train import TrainRequest, plan_of, resumable
 from app.dashboard.commands import Proof
-from distributed.hosts.file import load_hosts
-from distributed.hosts.local_python import without_strange_pythons
+from distributed.hosts.file import load_hosts, without_strange_pythons
 from distributed.hosts.schema import Hosts
 from distributed.preparation.custom_code import code_of
 from distributed.ssh import config

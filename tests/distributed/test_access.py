@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed.ssh.access import AccessReport, Stage, check_access, check_all
+from distributed.ssh.access import AccessReport, check_access, check_all
 from distributed.ssh.connection import SshTarget
-from distributed.ssh.errors import SshError
+from distributed.ssh.errors import SshError, Stage
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec, LabUnavailable
 from tests.waiting import PATIENCE

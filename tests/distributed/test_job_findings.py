@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.checks.findings import Finding, Health
-from distributed.checks.job_examination import look_at_job
-from distributed.checks.job_findings import judge_data, judge_memory, judge_origin, judge_port
+from distributed.checks.job import judge_data, judge_memory, judge_origin, judge_port, look_at_job
 from distributed.hosts.schema import Machine
 from distributed.machine.here import HereConnection
 from distributed.machine.link import Link

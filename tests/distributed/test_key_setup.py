@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed.ssh.access import INSTALL, Stage, check_access, install_key, own_key, own_key_path, read_own_key
+from distributed.ssh.access import INSTALL, check_access, install_key, own_key, own_key_path, read_own_key
 from distributed.ssh.auth import _Prompts
 from distributed.ssh.connection import SshConnection
-from distributed.ssh.errors import PasswordRefused, UserRefused
+from distributed.ssh.errors import PasswordRefused, Stage, UserRefused
 from profiles.errors import BadInput
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distributed.cleaning import leftovers as leftovers_module
-from distributed.cleaning.leftovers import leftovers
+from distributed.cleaning import clean
+from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.here import HereConnection
 from distributed.machine.link import Link, document
@@ -61,7 +61,7 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"{}", b'{"processes": 5}', b"[]"])
 def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers_module, "link_to", lambda machine, hosts: Link(machine, lambda: Says(answer)))
+    monkeypatch.setattr(clean, "link_to", lambda machine, hosts: Link(machine, lambda: Says(answer)))
     assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1")["box"], SshError)
 
 

@@ -34,7 +34,8 @@ from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Status as Seen
-from distributed.ssh.access import AccessReport, Stage
+from distributed.ssh.access import AccessReport
+from distributed.ssh.errors import Stage
 from profiles.options import options_by_name
 from tests.wizard.fake_services import known, locked, pair, refused, stranger, way
 from training.run_metadata import RunMetadata

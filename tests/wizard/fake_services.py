@@ -30,7 +30,8 @@ from app.wizard.services import Request, Sight, Tell
 from distributed.checks.findings import Finding
 from distributed.measuring.link_figures import Figures, PairFigures
 from distributed.planning.document import Candidate, Choice
-from distributed.ssh.access import AccessReport, Stage
+from distributed.ssh.access import AccessReport
+from distributed.ssh.errors import Stage
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.errors import BadInput, RunFailed
 from profiles.options import options_by_name

@@ -10,7 +10,7 @@ import pytest
 from app.wizard.job_view import data_of, fits_of, job_of, resolved
 from app.wizard.records import Job, JobAnswers, JobOption, MachineRow, Status
 from distributed.checks.findings import Health
-from distributed.checks.job_findings import judge_memory
+from distributed.checks.job import judge_memory
 from distributed.planning.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile

@@ -1,25 +1,34 @@
-"""Does the job fit a machine: its model into the memory, its data there or how much must travel, the port of its hub.
+"""What a job finds on machines that are ready: does its model fit into the memory, is its data there or how much must
+travel, is the port of its hub free?
 
-Pure functions, but for :func:`judge_port`, which tries.
+:func:`look_at_job` asks; the ``judge_*`` are pure functions, but for :func:`judge_port`, which tries.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from distributed.checks.findings import Finding, Health, Level
-from distributed.measuring.machine_figures import SpeedFigures
+from distributed.checks.findings import Finding, Health, Level, gigabytes
+from distributed.machine.link import Link
+from distributed.measuring.machine_figures import SpeedFigures, seats_of
+from distributed.measuring.measure import known_speeds
 from distributed.planning.fitting import DOUBT, Room, fitted
 from distributed.planning.job import job_of
+from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import estimated_bytes, member_bytes
-from distributed.planning.model_size import ModelSize
+from distributed.planning.model_size import ModelSize, size_for
+from distributed.preparation.code_sync import Inputs, collect
+from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import FREE_BYTES, Facts
-from distributed.preparation.transfer import Lack, Tree
-from profiles.errors import BadInput
+from distributed.preparation.transfer import Lack, Tree, ask_missing
+from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory
 from profiles.schema import Profile
 from training.strategies.registry import usual_strategy
+from training.tasks.published_models import with_local_model
 
 _ESTIMATED = "estimated"
 _NAMES = {
@@ -32,14 +41,73 @@ _NAMES = {
 }
 
 
+@dataclass
+class JobLook:
+    """What was seen of a job."""
+
+    profile: Profile
+    size: ModelSize | None = None
+    measured: dict[str, SpeedFigures] = field(default_factory=dict)
+    """The task on a machine that was measured before, by the machine's name."""
+    everywhere: list[Finding] = field(default_factory=list)
+    """What is true of every machine."""
+    here: list[Finding] = field(default_factory=list)
+    """Of the machine that starts the run."""
+    data: dict[str, list[Finding]] = field(default_factory=dict)
+    """By machine."""
+
+    def of(self, name: str, health: Health | None) -> list[Finding]:
+        """Return the findings of one machine."""
+        memory = [judge_memory(self.profile, self.size, self.measured.get(name), health)] if health else []
+        return [*memory, *self.data.get(name, []), *self.everywhere]
+
+
+def look_at_job(
+    profile: Profile, machines: Sequence[tuple[Link, Facts]], cache: MeasurementCache | None = None
+) -> JobLook:
+    """Compare a job with machines that are connected; nothing is written on them.
+
+    What is wrong with the job itself is a finding of every machine.
+    """
+    here, everywhere = judge_port(profile.strategy.hub_port), judge_origin(with_local_model(profile))
+    found = JobLook(profile, size_for(profile), here=here, everywhere=everywhere)
+    if not machines:
+        return found
+    try:
+        plan = plan_run(profile, machines)
+        inputs = collect(plan)
+    except MusterError as error:
+        found.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
+        return found
+    seats = seats_of(list(machines), plan.members)
+    for seat, figures in zip(seats, known_speeds(seats, inputs, cache or MeasurementCache()), strict=True):
+        if figures is not None:
+            found.measured[seat.link.name] = figures
+    with ThreadPoolExecutor(len(machines)) as pool:
+        answers = pool.map(lambda one: _data(inputs, *one), machines)
+        found.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
+    return found
+
+
+def _data(inputs: Inputs, link: Link, facts: Facts) -> list[Finding]:
+    try:
+        blobs = sorted({blob for tree in inputs.trees.values() for blob in tree.sources})
+        lack = ask_missing(link, [tree.name for tree in inputs.trees.values()], blobs, prepared=False)
+        return judge_data(inputs.trees, lack, facts)
+    except MusterError as error:
+        return [Finding("data", "warning", f"its data could not be checked: {error.message}")]
+
+
 def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:
     """Compare what a member needs with what is free; what was measured there stands before what is estimated."""
     if measured is not None and any(one.peak for one in measured.machine.measurements):
-        return _judged(profile, measured_bytes(profile, measured), "as measured there", health)
+        job, strategy = job_of(profile, measured.workload), profile.strategy.strategy
+        chosen = usual_strategy() if strategy == "auto" else strategy
+        need = member_bytes(job, measured.machine, chosen, job.batch)
+        return _judged(profile, need, "as measured there", health)
     if size is None:
-        return Finding(
-            "model", "ok", "the memory that the model needs is not known before it runs", "", "measure tells"
-        )
+        unknown = "the memory that the model needs is not known before it runs"
+        return Finding("model", "ok", unknown, fix="measure tells")
     try:
         found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
     except BadInput as error:
@@ -48,15 +116,9 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
     return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
 
 
-def measured_bytes(profile: Profile, figures: SpeedFigures) -> int:
-    """Return the peak with the profile's batch, from short runs of the task there."""
-    job, strategy = job_of(profile, figures.workload), profile.strategy.strategy
-    return member_bytes(job, figures.machine, usual_strategy() if strategy == "auto" else strategy, job.batch)
-
-
 def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
     free, total = free_memory(health)
-    seen = f"about {_gigabytes(need)} GB needed ({how}), {_gigabytes(free)} of {_gigabytes(total)} GB free"
+    seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
     if level == "ok":
         return Finding("model", level, seen, "fits into the memory")
@@ -97,9 +159,8 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
         left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
         total = sum(sizes.values())
         state = "absent" if left == total else "partly there" if left else "there, not assembled"
-        found.append(
-            Finding("data", "ok", f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB")
-        )
+        seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
+        found.append(Finding("data", "ok", seen))
     room = lack.left({blob: path for tree in trees.values() for blob, path in tree.sources.items()})
     if facts.free < FREE_BYTES + room:
         seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(room)} MB"
@@ -112,14 +173,14 @@ def judge_origin(profile: Profile) -> list[Finding]:
     """Say what every machine gets from the hub of models and data sets by itself."""
     local = ("/", "./", "../", "~")
     model = profile.model
-    named = {"data": profile.data.dataset_path, "model": model.model_path}
-    named |= {"teacher": model.teacher_path, "encoder": model.encoder_path}
-    if profile.model.task == "custom":
-        named["model"] = ""
-    wanted = {what: name for what, name in named.items() if name and not name.startswith(local)}
-    return [
-        Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in wanted.items()
-    ]
+    named = {
+        "data": profile.data.dataset_path,
+        "model": "" if model.task == "custom" else model.model_path,
+        "teacher": model.teacher_path,
+        "encoder": model.encoder_path,
+    }
+    wanted = [(what, name) for what, name in named.items() if name and not name.startswith(local)]
+    return [Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in wanted]
 
 
 def judge_port(port: int) -> list[Finding]:
@@ -133,10 +194,6 @@ def judge_port(port: int) -> list[Finding]:
         fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
         return [Finding("hub port", "problem", seen, "free for the hub", fix)]
     return [Finding("hub port", "ok", f"port {port} of the machine that starts the run is free")]
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 2**30:.1f}"
 
 
 def _megabytes(size: int) -> str:
