@@ -17,13 +17,12 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from distributed.discovery.known_machines import (
     Candidate,
-    KnownKeys,
     Sources,
     candidates,
     look_up,
@@ -34,7 +33,7 @@ from distributed.discovery.known_machines import (
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.network_interfaces import list_interfaces
-from distributed.discovery.path_watch import PathWatch
+from distributed.discovery.reachability import PathWatch, aside
 from distributed.discovery.sightings import (
     MOST_SIGHTINGS,
     Observation,
@@ -46,11 +45,9 @@ from distributed.discovery.sightings import (
     apply,
 )
 from distributed.ssh.host_keys import KnownHosts
-from distributed.ssh.wire import in_background
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
 
-_T = TypeVar("_T")
 _TICK = 0.2
 _LOOK_UPS_AT_ONCE = 8
 _INTERFACES_EVERY = 3.0
@@ -69,7 +66,7 @@ class Discovery:
 
     def __init__(self, sources: Sources | None = None, browse: bool = True) -> None:
         self._sources = sources or Sources()
-        self._known: KnownKeys = read_known_keys(self._sources.known_hosts)
+        self._known = read_known_keys(self._sources.known_hosts)
         self._candidates = candidates(self._sources, self._known)
         hosts = KnownHosts.read(path.expanduser() for path in self._sources.known_hosts)
         self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
@@ -77,7 +74,7 @@ class Discovery:
         self._browser = Browser(self._observe) if browse else None
         self._state, self._version = State(), 0
         self._changed = threading.Condition()
-        self._paths = PathWatch(self._observe, self._aside, self._known)
+        self._paths = PathWatch(self._observe, self._known.names)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._stop, self._look_ups_due = asyncio.Event(), asyncio.Event()
@@ -154,9 +151,6 @@ class Discovery:
                 self._state, self._version = state, self._version + 1
                 self._changed.notify_all()
 
-    async def _aside(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.wrap_future(in_background(call))
-
     # -------------------------------------------------------------------------------------------------- what is known
 
     def _look_at_this_computer(self) -> None:
@@ -178,7 +172,7 @@ class Discovery:
         async def one(candidate: Candidate) -> None:
             async with limit:
                 interfaces = self._interfaces
-                sighting = await self._aside(lambda: look_up(candidate, interfaces))
+                sighting = await aside(lambda: look_up(candidate, interfaces))
             if sighting is not None:
                 self._observe(Sighted(sighting))
 

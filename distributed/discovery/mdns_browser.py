@@ -1,28 +1,139 @@
-"""Browse for machines by multicast DNS on every suitable interface, inside a running event loop."""
+"""Browse for machines by multicast DNS on every suitable interface, inside a running event loop.
+
+One socket for each interface and IP version tells where a packet came in. The port is shared with the system's own
+responder (mDNSResponder, avahi): we only listen to what is multicast.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import ipaddress
+import socket
+import struct
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container
 
 from distributed.discovery.mdns_records import BROWSED, LONGEST_PACKET, RecordBook, query_packets
-from distributed.discovery.mdns_sockets import MulticastSocket, explain_browsing
 from distributed.discovery.network_interfaces import Interface, Interfaces
 from distributed.discovery.sightings import Browsed, Ignored, Observation, Problem
 
+PORT = 5353
+GROUP_4, GROUP_6 = "224.0.0.251", "ff02::fb"
+_IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
+"""Linux: off, a packet is not copied to the sockets of all interfaces. Which one gets it is no proof of where it came
+in (seen on 6.18), so every packet is asked for its interface."""
+_IP_PKTINFO = {"linux": 8, "darwin": 26}.get(sys.platform, 0)
+LOCAL_NETWORK_HINT = (
+    "System Settings > Privacy & Security > Local Network: allow the application that runs this terminal, "
+    "then start it again"
+)
 _PTR = 12
-_PAUSES = (0.25, 0.75, 2.0, 6.0)
-"""Seconds between the first questions; after them :data:`_LAST_PAUSE` for ever (RFC 6762, 5.2)."""
-_LAST_PAUSE = 20.0
+_PAUSES = (0.25, 0.75, 2.0, 6.0, 20.0)
+"""Seconds between questions; the last pause for ever (RFC 6762, 5.2)."""
 _WORK_FOR_ONE, _WORK_FOR_ALL = 0.1, 0.3
 """Seconds of processor time a second for what one sender says, and for all; what comes then is thrown away unread. A
 packet costs 0.3 ms, but a crafted one a hundred times as much."""
 _PACKETS_AT_ONCE = 64
 _MOST_ASKED = 512
 """Questions between two rounds on one interface: whoever invents names all the time is not asked for all of them."""
+
+
+class MulticastSocket:
+    """Sends to and hears the mDNS group on one interface.
+
+    Raises:
+        OSError: the interface or the port cannot be used.
+    """
+
+    def __init__(self, interface: Interface, version: int) -> None:
+        self.interface = interface
+        self.version = version
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            self._set_up()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _set_up(self) -> None:
+        stream, linux = self._socket, sys.platform == "linux"
+        stream.setblocking(False)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Bound to the group, it takes no unicast answer away from the system's responder; only Linux allows that.
+        if self.version == 4:
+            own = self.interface.first(4)
+            assert own is not None
+            stream.bind((GROUP_4 if linux else "", PORT))
+            level, not_from_all, packet_info = socket.IPPROTO_IP, _IP_MULTICAST_ALL, _IP_PKTINFO
+            stream.setsockopt(level, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP_4) + own.ip.packed)
+            stream.setsockopt(level, socket.IP_MULTICAST_IF, own.ip.packed)
+            stream.setsockopt(level, socket.IP_MULTICAST_TTL, 255)
+        else:
+            index, group = self.interface.index, socket.inet_pton(socket.AF_INET6, GROUP_6)
+            level, not_from_all, packet_info = socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL, socket.IPV6_RECVPKTINFO
+            stream.setsockopt(level, socket.IPV6_V6ONLY, 1)
+            stream.bind((GROUP_6, PORT, 0, index) if linux else ("", PORT))
+            stream.setsockopt(level, socket.IPV6_JOIN_GROUP, group + struct.pack("@I", index))
+            stream.setsockopt(level, socket.IPV6_MULTICAST_IF, index)
+            stream.setsockopt(level, socket.IPV6_MULTICAST_HOPS, 255)
+        if linux:
+            with contextlib.suppress(OSError):  # kernels before 4.20 lack it for IPv6
+                stream.setsockopt(level, not_from_all, 0)
+        if packet_info:
+            stream.setsockopt(level, packet_info, 1)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, packet: bytes) -> Problem | None:
+        """Send to the group; return why it cannot be done."""
+        to = (GROUP_4, PORT) if self.version == 4 else (GROUP_6, PORT, 0, self.interface.index)
+        try:
+            self._socket.sendto(packet, to)
+        except BlockingIOError:
+            return None  # the queue is full; it is asked again
+        except OSError as error:
+            return explain_browsing(self.interface.name, error)
+        return None
+
+    def receive(self, size: int) -> tuple[bytes, str, int] | None:
+        """Return a packet, who sent it, and the index of the interface it came in on; ``None`` where nothing waits."""
+        try:
+            data, ancillary, _, sender = self._socket.recvmsg(size, 256)
+        except OSError:
+            return None
+        index = self.interface.index
+        for level, kind, value in ancillary:
+            if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(value) >= 4:
+                index = struct.unpack_from("@I", value)[0]  # ipi_ifindex comes first
+            elif (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(value) >= 20:
+                index = struct.unpack_from("@I", value, 16)[0]
+        return data, str(sender[0]).partition("%")[0], index
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def explain_browsing(interface: str, error: OSError, platform: str = sys.platform) -> Problem:
+    """Say in one line why multicast DNS does not work on an interface."""
+    if error.errno == errno.EHOSTUNREACH and platform == "darwin":
+        message = f"macOS does not let this terminal use the local network (errno 65 on {interface})"
+        return Problem("local_network_permission", message, LOCAL_NETWORK_HINT)
+    if error.errno == errno.EADDRINUSE:
+        message = f"another program holds UDP port {PORT} alone, so nothing is received on {interface}"
+        return Problem("port_in_use", message, f"find it with: sudo lsof -nP -iUDP:{PORT}")
+    if error.errno in (errno.EPERM, errno.EACCES):
+        message = f"sending multicast DNS on {interface} is forbidden, by a firewall or a sandbox"
+        return Problem("firewall", message, f"allow UDP port {PORT} in the firewall of this computer")
+    message = f"multicast DNS does not work on {interface}: {error.strerror or error}"
+    return Problem("no_multicast", message, "name the machine itself: discover USER@HOST")
 
 
 class Browser:
@@ -42,15 +153,14 @@ class Browser:
         self._round = 0
         self._next_question = 0.0
         self._second = 0
-        self._work: dict[str, float] = {}
-        self._work_of_all = 0.0
+        self._work: defaultdict[str, float] = defaultdict(float)
+        """Seconds spent on each sender's packets in this second."""
 
     def listen_on(self, interfaces: Interfaces) -> None:
         """Listen on these interfaces from here on, and ask from the beginning."""
         before = {interface.name: interface for interface in self._interfaces.all}
         changed = {name for name, one in before.items() if one not in interfaces.all}
-        for place in [place for place in self._sockets if place[0] in changed]:
-            self._close(place)
+        self._close(changed)
         self._interfaces = interfaces
         self._problems.clear()
         for interface in interfaces.browsable:
@@ -69,10 +179,11 @@ class Browser:
         self._sockets[interface.name, version] = opened
         asyncio.get_running_loop().add_reader(opened.fileno(), self._hear, opened)
 
-    def _close(self, place: tuple[str, int]) -> None:
-        gone = self._sockets.pop(place)
-        asyncio.get_running_loop().remove_reader(gone.fileno())
-        gone.close()
+    def _close(self, interfaces: Container[str]) -> None:
+        for place in [place for place in self._sockets if place[0] in interfaces]:
+            gone = self._sockets.pop(place)
+            asyncio.get_running_loop().remove_reader(gone.fileno())
+            gone.close()
 
     def _tell_where(self) -> None:
         names = tuple(dict.fromkeys(name for name, _ in self._sockets if name not in self._problems))
@@ -83,7 +194,7 @@ class Browser:
         now = time.monotonic()
         if now < self._next_question:
             return
-        self._next_question = now + (_PAUSES[self._round] if self._round < len(_PAUSES) else _LAST_PAUSE)
+        self._next_question = now + _PAUSES[min(self._round, len(_PAUSES) - 1)]
         self._round += 1
         self._asked.clear()
         for observation in self._book.expire(now):
@@ -115,7 +226,7 @@ class Browser:
             begin = time.thread_time()
             for observation in self._book.hear(data, self._interfaces, interface.name, source, now):
                 self._tell(observation)
-            self._note_work(source, time.thread_time() - begin)
+            self._work[source] += time.thread_time() - begin
             heard_on.add(interface.name)
         for source, count in unread.items():
             self._tell(Ignored(source, count))
@@ -126,12 +237,9 @@ class Browser:
         """Whether this sender, or all together, have kept us busy enough in this second."""
         second = int(time.monotonic())
         if second != self._second:
-            self._second, self._work, self._work_of_all = second, {}, 0.0
-        return self._work.get(source, 0.0) > _WORK_FOR_ONE or self._work_of_all > _WORK_FOR_ALL
-
-    def _note_work(self, source: str, seconds: float) -> None:
-        self._work[source] = self._work.get(source, 0.0) + seconds
-        self._work_of_all += seconds
+            self._second = second
+            self._work.clear()
+        return self._work.get(source, 0.0) > _WORK_FOR_ONE or sum(self._work.values()) > _WORK_FOR_ALL
 
     def _ask_for_what_is_missing(self, name: str) -> None:
         asked = self._asked.setdefault(name, set())
@@ -145,8 +253,7 @@ class Browser:
 
     def close(self) -> None:
         """Stop listening."""
-        for place in list(self._sockets):
-            self._close(place)
+        self._close([name for name, _ in self._sockets])
 
 
 def _is_neighbour(interface: Interface, source: str) -> bool:

@@ -31,7 +31,7 @@ _STRANGERS_LIMIT = 256 * 1024
 """Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
 _GREETING_LIMIT = 8 * 1024
 """Bytes before and with the server's identification (RFC 4253, 4.2)."""
-_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 _T = TypeVar("_T")
 
@@ -210,7 +210,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         return ConnectTimeout(host.machine, f"no answer from {where} within {deadline.seconds:.0f} s", hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
-    if error.errno in _NO_ROUTE:
+    if error.errno in NO_ROUTE:
         hint = (
             "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "
             "System Settings > Privacy & Security > Local Network"

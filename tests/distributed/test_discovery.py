@@ -32,9 +32,8 @@ from distributed.discovery.known_machines import (
     read_known_keys,
 )
 from distributed.discovery.machine_identity import FoundMachine, machines
-from distributed.discovery.mdns_browser import Browser
+from distributed.discovery.mdns_browser import Browser, explain_browsing
 from distributed.discovery.mdns_records import RecordBook, parse_txt
-from distributed.discovery.mdns_sockets import explain_browsing
 from distributed.discovery.network_interfaces import (
     Endpoint,
     Interface,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -15,8 +13,8 @@ from hypothesis import strategies as st
 from app.wizard.discovery_watch import _is_present
 from app.wizard.machines import Naming
 from app.wizard.records import Status as RowStatus
-from distributed.discovery import path_watch
-from distributed.discovery.known_machines import Candidate, KnownKeys, look_up, with_expected
+from distributed.discovery import reachability
+from distributed.discovery.known_machines import Candidate, look_up, with_expected
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind
 from distributed.discovery.sightings import (
@@ -36,7 +34,6 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.config import SshTarget
 from distributed.ssh.host_keys import Expected, HostKeyInfo, KnownHosts
 
-T = TypeVar("T")
 PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
 KNOWN = Expected("studio.local", (("ssh-ed25519", "SHA256:studio"),))
 
@@ -80,7 +77,7 @@ def test_who_shows_a_key_of_another_type_is_asked_for_one_of_the_known_type(
         known = kind and of_the_known_type
         return answer(of_the_known_type) if known else answer("SHA256:other", "ecdsa-sha2-nistp256")
 
-    monkeypatch.setattr(path_watch, "read_host_key", read)
+    monkeypatch.setattr(reachability, "read_host_key", read)
     for first in (sighted("studio"), sighted("stranger", Expected())):  # its known name may be seen afterwards
         asked.clear()
         found = next(one for one in machines(watched(first, sighted("studio"))) if "studio" in one.names)
@@ -91,7 +88,7 @@ def test_who_does_not_answer_when_asked_for_the_known_type_is_not_online(monkeyp
     def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo | Problem:
         return Problem("stalled", "no end") if kind else answer("SHA256:other", "ecdsa-sha2-nistp256")
 
-    monkeypatch.setattr(path_watch, "read_host_key", read)
+    monkeypatch.setattr(reachability, "read_host_key", read)
     (found,) = machines(watched(sighted("studio")))
     assert found.status is Status.OFFLINE
 
@@ -116,11 +113,8 @@ def watched(*seen: Sighted) -> State:
         nonlocal state
         state = apply(state, observation)
 
-    async def aside(call: Callable[[], T]) -> T:
-        return call()
-
     async def look() -> None:
-        watch = path_watch.PathWatch(observe, aside, KnownKeys())
+        watch = reachability.PathWatch(observe, {})
         for sighting in seen:
             observe(sighting)
             for due in list(watch.due(state)):
