@@ -230,7 +230,7 @@ def test_bad_inputs(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) 
     nothing.mkdir()
     for path, said in (
         (empty, "the file is empty"),
-        (latin, "byte 2: not UTF-8"),
+        (latin, "line 1: not UTF-8"),
         (short, "fewer than 2 blocks"),
         (nothing, "no train.txt"),
         (tmp_path / "none.txt", "no such file"),

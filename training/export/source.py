@@ -13,9 +13,9 @@ from typing import Any
 from profiles.errors import BadInput
 from training.run_metadata import RunMetadata, read_metadata
 from training.runs import find_model
+from training.tasks.cache import add_file
 
 _WEIGHTS = (".safetensors", ".bin")
-_READ = 2**20  # bytes hashed at once
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,7 @@ def find_source(output: Path, reference: str) -> ModelSource:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_READ):
-            digest.update(piece)
-    return digest.hexdigest()
+    return str(add_file(hashlib.sha256(), path).hexdigest())
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

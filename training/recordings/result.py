@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from profiles.errors import BadInput
 from training.recordings.recording import Fault, Reason, Recording
 from training.recordings.workplace import Workplace
 from training.tasks.speech_clips import SPLITS
+from training.tasks.tables import csv_lines
 
 LEFT_OUT = "left_out.csv"
 _COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "language")
@@ -62,7 +61,7 @@ def write_result(
         BadInput: nothing is kept.
     """
     rows = [(one.id, why.reason.value, why.detail, one.where, one.shown_source, one.text) for one, why in left_out]
-    place.write(LEFT_OUT, _table(_LEFT_OUT_COLUMNS, rows))
+    place.write(LEFT_OUT, csv_lines([_LEFT_OUT_COLUMNS, *rows]))
     result = _summed_up(place, kind, kept, left_out, notes)
     if not kept:
         reason, count = max(result.left_out.items(), key=lambda pair: pair[1])
@@ -73,10 +72,13 @@ def write_result(
     for split in SPLITS:
         of_split = [entry for entry in kept if entry[0].split == split]
         if of_split:
-            place.write(f"{split}.csv", _table(_COLUMNS, (_row(entry, place) for entry in of_split)))
+            place.write(f"{split}.csv", csv_lines([_COLUMNS, *(_row(entry, place) for entry in of_split)]))
         else:
             (place.folder / f"{split}.csv").unlink(missing_ok=True)
-    _remove_unused(place, {file for _, file, _ in kept})
+    used = {file for _, file, _ in kept}
+    for path in place.audio.iterdir():
+        if path not in used:
+            path.unlink(missing_ok=True)
     return result
 
 
@@ -84,20 +86,6 @@ def _row(entry: tuple[Recording, Path, float], place: Workplace) -> tuple[str, .
     recording, file, seconds = entry
     path = file.relative_to(place.folder).as_posix()
     return (recording.id, path, recording.text, f"{seconds:.3f}", recording.speaker, recording.language)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return buffer.getvalue().encode("utf-8", "replace").decode("utf-8")
-
-
-def _remove_unused(place: Workplace, used: set[Path]) -> None:
-    for path in place.audio.iterdir():
-        if path not in used:
-            path.unlink(missing_ok=True)
 
 
 def _summed_up(

@@ -47,9 +47,9 @@ class Workplace:
         self.journal = self.own / "journal.jsonl"
         self.partial = self.own / "partial"
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write a file of the folder whole."""
-        write_whole(self.folder / name, text.encode(), 0o644)
+        write_whole(self.folder / name, content, 0o644)
 
     def file_of(self, identity: str, key: str, form: str) -> Path:
         """Return where the sound of a recording lies: its name can be read, and holds nothing that a path means."""

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -82,7 +83,8 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
     """
 
     def find_key(folder: Path) -> None:
-        (folder / "key").write_text(digest([_content_hash(file) for file in files]))
+        contents = (add_file(hashlib.blake2b(digest_size=16), file).hexdigest() for file in files)
+        (folder / "key").write_text(digest([f"{file.name} {found}" for file, found in zip(files, contents)]))
 
     try:
         stamps = [f"{file} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
@@ -91,12 +93,12 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
     return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
 
 
-def _content_hash(file: Path) -> str:
-    found = hashlib.blake2b(digest_size=16)
+def add_file(found: Any, file: Path) -> Any:
+    """Return a hash (of ``hashlib``) to which the content of ``file`` was added."""
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             found.update(chunk)
-    return f"{file.name} {found.hexdigest()}"
+    return found
 
 
 @contextmanager

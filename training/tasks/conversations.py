@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import HELD_OUT, SPLITS
-from training.tasks.tables import read_table
+from training.tasks.tables import json_lines, read_table, read_text
 
 PROMPTS = ("prompt", "question", "instruction")
 RESPONSES = ("response", "completion", "answer", "output")
@@ -104,33 +104,12 @@ def _hash(conversation: Conversation) -> bytes:
 
 def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     if path.suffix == ".csv":
-        for row in read_table(path).rows:
-            yield row.cells, row.where
+        yield from ((row.cells, row.where) for row in read_table(path).rows)
         return
-    read_any = False
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{where}: not JSON", "one JSON object a line") from error
-        if not isinstance(record, dict):
-            raise BadInput(f"{where}: not a JSON object", "one JSON object a line")
-        read_any = True
-        yield record, where
-    if not read_any:
+    records = list(json_lines(path, read_text(path, "save the file as UTF-8")))
+    if not records:
         raise BadInput(f"{path}: the file is empty", "it needs a JSON object a line")
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_bytes().decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}, byte {error.start}: not UTF-8", "save the file as UTF-8") from error
+    yield from ((record, f"{path}, line {number}") for number, record in records)
 
 
 def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:

@@ -25,6 +25,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
+from training.tasks.cache import add_file
 from training.tasks.custom_job import CustomJob, call_factory, check_data, find_factory, name_of
 from training.tasks.sample_file import SampleFile, write_samples
 
@@ -171,7 +172,9 @@ def write_job(parts: JobParts, folder: Path) -> None:
             write_samples(_made_data(data, what, 0), folder / f"{split}.safetensors", what)
             document[split] = {"samples": f"{split}.safetensors"}
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    document["files"] = {path.relative_to(folder).as_posix(): _hash(path) for path in files}
+    document["files"] = {
+        path.relative_to(folder).as_posix(): add_file(hashlib.sha256(), path).hexdigest() for path in files
+    }
     (folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
@@ -189,24 +192,12 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
             raise BadInput(f"{message}: no other machine can build it again", _AGAIN)
         document["weights"] = "model.safetensors"
         safetensors.torch.save_model(model, str(folder / "model.safetensors"))
-    _check_rebuilt(model, _read_model(document, folder))
-    return document
-
-
-def _check_rebuilt(model: nn.Module, again: nn.Module) -> None:
-    """Refuse a model that its class does not give again: one built with other arguments, or changed afterwards."""
-    found = difference(model, again, objects=not hasattr(model, "save_pretrained"))
+    # a model that was built with other arguments, or changed afterwards, is not the one that its class gives again
+    found = difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
     if found:
         message = f"{type(model).__name__} does not build this model again on other machines: {found}"
         raise BadInput(message, _AGAIN)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return document
 
 
 def build(profile: Profile) -> CustomJob:
@@ -225,17 +216,14 @@ def read_job(folder: Path) -> JobParts:
         if document["version"] != VERSION:
             raise BadInput(f"{folder / INDEX}: version {document['version']} of the job", "start the run again")
         for name, wanted in document["files"].items():
-            if _hash(folder / name) != wanted:
+            if add_file(hashlib.sha256(), folder / name).hexdigest() != wanted:
                 raise BadInput(f"{folder / name}: not the file that was sent", "remove it and start the run again")
-        train, validation = (_read_data(document[split], folder) for split in ("train", "validation"))
+        parts = (document["train"], document["validation"])
+        train, validation = (SampleFile(folder / part["samples"]) if isinstance(part, dict) else part for part in parts)
         loss, collate = document["loss"], document["collate"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
     return JobParts(_read_model(document["model"], folder), train, validation, loss, collate)
-
-
-def _read_data(entry: Any, folder: Path) -> Any:
-    return SampleFile(folder / entry["samples"]) if isinstance(entry, dict) else entry
 
 
 def _read_model(document: Mapping[str, Any], folder: Path) -> Any:

@@ -6,16 +6,13 @@ that whoever reads the file needs neither the model nor its normaliser.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.run_files import explain, write_whole
 from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, FileSource
-from training.tasks.tables import Row, read_table
+from training.tasks.tables import Row, read_table, write_table
 
 FOLDER = "evaluation"
 """Of a run: what its model wrote for the clips of an evaluation."""
@@ -103,17 +100,13 @@ def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int =
         BadInput: it cannot be written.
     """
     further = list(dict.fromkeys(name for one in predictions for name in one.columns))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\r\n")  # cells that hold either of these are quoted then
-    writer.writerow([*_COLUMNS, *map(_as_text, further)])
+    rows = list[list[object]]([[*_COLUMNS, *map(_as_text, further)]])
     for one in predictions:
-        cells = [*_cells(one), *(one.columns.get(name, "") for name in further)]
-        writer.writerow([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.getvalue().encode("utf-8", "replace"), mode)
-    except OSError as error:
-        raise BadInput(*explain(error, path)) from error
+        seconds = "" if one.duration is None else f"{one.duration:.3f}"
+        own = {**vars(one), "duration": seconds, "cut": int(one.cut)}
+        cells = [*(own[name] for name in _COLUMNS), *(one.columns.get(name, "") for name in further)]
+        rows.append([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
+    write_table(path, rows, mode, end="\r\n")  # cells that hold either of these are quoted then
 
 
 def _as_text(cell: str) -> str:
@@ -127,12 +120,6 @@ def _as_was(cell: str) -> str:
 
 def _is_formula(cell: str) -> bool:
     return cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-
-
-def _cells(one: Prediction) -> list[object]:
-    seconds = "" if one.duration is None else f"{one.duration:.3f}"
-    cells = {**vars(one), "duration": seconds, "cut": int(one.cut)}
-    return [cells[name] for name in _COLUMNS]
 
 
 def read_predictions(path: Path) -> list[Prediction]:

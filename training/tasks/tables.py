@@ -1,4 +1,7 @@
-"""Tables a person made: CSV from any spreadsheet, or JSON lines. Every error names file, line and column."""
+"""Tables a person made: CSV from any spreadsheet, or JSON lines; and tables written for one.
+
+Every error names file, line and column.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ import io
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from profiles.errors import BadInput
+from training.run_files import explain, write_whole
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
 
@@ -93,7 +97,7 @@ def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Ta
     Raises:
         BadInput: missing, empty, not UTF-8, or a line that cannot be split into the columns of the first.
     """
-    text = _decoded(path, _content(path) if data is None else data)
+    text = read_text(path, "save the table as 'CSV UTF-8'", data)
     rows = tuple(_json_rows(path, text) if path.suffix.lower() in JSON_LINES else _csv_rows(path, text, quoted))
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
@@ -115,61 +119,32 @@ def as_stored(folder: Path, cell: str) -> Path:
     return found
 
 
-def _content(path: Path) -> bytes:
+def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
+    """Return the text in a file, UTF-8 with or without BOM.
+
+    Args:
+        hint: what to do where it is none.
+        data: what to take for its content, where that is not all of it.
+
+    Raises:
+        BadInput: it cannot be read, or is not UTF-8.
+    """
     try:
-        return path.read_bytes()
+        data = path.read_bytes() if data is None else data
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-
-
-def _decoded(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"{path}, line {line}: not UTF-8", "save the table as 'CSV UTF-8'") from error
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{path}, line {line}: not UTF-8", hint) from error
 
 
-def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:
-    lines = io.StringIO(text, newline="")
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=_delimiter(text), quoting=quoting, strict=True)
-    header: list[str] | None = None
-    start = 1
-    try:
-        for fields in reader:
-            cells = [_clean(field) for field in fields]
-            if header is None and any(cells):
-                header = _check_header(path, cells)
-            elif header is not None and any(cells):
-                yield _csv_row(path, start, header, cells)
-            start = reader.line_num + 1
-    except csv.Error as error:
-        hint = 'a field that holds quotes is written "like ""this"""'
-        raise BadInput(f"{path}, line {start}: {error}", hint) from error
+def json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of JSON lines, each with its line.
 
-
-def _csv_row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
-    if len(cells) != len(header):
-        message = f"{path}, line {line}: {len(cells)} fields, but the first line names {len(header)} columns"
-        raise BadInput(message, "put quotes around a text that holds the delimiter")
-    return Row(dict(zip(header, cells)), path, line)
-
-
-def _check_header(path: Path, names: list[str]) -> list[str]:
-    doubled = sorted({name for name in names if name and names.count(name) > 1})
-    if doubled:
-        raise BadInput(f"{path}: column {doubled[0]!r} is there twice", "rename or remove one of them")
-    return names
-
-
-def _delimiter(text: str) -> str:
-    """The delimiter that splits the first line into the most fields."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return max(",;\t", key=first.count)
-
-
-def _json_rows(path: Path, text: str) -> Iterator[Row]:
+    Raises:
+        BadInput: a line holds something else.
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -180,6 +155,58 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
             raise BadInput(f"{path}, line {number}: not JSON ({reason})", "one JSON object a line") from error
         if not isinstance(record, dict):
             raise BadInput(f"{path}, line {number}: not a JSON object", "one JSON object a line")
+        yield number, record
+
+
+def csv_lines(rows: Iterable[Iterable[object]], end: str = "\n") -> bytes:
+    """Return rows as lines of CSV in UTF-8."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end).writerows(rows)
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def write_table(path: Path, rows: Iterable[Iterable[object]], mode: int = 0o644, end: str = "\n") -> None:
+    """Write a table whose first row names its columns, whole or not at all; its folder is made.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, csv_lines(rows, end), mode)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from error
+
+
+def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = max(",;\t", key=first.count)  # what splits the first line into the most fields
+    lines = io.StringIO(text, newline="")
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    header: list[str] | None = None
+    start = 1
+    try:
+        for fields in reader:
+            cells = [_clean(field) for field in fields]
+            if header is None and any(cells):
+                header = cells
+                if doubled := sorted({name for name in cells if name and cells.count(name) > 1}):
+                    raise BadInput(f"{path}: column {doubled[0]!r} is there twice", "rename or remove one of them")
+            elif header is not None and any(cells):
+                if len(cells) != len(header):
+                    count = f"{len(cells)} fields, but the first line names {len(header)} columns"
+                    hint = "put quotes around a text that holds the delimiter"
+                    raise BadInput(f"{path}, line {start}: {count}", hint)
+                yield Row(dict(zip(header, cells)), path, start)
+            start = reader.line_num + 1
+    except csv.Error as error:
+        hint = 'a field that holds quotes is written "like ""this"""'
+        raise BadInput(f"{path}, line {start}: {error}", hint) from error
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Row]:
+    for number, record in json_lines(path, text):
         cells = {_clean(key): _clean("" if value is None else str(value)) for key, value in record.items()}
         yield Row(cells, path, number)
 

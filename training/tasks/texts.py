@@ -17,6 +17,7 @@ from profiles.errors import BadInput
 from training.tasks.cache import get_or_build
 from training.tasks.speech_clips import HELD_OUT, SPLITS
 from training.tasks.speech_dataset import is_on_hub
+from training.tasks.tables import read_text
 
 if TYPE_CHECKING:
     from training.tasks.base import Progress  # loads torch, which reading a text does not need
@@ -174,12 +175,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}, byte {error.start}: not UTF-8", "save the text as UTF-8") from error
+    text = read_text(path, "save the text as UTF-8")
     if not text.strip():
         raise BadInput(f"{path}: the file is empty", "it needs the text to train on")
     return text.replace("\r\n", "\n")

@@ -6,14 +6,13 @@ after the last recording that is whole there, if nothing it depends on has chang
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.tasks.audio import AudioError
 from training.tasks.base import Progress
 from training.tasks.speech_clips import FileSource
+from training.tasks.tables import csv_lines
 
 SOUNDS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".w64", ".caf")
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
@@ -225,9 +225,8 @@ def _write_tables(aside: Path, sources: Sequence[Source]) -> None:
     notes = [aside / "done" / f"{source.name}.json" for source in sources]
     done = [found for note in notes if (found := _noted(note))]
     for name, columns in (("train", COLUMNS), ("left_out", LEFT_OUT), ("words", WORDS)):
-        rows: Iterable[list[str]] = (row for one in done for row in one[name])
-        with open(aside / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([columns, *rows])
+        rows = (row for one in done for row in one[name])
+        (aside / f"{name}.csv").write_bytes(csv_lines([columns, *rows], end="\r\n"))
 
 
 def _into_place(aside: Path, folder: Path) -> None:

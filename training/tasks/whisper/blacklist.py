@@ -6,9 +6,7 @@ which has learnt many wrong transcripts by heart.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ import torch
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile
 from training.precision import select_device
-from training.run_files import explain, write_whole
 from training.tasks.base import Progress
 from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided, read_tables
+from training.tasks.tables import write_table
 from training.tasks.whisper.features import augment
 from training.tasks.whisper.listening import Heard, hear
 from training.tasks.whisper.samples import SpeechData
@@ -206,19 +204,13 @@ def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bou
     folder = read_tables(dataset, text_column).folder
     if folder is None:
         raise BadInput(f"{dataset}: a data set of the hub has no patches", "save it as a folder with train.csv")
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("id", "split", "wer", "margin", "wrong", "listens", "seconds", "hint", "text", "heard"))
+    rows = list[tuple[object, ...]]()
+    rows.append(("id", "split", "wer", "margin", "wrong", "listens", "seconds", "hint", "text", "heard"))
     for one in chosen:
-        figures = f"{one.wer:.3f}", f"{one.margin:.2f}", one.wrong(bounds), len(one.wers)
-        row = (*figures, f"{one.seconds:.2f}", one.hint)
-        writer.writerow((one.clip.id, SPLIT, *row, one.clip.text, one.heard[0]))
+        figures = f"{one.wer:.3f}", f"{one.margin:.2f}", one.wrong(bounds), len(one.wers), f"{one.seconds:.2f}"
+        rows.append((one.clip.id, SPLIT, *figures, one.hint, one.clip.text, one.heard[0]))
     path = _free_name(folder / FOLDER / "delete")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.getvalue().encode(), 0o644)
-    except OSError as error:
-        raise BadInput(*explain(error, path)) from error
+    write_table(path, rows)
     return path
 
 

@@ -14,9 +14,7 @@ may judge by other bounds without training again.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -31,6 +29,7 @@ from training.run_files import explain, write_whole
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_divided
+from training.tasks.tables import write_table
 from training.tasks.whisper.blacklist import SPLIT, Doubt, Listen, joined, judge, with_hints
 from training.tasks.whisper.task import NothingLeft
 
@@ -112,18 +111,11 @@ def write_data(fold: Fold) -> None:
         BadInput: they cannot be written.
     """
     for name, clips in (("train", fold.others), ("validation", fold.held)):
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("id", "audio_path", "text", "language"))
+        rows = list[tuple[object, ...]]([("id", "audio_path", "text", "language")])
         for clip in clips:
             assert isinstance(clip.audio, FileSource)
-            writer.writerow((clip.id, clip.audio.path.resolve(), clip.text, clip.language))
-        path = fold.data / f"{name}.csv"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text.getvalue().encode(), 0o600)
-        except OSError as error:
-            raise BadInput(*explain(error, path)) from error
+            rows.append((clip.id, clip.audio.path.resolve(), clip.text, clip.language))
+        write_table(fold.data / f"{name}.csv", rows, 0o600)
 
 
 def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:

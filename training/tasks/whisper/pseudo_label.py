@@ -6,12 +6,10 @@ judge what was heard before by other bounds. Transcripts that people made are in
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import hashlib
-import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +20,12 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
 from training.precision import select_device
-from training.run_files import explain, write_whole
+from training.run_files import explain
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
+from training.tasks.cache import add_file
 from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
+from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
 from training.tasks.whisper.languages import language_code
 from training.tasks.whisper.listening import compression_ratio, hear
@@ -52,9 +52,7 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=6)
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+        add_file(digest, path)
     return digest.hexdigest()
 
 
@@ -85,16 +83,19 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
     waiting = [(name, path) for name, path in files if name not in known]
     try:
-        _write(table, done.values())
+        write_table(table, [COLUMNS, *(row.cells(table.parent) for row in done.values())])
         for start in range(0, len(waiting), job.batch_size):
             progress("listening", len(done), len(files))
             batch = waiting[start : start + job.batch_size]
             rows = [job.bounds.judged(row) for row in _rows(first, second, batch, heard_by, job.second is None)]
-            _append(table, rows)
+            with table.open("ab") as file:
+                file.write(csv_lines(row.cells(table.parent) for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
             done |= {row.id: row for row in rows}
         progress("listening", len(done), len(files))
         ordered = [done[name] for name, _ in files]
-        _write(table, ordered)
+        write_table(table, [COLUMNS, *(row.cells(table.parent) for row in ordered)])
     except OSError as error:
         raise BadInput(*explain(error, table)) from error
     return ordered
@@ -165,24 +166,3 @@ def _heard(
             agreement=max(0.0, 1.0 - rates.of(text, other.text, language)) if text else 0.0,
             cut=one.cut,
         )
-
-
-def _lines(rows: Iterable[PseudoRow], table: Path, header: bool) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    if header:
-        writer.writerow(COLUMNS)
-    writer.writerows(row.cells(table.parent) for row in rows)
-    return text.getvalue().encode("utf-8", "replace")
-
-
-def _write(table: Path, rows: Iterable[PseudoRow]) -> None:
-    table.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(table, _lines(rows, table, header=True), 0o644)
-
-
-def _append(table: Path, rows: Iterable[PseudoRow]) -> None:
-    with table.open("ab") as file:
-        file.write(_lines(rows, table, header=False))
-        file.flush()
-        os.fsync(file.fileno())
