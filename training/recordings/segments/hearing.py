@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from profiles.schema import ModelSettings
-from training.precision import select_device
 from training.recordings.segments.transcript import word_places
 from training.tasks.audio import Samples
-from training.tasks.whisper.model import WhisperModelWrapper, unwrap
+from training.tasks.whisper.listening import Listener
+from training.tasks.whisper.model import unwrap
 
 _TOKENS_A_SECOND, _TOKENS_MORE = 12, 16
 """Bound of a text by the length of its sound: nobody speaks faster, and a model that repeats itself would not end."""
@@ -39,19 +37,8 @@ class HeardWord:
     end: float
 
 
-class Hearer:
-    """A model on its device.
-
-    Raises:
-        BadInput: it cannot be used, or does not know the language.
-    """
-
-    def __init__(self, model: str | Path, device: str = "auto", language: str = "") -> None:
-        self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(model), language=language))
-        self.language = self.wrapper.default_language
-        """Code; empty until a model that is to find out has heard something."""
-        self._device = select_device(device)
-        self._model = self.wrapper.build().eval().to(self._device)
+class Hearer(Listener):
+    """A model that hears words with their times; one that is to find out the language keeps the first that it hears."""
 
     @property
     def seconds(self) -> float:
@@ -62,14 +49,13 @@ class Hearer:
     def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]:
         """Return the words of each piece, which begins at so many seconds of its recording."""
         log_mel = self.wrapper.log_mel
-        features = torch.from_numpy(np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])).to(self._device)
-        encoded = self.wrapper.hear(self._model, features)
+        encoded = self.encode(pieces)
         if not self.language:
-            found = self.wrapper.detect_languages(self._model, encoded)
+            found = self.wrapper.detect_languages(self.model, encoded)
             self.language = Counter(found).most_common(1)[0][0]
         seconds = [len(piece) / log_mel.rate for piece in pieces]
         bound = round(max(seconds) * _TOKENS_A_SECOND) + _TOKENS_MORE
-        said = self.wrapper.generate(self._model, encoded, [self.language] * len(pieces), bound)
+        said = self.wrapper.generate(self.model, encoded, [self.language] * len(pieces), bound)
         texts = self.wrapper.encode([one.text for one in said])
         tokens = [ids[: self.wrapper.room] for ids in texts]
         return [
@@ -83,9 +69,9 @@ class Hearer:
         longest = max(map(len, texts))
         fill = int(self.wrapper.tokenizer.eos_token_id)
         ids = torch.tensor([[*prompt, *text[:-1], *[fill] * (longest - len(text))] for text in texts])
-        model = unwrap(self._model)
+        model = unwrap(self.model)
         model.set_attn_implementation("eager")  # the others do not give their weights
-        layers = model(encoder_outputs=encoded, decoder_input_ids=ids.to(self._device), output_attentions=True)
+        layers = model(encoder_outputs=encoded, decoder_input_ids=ids.to(self.device), output_attentions=True)
         heads = torch.stack([layers.cross_attentions[layer][:, head] for layer, head in self._heads()], dim=1)
         model.set_attn_implementation("sdpa")
         frame = self.seconds / self.wrapper.config.max_source_positions

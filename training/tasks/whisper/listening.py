@@ -12,13 +12,19 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import LogitsProcessor
 
+from profiles.schema import ModelSettings
 from training.modes import evaluating
+from training.precision import select_device
+from training.tasks.audio import Samples
 from training.tasks.whisper.model import TICK, WhisperModelWrapper
 
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
@@ -32,6 +38,35 @@ SILENT = 0.6
 """Probability of the token for no speech, above which an unlikely text is silence."""
 _SHORTEST_MOVE = 1.0
 """Seconds that a window moves at least: a time of 0 must not hold it where it is."""
+
+
+class Listener:
+    """A finished model on a device.
+
+    Args:
+        folder: of the model, or its name on the hub.
+        language: name or code; empty: as the model was saved; ``auto``: it finds out.
+
+    Raises:
+        BadInput: it cannot be used, or does not know the language.
+    """
+
+    def __init__(self, folder: str | Path, device: str = "auto", language: str = "") -> None:
+        self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), language=language))
+        self.language = self.wrapper.default_language
+        """Code; empty where the model is to find out."""
+        self.device = select_device(device)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return self.wrapper.build().eval().to(self.device)
+
+    @torch.no_grad()
+    def encode(self, pieces: Sequence[Samples]) -> Any:
+        """The encoder's output for sounds at the model's rate, each at most its window."""
+        log_mel = self.wrapper.log_mel
+        features = np.stack([log_mel.fill(*log_mel(piece)) for piece in pieces])
+        return self.wrapper.hear(self.model, torch.from_numpy(features).to(self.device))
 
 
 @dataclass(frozen=True)

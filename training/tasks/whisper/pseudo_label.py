@@ -15,11 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from profiles.errors import BadInput
-from profiles.schema import ModelSettings
-from training.precision import select_device
 from training.run_files import explain
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
@@ -27,24 +24,11 @@ from training.tasks.cache import add_file
 from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
-from training.tasks.whisper.languages import language_code
-from training.tasks.whisper.listening import compression_ratio, hear
-from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.whisper.listening import Listener, compression_ratio, hear
 from training.tasks.word_errors import ErrorRates
 
 NOISE = 0.3
 """Strength of the changes (:func:`augment`) under which a model without a second one listens again."""
-
-
-class _Ear:
-    """A model on its device."""
-
-    def __init__(self, folder: Path, language: str, device: str) -> None:
-        self.wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), language=language))
-        if language:
-            self.wrapper.check_language(language_code(language), "language")
-        self.model: nn.Module = self.wrapper.build().eval().to(select_device(device))
-        self.name = fingerprint(folder)
 
 
 def fingerprint(folder: Path) -> str:
@@ -75,9 +59,9 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     Raises:
         BadInput: a model cannot be used, the table was not made here, or cannot be written.
     """
-    first = _Ear(job.model, job.language, job.device)
-    second = _Ear(job.second, job.language, job.device) if job.second else first
-    heard_by = f"{first.name}+{second.name}" if job.second else first.name
+    first = Listener(job.model, job.device, job.language)
+    second = Listener(job.second, job.device, job.language) if job.second else first
+    heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
     known = {row.id: row for row in read_rows(table)} if table.is_file() else {}
     known = {name: row for name, row in known.items() if row.heard_by == heard_by}
     done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
@@ -102,7 +86,7 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
 
 
 def _rows(
-    first: _Ear, second: _Ear, batch: Sequence[tuple[str, Path]], heard_by: str, noisy: bool
+    first: Listener, second: Listener, batch: Sequence[tuple[str, Path]], heard_by: str, noisy: bool
 ) -> Iterator[PseudoRow]:
     rows, usable = list[PseudoRow](), list[int]()
     sounds = list[tuple[Features, Features]]()
@@ -119,7 +103,7 @@ def _rows(
 
 
 def _sound(
-    first: _Ear, second: _Ear, name: str, path: Path, heard_by: str, noisy: bool
+    first: Listener, second: Listener, name: str, path: Path, heard_by: str, noisy: bool
 ) -> tuple[PseudoRow, tuple[Features, Features] | None]:
     """Return what the models hear of a recording; without it the row says why."""
     row = PseudoRow(name, path, heard_by=heard_by)
@@ -142,13 +126,13 @@ def _sound(
 
 
 def _heard(
-    first: _Ear, second: _Ear, rows: Sequence[PseudoRow], sounds: Sequence[tuple[Features, Features]]
+    first: Listener, second: Listener, rows: Sequence[PseudoRow], sounds: Sequence[tuple[Features, Features]]
 ) -> Iterator[PseudoRow]:
     said = [
         hear(
             ear.wrapper,
             ear.model,
-            torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(next(ear.model.parameters()).device),
+            torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(ear.device),
             [ear.wrapper.default_language] * len(sounds),
             ear.wrapper.room,
         )

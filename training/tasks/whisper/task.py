@@ -107,23 +107,28 @@ class WhisperTask(Task):
         Raises:
             BadInput: too many broken files, clips or transcripts that are too long, or nothing is left.
         """
+        data, window, room = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.room
         languages = [self._language_of(clip) for clip in clips]
-        self._refuse_declared_long(clips)
+        too_long = f"longer than the model's window of {window:g} s"
+        if data.long_audio == "refuse":  # the column ``duration`` gives it away before hours of decoding
+            self._without_long(
+                clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long
+            )
         tokens = self.wrapper.encode([clip.text for clip in clips])
-        positions = self._fit_tokens(clips, tokens, list(range(len(clips))))
-        data = self.profile.data
-        root = cache_root(data.cache_dir)
-        sources = [clip.audio for clip in clips]
-        phase = f"features ({split})"
-        store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, phase)
+        long = {i for i, text in enumerate(tokens) if len(text) - 1 > room}
+        wordy = f"with transcripts of more than {room} tokens"
+        fitting = self._without_long(clips, list(range(len(clips))), long, wordy)
+        root, sources = cache_root(data.cache_dir), [clip.audio for clip in clips]
+        store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, f"features ({split})")
         self._check_broken(split, clips, store)
-        positions = self._fit_audio(clips, store, [i for i in positions if i not in store.errors])
+        positions = [i for i in fitting if i not in store.errors]
+        long = {i for i in positions if store.seconds[i] > window + 1e-3}
+        positions = self._without_long(clips, positions, long, too_long)
         self._hear_languages(store, positions, languages, progress)
         positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
         if not positions:
             raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line, and 'languages'")
-        limit = self.wrapper.room + 1
-        kept = [tokens[position][:limit] for position in positions]
+        kept = [tokens[position][: room + 1] for position in positions]
         spoken = [languages[i] for i in positions]
         return SpeechData([clips[i] for i in positions], kept, store, positions, spoken, self.windows)
 
@@ -167,13 +172,6 @@ class WhisperTask(Task):
         """Who says what language a clip is in."""
         return self.wrapper
 
-    def _refuse_declared_long(self, clips: Sequence[Clip]) -> None:
-        """Tell early what the column ``duration`` already gives away, before hours of decoding."""
-        if self.profile.data.long_audio == "refuse":
-            window = self.wrapper.log_mel.seconds
-            long = [clip for clip in clips if clip.duration is not None and clip.duration > window]
-            self._handle_long(long, f"longer than the model's window of {window:g} s")
-
     def _check_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> None:
         share = len(store.errors) / max(1, len(clips))
         for position, error in list(store.errors.items())[:_NAMED]:
@@ -188,30 +186,19 @@ class WhisperTask(Task):
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 
-    def _fit_audio(self, clips: Sequence[Clip], store: FeatureStore, positions: list[int]) -> list[int]:
-        window = self.wrapper.log_mel.seconds
-        long = {position for position in positions if store.seconds[position] > window + 1e-3}
-        self._handle_long([clips[i] for i in sorted(long)], f"longer than the model's window of {window:g} s")
-        return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
-
-    def _fit_tokens(self, clips: Sequence[Clip], tokens: list[list[int]], positions: list[int]) -> list[int]:
-        room = self.wrapper.room
-        long = {position for position in positions if len(tokens[position]) - 1 > room}
-        self._handle_long([clips[i] for i in sorted(long)], f"with transcripts of more than {room} tokens")
-        return [i for i in positions if i not in long] if self.profile.data.long_audio == "skip" else positions
-
-    def _handle_long(self, long: Sequence[Clip], what: str) -> None:
+    def _without_long(self, clips: Sequence[Clip], positions: list[int], long: set[int], what: str) -> list[int]:
+        """Return the positions that go on, when those in ``long`` are too long: all of them where they are cut."""
         if not long:
-            return
-        names = ", ".join(f"{clip.id} ({clip.where})" for clip in long[:3]) + (", ..." if len(long) > 3 else "")
-        policy = self.profile.data.long_audio
+            return positions
+        named = [clips[i] for i in sorted(long)]
+        names = ", ".join(f"{clip.id} ({clip.where})" for clip in named[:3]) + (", ..." if len(named) > 3 else "")
+        many, policy = counted(len(named), "clip"), self.profile.data.long_audio
         if policy == "refuse":
             longer = ", or take a model that hears more: whisper-scratch hears 30 s" if "window" in what else ""
-            raise BadInput(
-                f"{counted(len(long), 'clip')} {what}: {names}", f"divide them, set long_audio = cut or skip{longer}"
-            )
+            raise BadInput(f"{many} {what}: {names}", f"divide them, set long_audio = cut or skip{longer}")
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
-        logger.warning("%s %s %s: %s", counted(len(long), "clip"), what, done, names)
+        logger.warning("%s %s %s: %s", many, what, done, names)
+        return [i for i in positions if i not in long] if policy == "skip" else positions
 
     def _require_language(self, data: SpeechData) -> None:
         unknown = not self.default_language and not all(data.languages)

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
-from profiles.schema import AUTO_LANGUAGE, ModelSettings
-from training.precision import select_device
 from training.tasks.audio import AudioError, Samples, SoundStream
-from training.tasks.whisper.languages import language_code
-from training.tasks.whisper.listening import Segment, divided, write_with_times
-from training.tasks.whisper.model import WhisperModelWrapper
+from training.tasks.whisper.listening import Listener, Segment, divided, write_with_times
 
 _SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
 _FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
@@ -71,7 +66,7 @@ def transcribe(
     Raises:
         BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.
     """
-    listener = _Listener(ModelSettings(model_path=str(model_dir), language=options.language), device, options)
+    listener = _Listener(model_dir, device, options)
     return _transcribe_all(listener, files, batch_size)
 
 
@@ -155,17 +150,14 @@ class _Window:
     timed: bool
 
 
-class _Listener:
-    """A model on its device, ready to hear windows of sound."""
+class _Listener(Listener):
+    """A model that is ready to hear windows of sound."""
 
-    def __init__(self, settings: ModelSettings, device: str, options: TranscriptionOptions) -> None:
-        self.wrapper = WhisperModelWrapper(settings)
-        if settings.language and settings.language != AUTO_LANGUAGE:
-            self.wrapper.check_language(language_code(settings.language), "language")
+    def __init__(self, model_dir: str | Path, device: str, options: TranscriptionOptions) -> None:
+        super().__init__(model_dir, device, options.language)
         self.wrapper.write_as(options.prompt, options.timestamps)
         self.options = options
-        self.device = select_device(device)
-        self.model: nn.Module = self.wrapper.build().eval().to(self.device)
+        self.model.eval()  # read here: whoever asks hears at once that it cannot be
 
     def open(self, file: Path) -> _Recording:
         try:
@@ -203,8 +195,7 @@ class _Listener:
     def hear(self, heard: Sequence[_Window]) -> None:
         """Add what is said in some windows to their recordings, and move on in these."""
         log_mel = self.wrapper.log_mel
-        features = np.stack([log_mel.fill(*log_mel(one.piece)) for one in heard])
-        encoded = self.wrapper.hear(self.model, torch.from_numpy(features).to(self.device))
+        encoded = self.encode([one.piece for one in heard])
         self._find_languages(heard, encoded)
         languages = [one.recording.language for one in heard]
         if not heard[0].timed:
@@ -220,10 +211,10 @@ class _Listener:
 
     def _find_languages(self, heard: Sequence[_Window], encoded: object) -> None:
         """A recording keeps the language of its first window."""
-        if not self.wrapper.default_language and not all(one.recording.language for one in heard):
+        if not self.language and not all(one.recording.language for one in heard):
             found = self.wrapper.detect_languages(self.model, encoded)
         else:
-            found = [self.wrapper.default_language] * len(heard)
+            found = [self.language] * len(heard)
         for one, code in zip(heard, found, strict=True):
             one.recording.language = one.recording.language or code
 
