@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
 from distributed.planning.document import Candidate, Planning
-from distributed.planning.words import sentence
+from distributed.planning.reasons import sentence
 from profiles.counts import counted
 from training.strategies.registry import loss_sources
 

@@ -24,8 +24,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.planning.document import read_planning
-from distributed.run.prediction import PLANNING
+from distributed.planning.document import Planning
+from distributed.planning.feedback import PLANNING
 from tests.lab.lab import Lab
 from training.events import MachineEvent
 from training.run_folder import RunFolder
@@ -82,7 +82,7 @@ def train(lab: Lab, folder: Path, model: Path, options: Iterable[str]) -> Path:
 
 def figures(path: Path) -> dict[str, Any]:
     """Return what was predicted beside what came, of one run."""
-    run, planning = RunFolder.open(path), read_planning(path / PLANNING)
+    run, planning = RunFolder.open(path), Planning.read(path / PLANNING)
     assert planning.best is not None
     peaks: dict[int, int] = {}
     for event in run.events():

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
-from distributed.planning.words import why_in_words
+from distributed.planning.feedback import keep_planning
+from distributed.planning.reasons import why_in_words
 from distributed.preparation.prepare import Manner, hosts_of, prepare
 from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
-from distributed.run.prediction import keep_planning
 from profiles.schema import Profile
 from training.background_process import BackgroundProcess
 from training.events import TimingEvent

@@ -22,9 +22,9 @@ from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.agent import keep_awake
 from distributed.machine.link import Link, address_towards, link_to
+from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect, synchronise
 from distributed.run.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
-from distributed.run.prediction import prediction_metrics
 from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
 from distributed.run.start_watch import StartWatch

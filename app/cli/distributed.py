@@ -26,7 +26,7 @@ from app.trackers.start import checked_trackers, start_trackers
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS
 from distributed.launcher import DistributedLauncher, resume_run
-from distributed.planning.document import read_planning
+from distributed.planning.document import Planning
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
 from distributed.run.newcomers import all_hosts
@@ -85,7 +85,7 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
         profile = profile_of(request)
         trackers = checked_trackers(profile.run.trackers)
         check_data(profile)
-        wish = PlanWish(planning=read_planning(machines.plan_file) if machines.plan_file else None)
+        wish = PlanWish(planning=Planning.read(machines.plan_file) if machines.plan_file else None)
         named = bool(request.overrides.get("hosts"))
         hosts = read_hosts(machines.hosts_file, named=named, person=request.person)
         launcher = DistributedLauncher(hosts, profile, machines.manner(), wish, whole_process=True)

@@ -54,7 +54,6 @@ def measure(
     from app.console import say
     from distributed.measuring.measure import Wish
     from distributed.measuring.measure import measure as measure_all
-    from distributed.planning.job import write_figures
     from training.tasks.published_models import usable_profile
 
     found_profile = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
@@ -64,7 +63,7 @@ def measure(
     wish = Wish(links or both, machines or both, max_age * 3600)
     found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, wish, trust(trust_new), say)
     if out is not None:
-        write_figures(out, found.figures)
+        found.figures.write(out)
     code = ExitCode.NOT_READY if found.problems else ExitCode.DONE
     _tell(found, code, as_json)
     if out is not None:

@@ -52,7 +52,6 @@ def plan(
     from app.cli.approval import somebody, stand_behind_profile
     from app.cli.option_flags import merged_overrides
     from app.console import say
-    from distributed.planning.document import write_planning
     from distributed.run.planning import PlanWish
     from training.tasks.published_models import usable_profile
 
@@ -65,19 +64,19 @@ def plan(
         stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
         planning = _from_machines(chosen, hosts, wish, allow_missing, trust_new, somebody(as_json))
     if out is not None:
-        write_planning(out, planning)
+        planning.write(out)
     _tell(planning, explain, as_json, out)
     return ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE
 
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: PlanWish) -> Planning:
     from app.console import say
-    from distributed.planning.job import job_of, read_figures
+    from distributed.planning.job import Figures, job_of
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import signed
     from distributed.preparation.rooms import fit_cluster
 
-    found = read_figures(figures)
+    found = Figures.read(figures)
     profile = fit_cluster(profile, found.cluster, say)
     job = job_of(profile, found.workload, wish.preference, wish.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
@@ -123,7 +122,7 @@ def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ..
 def _tell(planning: Planning, explain: bool, as_json: bool, out: Path | None) -> None:
     from app.console import say, show_json, show_line
     from app.plan_table import explanation_lines, summary_lines, table_lines
-    from distributed.planning.words import sentence
+    from distributed.planning.reasons import sentence
 
     if as_json:
         sentences = [sentence(reason) for reason in planning.reasons]

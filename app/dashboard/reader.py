@@ -20,7 +20,7 @@ from app.follow import Follower
 from app.report import Ended
 from app.run_curves import names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
-from distributed.planning.document import Planning, read_planning
+from distributed.planning.document import Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event
@@ -179,7 +179,7 @@ class RunReader:
                 self._plan = read_plan(self.path / "plan.json")
         if self._planning is None and (self.path / PLANNING).is_file():
             with contextlib.suppress(BadInput):
-                self._planning = read_planning(self.path / PLANNING)
+                self._planning = Planning.read(self.path / PLANNING)
 
     def _load_former(self) -> None:
         if self._former is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.demo import RECORD
 from app.run_state import reduce_events
-from distributed.run.prediction import prediction_metrics
+from distributed.planning.feedback import prediction_metrics
 from distributed.run.requests import Request, take_requests
 from training.events import (
     EvaluationEvent,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from app.demo import PROFILE
 from app.demo.player import Player, recorded
-from distributed.planning.words import why_in_words
-from distributed.run.prediction import keep_planning
+from distributed.planning.feedback import keep_planning
+from distributed.planning.reasons import why_in_words
 from distributed.run.requests import leave_request
 from training.background_process import BackgroundProcess, told_run
 from training.run_folder import RunFolder

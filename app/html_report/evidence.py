@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.breakdown_words import predictions_in
 from app.member_state import Work
 from app.run_state import RunState, at_its_end, reduce_events
-from distributed.planning.document import Planning, read_planning
+from distributed.planning.document import Planning
 from distributed.planning.feedback import Comparison, compare
 from profiles.errors import BadInput
 from training.plan import RunPlan
@@ -94,7 +94,7 @@ def _plan(folder: RunFolder) -> RunPlan | None:
 
 def _planning(path: Path) -> Planning | None:
     try:
-        return read_planning(path)
+        return Planning.read(path)
     except BadInput:
         return None
 

@@ -14,7 +14,7 @@ from app.history import Happening
 from app.html_report.evidence import Evidence
 from app.member_state import MemberState
 from distributed.planning.document import Candidate, Reason
-from distributed.planning.words import sentence
+from distributed.planning.reasons import sentence
 from profiles.counts import counted
 
 _GOOD = ("completed", "running")

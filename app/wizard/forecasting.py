@@ -17,8 +17,7 @@ from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
 from distributed.planning.job import Figures, Preference
 from distributed.planning.prediction import known_costs
-from distributed.planning.reasons import settings_of
-from distributed.planning.words import sentence
+from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
 from distributed.preparation.rooms import fit_machines

@@ -17,7 +17,7 @@ from app.wizard.job_view import WAYS, resolved
 from app.wizard.machines import hosts_of
 from app.wizard.services import Request
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
-from distributed.planning.document import Planning, write_planning
+from distributed.planning.document import Planning
 from profiles.errors import BadInput
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
@@ -68,7 +68,7 @@ class Saving:
         try:
             save_hosts(self.hosts, self.hosts_file)
             if self.planning is not None:
-                write_planning(self.plan_file, self.planning)
+                self.planning.write(self.plan_file)
             save_profile(self.name, self.values, config)
         except BaseException:
             for path in fresh:

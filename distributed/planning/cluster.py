@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from profiles.errors import BadInput
+from training.run_files import write_whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_LARGEST_FILE = 16_000_000
+"""Bytes of a document that is read."""
 
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]"
 Name = Annotated[str, StringConstraints(pattern=rf"^{_SHOWN}+$", max_length=100)]
@@ -25,6 +33,49 @@ class Document(BaseModel):
     """Frozen, and no field may be unknown or not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DocumentFile(Document):
+    """A document that is a JSON file of its own."""
+
+    when_missing: ClassVar[str]
+    when_broken: ClassVar[str]
+    """What to do about a file that is not there, or that is something else."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read such a file.
+
+        Raises:
+            BadInput: missing, unreadable, too large, not JSON, or a value that cannot be; one line that says which.
+        """
+        try:
+            if path.stat().st_size > _LARGEST_FILE:
+                raise BadInput(f"{path}: {path.stat().st_size} bytes are too many", cls.when_broken)
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}", cls.when_missing) from error
+        except ValidationError as error:
+            raise BadInput(f"{path}: {first_problem(error)}", cls.when_broken) from error
+
+    def write(self, path: Path) -> None:
+        """Write it, whole or not at all.
+
+        Raises:
+            BadInput: it cannot be written.
+        """
+        try:
+            write_whole(path, self.model_dump_json(indent=2).encode())
+        except OSError as error:
+            raise BadInput(f"{path}: {error.strerror}", "choose another file with --out FILE") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a document is wrong and what is wrong there, in one line and without what it says."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    text = f"{where}: {first['msg']}" if where else first["msg"]
+    return " ".join(text.split())[:300]
 
 
 class Measurement(Document):

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from distributed.planning.cluster import Document, Name, Text
-from distributed.planning.job import Job, Preference, first_problem
+from distributed.planning.cluster import Document, DocumentFile, Name, Text
+from distributed.planning.job import Job, Preference
 from profiles.errors import BadInput
 from profiles.options import canonical, options_by_name
 from profiles.schema import Profile
-from training.run_files import write_whole
 
 Engine = Literal["hub", "torch"]
 _RESULT_SECTIONS = ("model", "data", "training")
 
 
 class Reason(Document):
-    """Why something is so, as data; :func:`distributed.planning.words.sentence` says it in words."""
+    """Why something is so, as data; :func:`distributed.planning.reasons.sentence` says it in words."""
 
     code: Text
     subject: Text = ""
@@ -176,8 +174,11 @@ class MadeFor(Document):
     """Hash of all figures."""
 
 
-class Planning(Document):
+class Planning(DocumentFile):
     """All candidates, best first, and what follows."""
+
+    when_missing: ClassVar[str] = "make a plan with: plan PROFILE --out FILE"
+    when_broken: ClassVar[str] = "make the plan again with this version"
 
     version: Literal[1] = 1
     job: Job
@@ -233,29 +234,3 @@ def profile_hash(profile: Profile) -> str:
     document["model"].pop("owned", None)
     document["model"] |= {"owned": changed} if (changed := profile.model.changed()) else {}
     return digest(document)
-
-
-def read_planning(path: Path) -> Planning:
-    """Read a plan that ``plan --out`` wrote.
-
-    Raises:
-        BadInput: missing, unreadable, or not such a document; one line that says what.
-    """
-    try:
-        return Planning.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "make a plan with: plan PROFILE --out FILE") from error
-    except ValidationError as error:
-        raise BadInput(f"{path}: {first_problem(error)}", "make the plan again with this version") from error
-
-
-def write_planning(path: Path, planning: Planning) -> None:
-    """Write a plan, whole or not at all.
-
-    Raises:
-        BadInput: it cannot be written.
-    """
-    try:
-        write_whole(path, planning.model_dump_json(indent=2).encode())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "choose another file with --out FILE") from error

@@ -15,21 +15,29 @@ and whoever plans the next one::
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from distributed.planning.cluster import Cluster, Document, Machine, Name, Text
 from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
-from distributed.planning.document import Candidate, Choice, MemberForecast
-from distributed.planning.job import Job
+from distributed.planning.document import Candidate, Choice, MemberForecast, Planning
+from distributed.planning.job import Figures, Job
 from distributed.planning.measurement_cache import MeasurementCache
+from profiles.errors import MusterError
 from training.events import Event, MemberEvent, StepEvent
+from training.run_folder import RunFolder
 
+PLANNING = "planning.json"
+"""What a run's plan was chosen from, where there was a choice."""
+FIGURES = "figures.json"
+"""What was measured for it."""
 FORGET = 30 * 24 * 3600.0
 """Seconds after which a comparison counts half as much."""
 MOST_OBSERVATIONS = 16
@@ -324,3 +332,35 @@ def _weight(one: Observation, job: Job, now: float) -> float:
 
 def _key(machine: Machine) -> dict[str, Any]:
     return {"machine": machine.host, "device": machine.device}
+
+
+# ------------------------------------------------------------------------------------------------------ in a run folder
+
+
+def keep_planning(folder: Path, planning: Planning, figures: Figures | None) -> None:
+    """Write a plan, and the figures it stands on, into a run folder.
+
+    Raises:
+        BadInput: they cannot be written.
+    """
+    planning.write(folder / PLANNING)
+    if figures is not None:
+        figures.write(folder / FIGURES)
+
+
+def prediction_metrics(folder: RunFolder) -> dict[str, Any]:
+    """Return ``{"prediction": ...}`` for ``metrics.json``, and remember it for the next plan on these machines.
+
+    Nothing where nothing was predicted, or the run was too short to tell.
+    """
+    with contextlib.suppress(MusterError):  # a damaged document is no reason to lose a run's end
+        planning = Planning.read(folder.path / PLANNING) if (folder.path / PLANNING).is_file() else None
+        if planning is None or planning.best is None or not planning.best.predicted:
+            return {}
+        comparison = compare(planning.best, folder.events(), planning.job.trainable)
+        if comparison is None:
+            return {}
+        if (folder.path / FIGURES).is_file():
+            remember(Figures.read(folder.path / FIGURES).cluster, comparison)
+        return {"prediction": comparison.document()}
+    return {}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from distributed.planning.cluster import Bytes, Cluster, Document, Text
+from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile, Text
 from profiles.declarations import Owning
 from profiles.errors import BadInput
 from profiles.options import less_memory
 from profiles.schema import Profile
-from training.run_files import write_whole
 from training.strategies.costs import Start
-
-_LARGEST_FILE = 16_000_000
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
 Count = Bytes
@@ -86,8 +82,11 @@ class Job(Owning, Document):
         return self.steps or max(1, -(-self.samples // self.global_batch_of(members)))
 
 
-class Figures(Document):
+class Figures(DocumentFile):
     """One file of figures."""
+
+    when_missing: ClassVar[str] = "name a file of measured figures with --figures FILE"
+    when_broken: ClassVar[str] = "measure again, or fix the file"
 
     version: Literal[1] = 1
     cluster: Cluster
@@ -139,39 +138,3 @@ def start_of(profile: Profile) -> Start:
     if profile.strategy.planned_as != "auto":
         return profile.strategy.planned_as
     return "scratch" if profile.model.from_scratch or profile.model.task == "custom" else "pretrained"
-
-
-def read_figures(path: Path) -> Figures:
-    """Read a file of figures.
-
-    Raises:
-        BadInput: missing, unreadable, too large, not JSON, or a value that cannot be; one line that says which.
-    """
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise BadInput(f"{path}: {path.stat().st_size} bytes are not a file of figures", "measure again")
-        return Figures.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "name a file of measured figures with --figures FILE") from error
-    except ValidationError as error:
-        raise BadInput(f"{path}: {first_problem(error)}", "measure again, or fix the file") from error
-
-
-def write_figures(path: Path, figures: Figures) -> None:
-    """Write a file of figures, whole or not at all.
-
-    Raises:
-        BadInput: it cannot be written.
-    """
-    try:
-        write_whole(path, figures.model_dump_json(indent=2).encode())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "choose another place") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return where a document is wrong and what is wrong there, in one line."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    text = " ".join(f"{where}: {first['msg']}".split()) if where else " ".join(first["msg"].split())
-    return text[:300]

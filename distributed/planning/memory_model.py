@@ -80,7 +80,7 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
         optimizer=8 * trainable + strategy,
         step=_step_bytes(profile, size, trainable, count),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
-        teacher=_teacher_bytes(size),
+        teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         once=profile.asks_teacher_once,
     )
 
@@ -120,11 +120,6 @@ def _holes(model: ModelSettings, size: ModelSize, batch: int) -> float:
     if not size.working or one >= _PIECE:
         return _NO_HOLES
     return _ADAPTED_HOLES if model.tuning == "lora" else _HOLES
-
-
-def _teacher_bytes(size: ModelSize) -> int:
-    """Weights of a model that only answers."""
-    return _FP32 * size.teacher.parameters if size.teacher is not None else 0
 
 
 def model_bytes(job: Job) -> int:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distributed.planning import cost_model, memory_model
-from distributed.planning.alike import evened
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.corrections import NONE as NO_CORRECTIONS
-from distributed.planning.corrections import Corrections
-from distributed.planning.cost_model import Bottleneck
+from distributed.planning.corrections import Corrections, evened
 from distributed.planning.document import Candidate, Choice, MemberForecast, Reason
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
 from distributed.planning.job import Job
@@ -72,14 +70,10 @@ class Predictor:
         self._splits: dict[tuple[object, ...], Split | None] = {}
         self._exchanges = ExchangeCosts(self.cluster, job.trainable, corrections)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
-        self.alone_rate = self._best_alone()
-
-    def _best_alone(self) -> float:
-        """Return the samples/s of the best machine alone; of one that has the memory, where there is one."""
-        batch = self.job.global_batch_of(1)
         splits = [split for name in self.workable if (split := self.split((name,), "", "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
-        return max((batch / split.compute for split in fitting), default=0.0)
+        self.alone_rate = max((job.global_batch_of(1) / split.compute for split in fitting), default=0.0)
+        """Samples/s of the best machine alone; of one that has the memory, where there is one."""
 
     def predict(self, choice: Choice) -> Candidate:
         """Return what a choice should cost.
@@ -107,16 +101,14 @@ class Predictor:
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def caps(self, members: Sequence[str], strategy: str, hub: str) -> list[int]:
-        """Return the largest micro-batch of each member."""
-        return [
-            memory_model.largest_batch(self.job, machine, strategy, self._reserved(machine, hub, len(members)))
-            for machine in map(self.cluster.machine, members)
-        ]
+        """Return the largest micro-batch of each member, beside the hub where that is in the same memory."""
+        at_hub = memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, len(members))
 
-    def _reserved(self, machine: Machine, hub: str, members: int) -> int:
-        """Return what the hub needs of the memory in which this machine trains, at most."""
-        carries = bool(hub) and self.cluster.same_host(machine.name, hub) and machine.device != "cuda"
-        return memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, members) if carries else 0
+        def cap(machine: Machine) -> int:
+            carries = bool(hub) and self.cluster.same_host(machine.name, hub) and machine.device != "cuda"
+            return memory_model.largest_batch(self.job, machine, strategy, at_hub if carries else 0)
+
+        return [cap(self.cluster.machine(name)) for name in members]
 
     def split(self, members: tuple[str, ...], strategy: str, hub: str) -> Split | None:
         """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
@@ -132,17 +124,13 @@ class Predictor:
         machines = [self.cluster.machine(name) for name in members]
         overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
         batch = self.job.global_batch_of(len(members))
-        for accumulation in self._accumulations(batch):
+        whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]  # cuts that change no result
+        for accumulation in [k for k in whole if k >= self.job.accumulation] or whole[-1:]:
             found = cost_model.shares(batch // accumulation, overheads, speeds, caps)
             if found is not None:
                 each = zip(overheads, found, speeds, strict=True)
                 return Split(tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits)
         return None
-
-    def _accumulations(self, batch: int) -> list[int]:
-        """Return into how many micro-batches a step may be cut without changing it, the profile's own first."""
-        whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]
-        return [k for k in whole if k >= self.job.accumulation] or whole[-1:]
 
     # ------------------------------------------------------------------------------------------------------- intervals
 
@@ -189,9 +177,10 @@ class Predictor:
         merge_ns = known_costs(choice).merge_ns
         hidden = self._hidden(choice, split, exchange)
         found = []
-        for name, compute, work, share in zip(
-            choice.members, split.seconds, exchange.work, map(_share, hidden, exchange.each), strict=True
+        for name, compute, work, part, whole in zip(
+            choice.members, split.seconds, exchange.work, hidden, exchange.each, strict=True
         ):
+            share = part / whole if whole else 0.0
             merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
             found.append(compute + (work * share + merge) / choice.interval)
         return found
@@ -237,6 +226,9 @@ class Predictor:
         payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
         feedback = codec_by_name(choice.codec).wants_feedback
         hub_memory = memory_model.hub_bytes(job.trainable, payload, members, feedback)
+        part = exchange.slowest
+        numbers = {"mbit": part.mbit, "seconds": part.seconds}
+        slowest = Reason(code=f"slowest-{part.kind}", subject=part.subject, other=part.other, numbers=numbers)
         return Candidate(
             choice=choice,
             fits=split.fits,
@@ -259,7 +251,7 @@ class Predictor:
             bytes_per_hour=outcome.bytes_per_hour,
             hub_memory=hub_memory if choice.hub else 0,
             sources=outcome.sources,
-            reasons=() if choice.alone else (_bottleneck(exchange.slowest),),
+            reasons=() if choice.alone else (slowest,),
         )
 
     def unpredicted(self, choice: Choice, split: Split) -> Candidate:
@@ -311,15 +303,6 @@ def known_costs(choice: Choice) -> CostModel:
 def rhythm_of(choice: Choice) -> Rhythm:
     """Return when the members of a choice exchange."""
     return Rhythm(choice.interval, choice.delay)
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-def _bottleneck(part: Bottleneck) -> Reason:
-    numbers = {"mbit": part.mbit, "seconds": part.seconds}
-    return Reason(code=f"slowest-{part.kind}", subject=part.subject, other=part.other, numbers=numbers)
 
 
 @lru_cache(maxsize=64)

@@ -163,7 +163,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         BadInput: it chose nothing, is for another profile, or names a machine that is not among these.
     """
     if planning.settings is None:
-        from distributed.planning.words import sentence  # only where there is no way
+        from distributed.planning.reasons import sentence  # only where there is no way
 
         reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
         raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")

@@ -17,7 +17,7 @@ from distributed.planning.document import Candidate, Choice
 from distributed.planning.job import Job
 from distributed.planning.planner import plan, predict
 from distributed.planning.prediction import Predictor
-from distributed.planning.words import sentence
+from distributed.planning.reasons import sentence
 from profiles.errors import BadInput
 
 RECORDED = Path(__file__).parent / "recorded_predictions.json"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from planner_figures import job, joined
 
-from distributed.planning.alike import evened
 from distributed.planning.cluster import Cluster, Machine, Measurement
+from distributed.planning.corrections import evened
 from distributed.planning.planner import plan
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
-from distributed.planning.job import Figures, Workload, job_of, read_figures, write_figures
+from distributed.planning.job import Figures, Workload, job_of
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings, Profile, StrategySettings, TrainingSettings
 from training.strategies.allreduce import AllReduceOptions
@@ -128,7 +128,7 @@ def test_figures_that_cannot_be(change: dict[str, Any], problem: str, tmp_path: 
     path = tmp_path / "figures.json"
     path.write_text(json.dumps(document))
     with pytest.raises(BadInput, match=problem) as caught:
-        read_figures(path)
+        Figures.read(path)
     assert "\n" not in str(caught.value)
     assert str(path) in caught.value.message
 
@@ -140,20 +140,20 @@ def test_files_that_are_no_figures(text: str, tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"figures\.json"):
-        read_figures(path)
+        Figures.read(path)
 
 
 def test_a_missing_file_of_figures(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
-        read_figures(tmp_path / "none.json")
+        Figures.read(tmp_path / "none.json")
 
 
 def test_figures_are_written_whole(tmp_path: Path) -> None:
     figures = Figures(cluster=Cluster(machines=(Machine(name="a"),)), workload=WORKLOAD)
-    write_figures(tmp_path / "figures.json", figures)
-    assert read_figures(tmp_path / "figures.json") == figures
+    figures.write(tmp_path / "figures.json")
+    assert Figures.read(tmp_path / "figures.json") == figures
     with pytest.raises(BadInput):
-        write_figures(tmp_path / "no" / "figures.json", figures)
+        figures.write(tmp_path / "no" / "figures.json")
 
 
 def test_rates_that_are_not_finite_are_refused() -> None:

@@ -17,8 +17,7 @@ from app.wizard.transitions import apply
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
 from distributed.planning.planner import plan
-from distributed.planning.reasons import settings_of
-from distributed.planning.words import sentence
+from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import Facts
 from distributed.run.planning import apply_planning
 from profiles.errors import BadInput

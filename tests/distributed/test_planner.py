@@ -16,11 +16,10 @@ from planner_figures import LARGE, cluster, job, jobs, joined, machine, rates, s
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
-from distributed.planning.document import Candidate, Choice, Planning, read_planning, write_planning
+from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.job import Job, Workload, job_of
 from distributed.planning.planner import plan, predict, signed, simplicity
-from distributed.planning.reasons import WORTH
-from distributed.planning.words import WORDS, sentence
+from distributed.planning.reasons import WORDS, WORTH, sentence
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
@@ -357,8 +356,8 @@ def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
     profile = Profile(name="p")
     there = cluster([8, 4, 4], 95)
     planning = signed(plan(there, job(samples=100_000)), there, profile)
-    write_planning(tmp_path / "plan.json", planning)
-    again = read_planning(tmp_path / "plan.json")
+    planning.write(tmp_path / "plan.json")
+    again = Planning.read(tmp_path / "plan.json")
     assert again == planning
     assert again.settings is not None
     changed = again.overlay(profile)
@@ -380,7 +379,7 @@ def test_files_that_are_no_plan(text: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"plan\.json"):
-        read_planning(path)
+        Planning.read(path)
 
 
 def test_choices_that_cannot_be_are_refused() -> None:

@@ -11,8 +11,8 @@ from planner_figures import cluster, joined, machine
 from app.cli.main import main
 from app.plan_table import explanation_lines, summary_lines, table_lines
 from distributed.planning.cluster import Cluster
-from distributed.planning.document import read_planning
-from distributed.planning.job import Figures, Workload, write_figures
+from distributed.planning.document import Planning
+from distributed.planning.job import Figures, Workload
 from distributed.planning.planner import plan
 from profiles.resolve import load_profile
 
@@ -28,7 +28,7 @@ def figures(tmp_path: Path) -> Path:
 
 def written(folder: Path, found: Cluster, workload: Workload = WORKLOAD) -> Path:
     path = folder / "figures.json"
-    write_figures(path, Figures(cluster=found, workload=workload))
+    Figures(cluster=found, workload=workload).write(path)
     return path
 
 
@@ -71,7 +71,7 @@ def test_json_is_one_document(figures: Path, capsys: Capture) -> None:
 
 def test_a_written_plan_fits_its_profile(figures: Path, tmp_path: Path) -> None:
     assert run("demo-scratch", "--figures", figures, "--out", tmp_path / "plan.json") == 0
-    planning = read_planning(tmp_path / "plan.json")
+    planning = Planning.read(tmp_path / "plan.json")
     profile = load_profile("demo-scratch").profile
     assert planning.overlay(profile).strategy.codec in ("fp32", "bf16")
     assert planning.made_for.profile

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distributed.hosts.file import load_hosts, save_hosts
-from distributed.planning.document import read_planning
-from distributed.run.prediction import PLANNING
+from distributed.planning.document import Planning
+from distributed.planning.feedback import PLANNING
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
 from training.run_folder import RunFolder
@@ -33,7 +33,7 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     assert first.returncode == 0, first.stderr
     assert "measuring" in first.stderr and "step of" in first.stderr
     (folder,) = (tmp_path / "output").iterdir()
-    planning = read_planning(folder / PLANNING)
+    planning = Planning.read(folder / PLANNING)
     metadata = json.loads((folder / "metadata.json").read_text())
     assert planning.settings is not None
     assert metadata["strategy"] == planning.settings.options["strategy"]
