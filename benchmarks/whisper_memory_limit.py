@@ -21,7 +21,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 UNFITTED = """\
 import sys
 import app.cli.train as train
-train.fit_here = lambda profile, workers, tell: profile
+train.fit = lambda profile, rooms, tell: profile
 from app.cli.main import main
 sys.exit(main())
 """

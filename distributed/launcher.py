@@ -7,9 +7,10 @@ from pathlib import Path
 
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.planning.feedback import keep_planning
+from distributed.planning.fitting import fit
 from distributed.planning.reasons import why_in_words
+from distributed.preparation.members import rooms_of
 from distributed.preparation.prepare import Manner, hosts_of, prepare
-from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
 from profiles.schema import Profile
 from training.background_process import BackgroundProcess
@@ -59,7 +60,7 @@ class DistributedLauncher:
         try:
             machines = prepare(self._hosts, self._profile.model.task, self._manner)
             self._laps.end("machines: checked")
-            profile = fit_machines(self._profile, machines, self._manner.tell)
+            profile = fit(self._profile, rooms_of(self._profile, machines), self._manner.tell)
             planned = plan_machines(machines, profile, self._wish, self._manner.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
             self._laps.end("machines: planned")

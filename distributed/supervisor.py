@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,31 +21,39 @@ from typing import Any, BinaryIO
 from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.agent import keep_awake
-from distributed.machine.link import Link, address_towards, link_to
+from distributed.machine.link import Link, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect, synchronise
-from distributed.run.newcomers import check_newcomer, check_way_to_hub, newcomer, note_added
+from distributed.preparation.members import member_of
 from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
-from distributed.run.start_watch import StartWatch
+from distributed.run.run_machines import (
+    StartWatch,
+    check_newcomer,
+    check_way_to_hub,
+    hub_machine,
+    listening_address,
+    note_added,
+    seats_of,
+    way_to,
+    with_places,
+)
+from distributed.workers.agent_records import Assignment, Timeouts
 from distributed.workers.remote_hub import RemoteHub
-from distributed.workers.remote_worker import Assignment, RemoteWorker, Timeouts
+from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
-from training.plan import RunPlan
 from training.processes import thread_limits
 from training.run_folder import RunFolder
 from training.timing import Laps
 
-_POLL = 0.05
 _START_WARNING = 30.0
 """Seconds of a start between two lines about who is missing."""
 _END_PATIENCE = 10.0
 _LOOK = 0.05
-LOOPBACK = "127.0.0.1"
 
 
 class Supervisor:
@@ -206,7 +214,7 @@ class Supervisor:
         self._brought[link].set_result(None)
         first = len(self._seats)
         for device in link.machine.devices or ("",):
-            self._run.expect(newcomer(link.machine, device, len(self._seats), self._plan))
+            self._run.expect(member_of(link.machine, device, len(self._seats), self._plan.profile))
             self._seats.append(link)
         return tuple(range(first, len(self._seats)))
 
@@ -218,7 +226,7 @@ class Supervisor:
             run_id=self._plan.run_id,
             rank=rank,
             plan=plan.model_dump_json().encode(),
-            links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
+            links=inputs.links,
             environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(plan.seats[rank].threads)},
         )
         reach = way_to(link, self._plan, hub_machine(self._links))
@@ -279,64 +287,6 @@ class Supervisor:
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
             for message in self._start_watch.missing():
                 self._note(WarningEvent(message=message))
-
-
-def seats_of(links: Sequence[Link], members: int) -> list[Link]:
-    """Return the link of every planned rank: one worker for each device of a machine."""
-    return [link for link in links for _ in link.machine.devices or ("",)][:members]
-
-
-def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the hub, or of the torch engine's store."""
-    hub = hub_machine(seats) if plan.engine == "hub" else None
-
-    def is_local(link: Link) -> bool:
-        return link is hub if hub is not None else link.machine.here
-
-    members = [m.model_copy(update={"local": is_local(link)}) for m, link in zip(plan.members, seats, strict=True)]
-    return plan.model_copy(update={"members": tuple(members)})
-
-
-def listening_address(links: Sequence[Link]) -> str:
-    """Return this machine's address for the hub: the one on the route to the machines, or all if they differ."""
-    far = [link for link in links if link.host and not link.machine.here]
-    addresses = {link.machine.hub_at or address_towards(link.host) for link in far}
-    return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
-
-
-def hub_machine(links: Sequence[Link]) -> Link | None:
-    """Return the machine that carries the hub; ``None``: this one."""
-    return next((link for link in links if link.machine.carries_hub and not link.machine.here), None)
-
-
-def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
-    """Return what turns the engine's address into the one that works on a machine.
-
-    The hub is dialled directly where that is possible; the store of the torch engine listens on loopback only and is
-    reached through an SSH forward.
-    """
-
-    hub = hub if plan.engine == "hub" else None
-
-    def reach(address: str) -> str:
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        if hub is not None:
-            host = LOOPBACK if link is hub else hub.host
-        elif link.machine.here:
-            host = LOOPBACK if host == "0.0.0.0" else host
-        elif plan.engine == "hub" and link.host and host == "0.0.0.0":
-            host = address_towards(link.host)
-        if link is hub or link.machine.here or (plan.engine == "hub" and link.host):
-            return f"{_bracketed(link.machine.hub_at or host)}:{port}"
-        near = LOOPBACK if host == "0.0.0.0" else host
-        return link.connection().forward_remote((near, int(port))).address
-
-    return reach
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def supervise_folder(path: Path) -> ExitCode:

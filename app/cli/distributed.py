@@ -29,9 +29,9 @@ from distributed.launcher import DistributedLauncher, resume_run
 from distributed.planning.document import Planning
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
-from distributed.run.newcomers import all_hosts
 from distributed.run.planning import Planned, PlanWish
 from distributed.run.requests import Action, leave_request
+from distributed.run.run_machines import all_hosts
 from distributed.ssh.connection import Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.counts import counted

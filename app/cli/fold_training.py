@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from app.cli.local_run import run_to_end
 from app.console import agreed, duration_text, say
 from app.progress import progress_for
-from distributed.preparation.rooms import fit_here
+from distributed.planning.fitting import fit
+from distributed.preparation.members import room_here
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
@@ -94,7 +95,8 @@ def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
             return _model_of(plan_to_resume(earlier.path), earlier.path)
         remove_run(fold.runs, earlier)
     write_data(fold)
-    return _model_of(plan_local_run(fit_here(profile_of(fold, profile, workers), workers, say), workers))
+    chosen = profile_of(fold, profile, workers)
+    return _model_of(plan_local_run(fit(chosen, room_here(chosen, workers), say), workers))
 
 
 def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:

@@ -71,13 +71,14 @@ def plan(
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: PlanWish) -> Planning:
     from app.console import say
+    from distributed.planning.fitting import Room, fit
     from distributed.planning.job import Figures, job_of
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import signed
-    from distributed.preparation.rooms import fit_cluster
 
     found = Figures.read(figures)
-    profile = fit_cluster(profile, found.cluster, say)
+    members = [machine for machine in found.cluster.machines if machine.trains]
+    profile = fit(profile, [Room(each.name, each.memory_total, each.device) for each in members], say)
     job = job_of(profile, found.workload, wish.preference, wish.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
     planning = signed(make_plan(cluster, job), cluster, profile)
@@ -91,8 +92,9 @@ def _from_machines(
     from app.cli.approval import USUAL_HOSTS
     from app.cli.distributed import MachineRequest
     from app.cli.measure import machines_of
+    from distributed.planning.fitting import fit
+    from distributed.preparation.members import rooms_of
     from distributed.preparation.prepare import prepare
-    from distributed.preparation.rooms import fit_machines
     from distributed.run.planning import propose
     from training.tasks.early_look import check_data
 
@@ -100,7 +102,7 @@ def _from_machines(
     manner = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new).manner()
     machines = prepare(machines_of(hosts, profile, person), profile.model.task, manner)
     try:
-        return propose(machines, fit_machines(profile, machines, manner.tell), wish, manner.tell)[0]
+        return propose(machines, fit(profile, rooms_of(profile, machines), manner.tell), wish, manner.tell)[0]
     finally:
         for link, _ in machines:
             link.close()

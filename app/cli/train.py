@@ -12,7 +12,8 @@ from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
 from app.trackers.start import checked_trackers, start_trackers
-from distributed.preparation.rooms import fit_here
+from distributed.planning.fitting import fit
+from distributed.preparation.members import room_here
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
@@ -81,7 +82,8 @@ def plan_of(request: TrainRequest) -> RunPlan:
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
     check_data(profile)
-    return plan_local_run(fit_here(profile, profile.run.workers, say), profile.run.workers)
+    workers = profile.run.workers
+    return plan_local_run(fit(profile, room_here(profile, workers), say), workers)
 
 
 def profile_of(request: TrainRequest) -> Profile:

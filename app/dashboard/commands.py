@@ -11,8 +11,8 @@ from app.shell.base_app import CommandRecord
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import without_strange_pythons
 from distributed.hosts.schema import Machine
-from distributed.run.newcomers import all_hosts
 from distributed.run.requests import Action, leave_request
+from distributed.run.run_machines import all_hosts
 from profiles.errors import BadInput, MusterError
 from training.run_files import is_live
 

@@ -15,12 +15,13 @@ from distributed.measuring.measure import Measured, Wish
 from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
+from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Preference
 from distributed.planning.prediction import known_costs
 from distributed.planning.reasons import sentence, settings_of
+from distributed.preparation.members import rooms_of
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import Manner
-from distributed.preparation.rooms import fit_machines
 from distributed.run.planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
@@ -101,7 +102,7 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
     """
     manner = Manner(tell, trust_in(request.trusted), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, manner)
-    profile = fit_machines(profile, machines, tell)
+    profile = fit(profile, rooms_of(profile, machines), tell)
     wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else wish.max_age

@@ -12,7 +12,8 @@ from app.wizard.records import Change, Plan, Way
 from app.wizard.save import Saving, as_saved, saving, shown
 from app.wizard.services import Request
 from distributed.planning.document import Planning
-from distributed.preparation.rooms import fit_machines
+from distributed.planning.fitting import fit
+from distributed.preparation.members import rooms_of
 from distributed.run.planning import Planned
 from profiles.errors import MusterError
 from profiles.schema import Profile
@@ -89,14 +90,14 @@ def _planned(request: Request, planning: Planning | None, profile: Profile) -> P
     found = request.planning
     if not isinstance(found, Forecast):
         return None
-    return found.planned(planning, fit_machines(profile, found.machines))
+    return found.planned(planning, fit(profile, rooms_of(profile, found.machines)))
 
 
 def _fitted(profile: Profile, request: Request) -> Iterator[Change]:
     """Yield what is changed in the profile so that it fits the machines' memory."""
     lines: list[str] = []
     if isinstance(request.planning, Forecast):
-        fit_machines(profile, request.planning.machines, lines.append)
+        fit(profile, rooms_of(profile, request.planning.machines), lines.append)
     for line in lines:
         yield Change("fit", "every machine", line, "~")
 

@@ -21,7 +21,8 @@ from distributed.planning.job import Workload
 from distributed.preparation.code_sync import Inputs, synchronise
 from distributed.preparation.preflight import Facts
 from distributed.ssh.errors import SshError
-from distributed.workers.remote_worker import Assignment, RemoteWorker
+from distributed.workers.agent_records import Assignment
+from distributed.workers.remote_worker import RemoteWorker
 from training.plan import MemberPlan
 from training.processes import thread_limits
 
@@ -145,7 +146,7 @@ def _worker(seat: Seat, inputs: Inputs, folder: Path, log: BinaryIO) -> RemoteWo
         run_id=plan.run_id,
         rank=seat.member.rank,
         plan=plan.model_dump_json().encode(),
-        links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
+        links=inputs.links,
         environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(seat.member.threads)},
         module=MODULE,
     )

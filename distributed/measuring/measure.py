@@ -20,12 +20,12 @@ from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, brin
 from distributed.planning.cluster import Cluster
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
+from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Workload
 from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.members import plan_run
+from distributed.preparation.members import plan_run, rooms_of
 from distributed.preparation.preflight import Facts, check, ready
-from distributed.preparation.rooms import fit_machines
 from distributed.ssh.connection import Trust
 from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
@@ -146,7 +146,7 @@ def measure(
     """
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        return measure_ready(machines, fit_machines(profile, machines, tell), wish, tell, cache)
+        return measure_ready(machines, fit(profile, rooms_of(profile, machines), tell), wish, tell, cache)
     finally:
         for link, _ in machines:
             link.close()

@@ -11,14 +11,14 @@ batches of evaluations are halved until they fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from distributed.planning.memory_model import Need, need_of
-from distributed.planning.model_size import ModelSize
+from distributed.planning.memory_model import need_of
+from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.fitted import open_settings
 from profiles.options import as_text, less_memory
@@ -88,6 +88,18 @@ class Fitted:
         return f"{', '.join(said)}: {before} needs {_gb(self.needed)}, {has}{shared}; so {_gb(self.needs)}{tight}"
 
 
+def fit(profile: Profile, rooms: Sequence[Room], tell: Callable[[str], None] = lambda line: None) -> Profile:
+    """Return the profile as it fits rooms, by the model's files here; ``tell`` hears what was changed.
+
+    Raises:
+        BadInput: what was set cannot fit.
+    """
+    found = fitted(profile, size_for(profile), rooms)
+    if found.line:
+        tell(found.line)
+    return found.profile
+
+
 _IN_ORDER = ("tuning", "gradient_checkpointing", "batch_size", "gradient_accumulation", "eval_batch_size",
             "learning_rate")  # fmt: skip
 """What can be changed, the gravest first."""
@@ -123,13 +135,9 @@ def fitted(profile: Profile, size: ModelSize | None, rooms: Sequence[Room], alon
 
 def _needed(profile: Profile, size: ModelSize, alone: bool) -> int:
     """Return the bytes of the member with the largest share."""
-    return _need(profile, size, alone).total
-
-
-def _need(profile: Profile, size: ModelSize, alone: bool) -> Need:
     batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
     sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
-    return need_of(profile, size, alone, max(sizes))
+    return need_of(profile, size, alone, max(sizes)).total
 
 
 def _candidates(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:

@@ -53,6 +53,11 @@ class Inputs:
     """The plan with the paths as they are there."""
 
     @property
+    def links(self) -> dict[str, str]:
+        """Folders of a machine that has the trees, from Muster's folder there, by their place."""
+        return {place: f"trees/{tree.name}" for place, tree in self.trees.items()}
+
+    @property
     def bytes(self) -> int:
         """Size of all files together."""
         sources = {blob: path for tree in self.trees.values() for blob, path in tree.sources.items()}

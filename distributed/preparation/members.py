@@ -1,17 +1,24 @@
-"""Who takes part in a run: ranks, devices and batch sizes for machines that are ready."""
+"""Who takes part in a run: ranks, devices and batch sizes for machines that are ready, and the memory they have."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from distributed.hosts.schema import Machine
 from distributed.machine.agent_files import interface_of
 from distributed.machine.link import Link, address_towards
+from distributed.planning.fitting import Room
 from distributed.preparation.preflight import Facts
 from profiles.schema import Profile
+from training.gpus import count_gpus, gpu_memory
 from training.local_plan import plan_local_run
+from training.memory_limit import total_memory
 from training.plan import MemberPlan, RunPlan
+
+_HERE = "this computer"
 
 
 def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPlan:
@@ -20,55 +27,44 @@ def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPla
     Raises:
         BadInput: the profile does not fit that many members.
     """
-    far = [link.host for link, _ in machines if link.host and not link.machine.here]
-    seats = [
-        (link.machine, _as_seen(facts, link.machine, far), device)
-        for link, facts in machines
-        for device in link.machine.devices or ("",)
-    ]
+    seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
     local = plan_local_run(profile, len(seats), here=False)
     engine = "torch" if _wants_torch(profile, seats) else "hub"
-    network = engine == "torch" and not _on_one_machine(seats)
-    members = tuple(
-        _member(rank, machine, facts, device, local.members[rank].batch_size, profile, network)
-        for rank, (machine, facts, device) in enumerate(seats)
-    )
-    return local.model_copy(update={"members": members, "engine": engine})
+    network = engine == "torch" and len({machine.name for machine, *_ in seats}) > 1
+    far = [link.host for link, _ in machines if link.host and not link.machine.here]
+    members = []
+    for (machine, facts, device), planned in zip(seats, local.members, strict=True):
+        seen = facts.interface
+        if machine.here and far:  # it was reached over loopback; the others reach it over the way to them
+            seen = interface_of(address_towards(far[0]))
+        interface = (machine.interface or seen) if network else ""
+        members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
+    return local.model_copy(update={"members": tuple(members), "engine": engine})
 
 
-def seat_names(machines: Sequence[tuple[Link, Facts]]) -> list[str]:
-    """Return the names of the members that :func:`plan_run` gives these machines, in the order of their ranks."""
-    return [
-        _seat_name(link.machine, device) for link, _ in machines for device in link.machine.devices or ("",)
-    ]  # fmt: skip
-
-
-def _seat_name(machine: Machine, device: str) -> str:
-    return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
-
-
-def _as_seen(facts: Facts, machine: Machine, far: Sequence[str]) -> Facts:
-    """This machine was reached over loopback; the others reach it over the interface that leads to them."""
-    return replace(facts, interface=interface_of(address_towards(far[0]))) if machine.here and far else facts
-
-
-def _member(
-    rank: int, machine: Machine, facts: Facts, device: str, batch_size: int, profile: Profile, network: bool
+def member_of(
+    machine: Machine, device: str, rank: int, profile: Profile, batch_size: int = 0, interface: str = ""
 ) -> MemberPlan:
+    """Return the member that a device of a machine becomes; by default with the profile's batch size."""
     kind, _, index = (device or profile.training.device).partition(":")
     return MemberPlan(
         rank=rank,
         name=_seat_name(machine, device),
         device=kind,
         device_index=int(index or 0),
-        batch_size=batch_size,
+        batch_size=batch_size or profile.training.batch_size,
         threads=profile.training.threads,
-        interface=machine.interface or facts.interface if network else "",
+        interface=interface,
     )
 
 
-def _on_one_machine(seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
-    return len({machine.name for machine, *_ in seats}) < 2
+def seat_names(machines: Sequence[tuple[Link, Facts]]) -> list[str]:
+    """Return the names of the members that :func:`plan_run` gives these machines, in the order of their ranks."""
+    return [_seat_name(link.machine, device) for link, _ in machines for device in link.machine.devices or ("",)]
+
+
+def _seat_name(machine: Machine, device: str) -> str:
+    return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
 
 
 def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
@@ -78,7 +74,45 @@ def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) 
     """
     if profile.strategy.engine != "auto":
         return profile.strategy.engine == "torch"
-    if len(seats) < 2 or not _on_one_machine(seats) or profile.training.device not in ("auto", "cuda"):
+    one_machine = len({machine.name for machine, *_ in seats}) < 2
+    if len(seats) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
         return False
     return all((facts.gpus and "+cpu" not in facts.torch and device in ("", "auto")) or device.startswith("cuda")
                for _, facts, device in seats)  # fmt: skip
+
+
+def room_here(profile: Profile, workers: int) -> list[Room]:
+    """Return the memory that this computer has for workers."""
+    device = profile.training.device
+    gpus = count_gpus() if device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch") else 0
+    if gpus:
+        return [Room(_HERE, gpu_memory(), "cuda", -(-workers // gpus))]
+    total, limited = total_memory()
+    return [Room(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
+
+
+def rooms_of(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> list[Room]:
+    """Return the memory of machines and of their GPUs, each with the members that would share it."""
+    found = []
+    for link, facts in machines:
+        kinds = Counter(_kind(device or profile.training.device, facts) for device in link.machine.devices or ("",))
+        for kind, members in kinds.items():
+            if kind.startswith("cuda"):
+                found.append(Room(link.name, facts.gpu_memory, "cuda", members))
+            elif link.machine.here:
+                total, limited = total_memory()
+                found.append(Room(link.name, total, kind, members, limited))
+            else:
+                found.append(Room(link.name, facts.memory, kind, members))
+    return found
+
+
+def _kind(device: str, facts: Facts) -> str:
+    """Return what a member computes on: ``cpu``, ``mps``, or a GPU with its number."""
+    if device.startswith("cuda") or (device == "auto" and facts.gpus and "+cpu" not in facts.torch):
+        return device if device.startswith("cuda") else "cuda"
+    return _shared(device, facts.system == "Darwin")
+
+
+def _shared(device: str, mac: bool) -> str:
+    return "mps" if device == "mps" or (device == "auto" and mac) else "cpu"

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from distributed.run.request_book import Answer, Outcome, RequestBook
-from distributed.run.requests import Request, take_requests
+from distributed.run.requests import Answer, Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.local_run import LocalRun

@@ -1,10 +1,66 @@
-"""What an agent says, line by line: read with bounds, for a machine is checked for who it is and not believed."""
+"""What is said to an agent and by it.
+
+What it says is read line by line and with bounds, for a machine is checked for who it is and not believed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.bounded import Count, Text
+from training.stopping import Progress
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds of everything that is waited for."""
+
+    lease: float = 30.0
+    """The machine stops its worker when it has heard nothing for so long."""
+    grace: float = 5.0
+    """Time of the worker to write its snapshot then."""
+    beat: float = 1.0
+    silence: float = 8.0
+    """A connection that has carried nothing for so long is given up and made again."""
+    margin: float = 5.0
+    """What a worker that cannot be reached is given beyond that."""
+
+    @property
+    def give_up(self) -> float:
+        """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
+        return self.lease + self.grace + self.margin
+
+    def for_pace(self, progress: Progress) -> Timeouts:
+        """Return the timeouts for a worker whose steps and snapshots take their time."""
+        return replace(self, grace=max(self.grace, progress.time_to_end))
+
+
+TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a machine is to run."""
+
+    run_id: str
+    rank: int
+    plan: bytes
+    """The plan as it is there."""
+    links: Mapping[str, str]
+    """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str = "training.worker"
+    place: str = ""
+    """Its folder beside those of the other members; empty: the rank."""
+    words: tuple[str, ...] | None = None
+    """Arguments of the module; ``None``: those of a worker."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """More files of its folder, readable by its user only."""
+    brings_model: bool = True
+    """Whether its folder ``model`` is brought here when it has ended well."""
 
 
 class Greeting(BaseModel):
@@ -39,10 +95,3 @@ class Record(BaseModel):
     """Exit code of the worker."""
     why: Text = ""
     """Why the agent has ended it."""
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return what is wrong, without what was sent."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]

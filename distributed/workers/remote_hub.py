@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 from distributed.machine.link import Link
 from distributed.preparation.code_sync import Inputs
-from distributed.workers.remote_worker import Assignment, RemoteWorker, Timeouts
+from distributed.workers.agent_records import Assignment, Timeouts
+from distributed.workers.remote_worker import RemoteWorker
 from training.events import Event, from_line
 from training.processes import thread_limits
 
@@ -51,7 +52,7 @@ class RemoteHub:
             run_id=run_id,
             rank=-1,
             plan=b"{}",
-            links={place: f"trees/{tree.name}" for place, tree in inputs.trees.items()},
+            links=inputs.links,
             environment=thread_limits(1),
             module="training.exchange.hub_main",
             place=PLACE,

@@ -11,9 +11,8 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import join
 from typing import Any, BinaryIO
@@ -21,9 +20,10 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from distributed.machine.link import AGENT, Link
+from distributed.planning.cluster import first_problem
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
-from distributed.workers.agent_records import Greeting, Record, first_problem
+from distributed.workers.agent_records import TIMEOUTS, Assignment, Greeting, Record, Timeouts
 from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError
 from training.events import ErrorEvent, Event, WarningEvent, to_line
@@ -32,58 +32,10 @@ from training.stopping import Progress
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
-_MARGIN = 5.0
 LOG_BUDGET = 64 << 20
 """Bytes of a worker's log that are kept here."""
 _LOOK = 0.1
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds of everything that is waited for."""
-
-    lease: float = 30.0
-    """The machine stops its worker when it has heard nothing for so long."""
-    grace: float = 5.0
-    """Time of the worker to write its snapshot then."""
-    beat: float = 1.0
-    silence: float = 8.0
-    """A connection that has carried nothing for so long is given up and made again."""
-
-    @property
-    def give_up(self) -> float:
-        """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
-        return self.lease + self.grace + _MARGIN
-
-    def for_pace(self, progress: Progress) -> Timeouts:
-        """Return the timeouts for a worker whose steps and snapshots take their time."""
-        return replace(self, grace=max(self.grace, progress.time_to_end))
-
-
-TIMEOUTS = Timeouts()
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a machine is to run."""
-
-    run_id: str
-    rank: int
-    plan: bytes
-    """The plan as it is there."""
-    links: Mapping[str, str]
-    """Folders of the machine, from Muster's folder there, by their place under the worker's own."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    module: str = "training.worker"
-    place: str = ""
-    """Its folder beside those of the other members; empty: the rank."""
-    words: tuple[str, ...] | None = None
-    """Arguments of the module; ``None``: those of a worker."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """More files of its folder, readable by its user only."""
-    brings_model: bool = True
-    """Whether its folder ``model`` is brought here when it has ended well."""
 
 
 class RemoteWorker:

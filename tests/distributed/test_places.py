@@ -8,7 +8,7 @@ import pytest
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import Link
-from distributed.supervisor import seats_of, with_places
+from distributed.run.run_machines import seats_of, with_places
 from profiles.schema import Profile
 from training.plan import MemberPlan, RunPlan
 

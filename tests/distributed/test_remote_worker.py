@@ -22,8 +22,8 @@ from distributed.ssh.errors import ConnectTimeout
 from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor
 from distributed.workers import remote_worker
-from distributed.workers.agent_records import Record
-from distributed.workers.remote_worker import LOST, Assignment, RemoteWorker, Timeouts
+from distributed.workers.agent_records import Assignment, Record, Timeouts
+from distributed.workers.remote_worker import LOST, RemoteWorker
 from profiles.errors import ExitCode
 from tests.app.app_events import step
 from tests.waiting import until
@@ -198,9 +198,8 @@ def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
     assert not key.exists()
 
 
-def test_a_machine_that_stays_away_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
-    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+def test_a_machine_that_stays_away_is_lost(machines: Machines) -> None:
+    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
     machines.reachable = False
     said = [json.loads(line) for line in worker.lines()]
     assert [event["kind"] for event in said] == ["warning"]
@@ -226,9 +225,8 @@ HELLO = '{"commands": 0}\n'
         HELLO + "[" * 10_000,
     ],
 )
-def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setattr(remote_worker, "_MARGIN", 0.3)
-    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5))
+def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, said: str) -> None:
+    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
     machines.instead = ["printf", "%s\\n", said] if said else ["true"]
     assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
     assert worker.exit_code() == LOST

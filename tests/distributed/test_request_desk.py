@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.run.request_book import Answer, RequestBook
 from distributed.run.request_desk import LocalMachines, RequestDesk
-from distributed.run.requests import Request, leave_request
+from distributed.run.requests import Answer, Request, RequestBook, leave_request
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent

@@ -12,8 +12,8 @@ import pytest
 
 from distributed.hosts.file import save_hosts
 from distributed.hosts.schema import Machine
-from distributed.run.newcomers import all_hosts
 from distributed.run.requests import Action, leave_request
+from distributed.run.run_machines import all_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from distributed.run.start_watch import StartWatch
+from distributed.run.run_machines import StartWatch
 from training.events import MemberEvent, ProgressEvent, RunEvent
 
 

@@ -1,0 +1,187 @@
+"""The machines of a run: which member is where, how it reaches the hub, who is missing at first, who comes later."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
+from distributed.hosts.schema import Machine
+from distributed.machine.link import Link, address_towards
+from distributed.preparation.preflight import NotReady, check
+from profiles.errors import BadInput
+from training.events import Event, MemberEvent, ProgressEvent, RunEvent
+from training.plan import RunPlan
+
+ADDED = "hosts-added.json"
+"""Machines that came while the run was on, in its folder."""
+LOOPBACK = "127.0.0.1"
+
+
+def seats_of(links: Sequence[Link], members: int) -> list[Link]:
+    """Return the link of every planned rank: one worker for each device of a machine."""
+    return [link for link in links for _ in link.machine.devices or ("",)][:members]
+
+
+def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
+    """Return the plan that says which members are on the machine of the hub, or of the torch engine's store."""
+    hub = hub_machine(seats) if plan.engine == "hub" else None
+
+    def is_local(link: Link) -> bool:
+        return link is hub if hub is not None else link.machine.here
+
+    members = [m.model_copy(update={"local": is_local(link)}) for m, link in zip(plan.members, seats, strict=True)]
+    return plan.model_copy(update={"members": tuple(members)})
+
+
+def listening_address(links: Sequence[Link]) -> str:
+    """Return this machine's address for the hub: the one on the route to the machines, or all if they differ."""
+    far = [link for link in links if link.host and not link.machine.here]
+    addresses = {link.machine.hub_at or address_towards(link.host) for link in far}
+    return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
+
+
+def hub_machine(links: Sequence[Link]) -> Link | None:
+    """Return the machine that carries the hub; ``None``: this one."""
+    return next((link for link in links if link.machine.carries_hub and not link.machine.here), None)
+
+
+def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
+    """Return what turns the engine's address into the one that works on a machine.
+
+    The hub is dialled directly where that is possible; the store of the torch engine listens on loopback only and is
+    reached through an SSH forward.
+    """
+
+    hub = hub if plan.engine == "hub" else None
+
+    def reach(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        if hub is not None:
+            host = LOOPBACK if link is hub else hub.host
+        elif link.machine.here:
+            host = LOOPBACK if host == "0.0.0.0" else host
+        elif plan.engine == "hub" and link.host and host == "0.0.0.0":
+            host = address_towards(link.host)
+        if link is hub or link.machine.here or (plan.engine == "hub" and link.host):
+            way = link.machine.hub_at or host
+            return f"[{way}]:{port}" if ":" in way else f"{way}:{port}"
+        near = LOOPBACK if host == "0.0.0.0" else host
+        return link.connection().forward_remote((near, int(port))).address
+
+    return reach
+
+
+def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan: RunPlan, room: int) -> Link:
+    """Return the link to a machine that may take part beside those of ``links``.
+
+    Args:
+        entry: the machine.
+        links: machines that take part, to compare it with: it must be none of them, and have the same torch.
+        ssh_config: of the run's hosts file.
+        plan: of the run.
+        room: bytes that the run brings along.
+
+    Raises:
+        NotReady: it cannot; the message says why, the hint what to do.
+    """
+    machines = (*(link.machine for link in links), entry)
+    found = check(Hosts(machines=machines, ssh_config=ssh_config), plan.profile.model.task, room=room)
+    for other in found[:-1]:
+        other.link.close()
+    one = found[-1]
+    if one.problem is not None:
+        one.link.close()
+        raise NotReady([one.problem])
+    return one.link
+
+
+def check_way_to_hub(link: Link, listen: str) -> None:
+    """Say why a machine could not dial the hub of a run that listens on one address.
+
+    Raises:
+        BadInput: the way to it leads over another network than the hub listens on.
+    """
+    if not link.host or link.machine.here or listen == "0.0.0.0":
+        return
+    way = address_towards(link.host)
+    if way != listen:
+        why = f"{link.name} is reached over {way}, and this run's hub listens on {listen} only"
+        raise BadInput(why, "stop the run and start it again with this machine")
+
+
+def note_added(run_dir: Path, entry: Machine, ssh_config: str) -> None:
+    """Write a machine down, so that whoever looks for what is left of the run asks it too."""
+    others = added_machines(run_dir)
+    if entry.name not in {machine.name for machine in others}:
+        save_hosts(Hosts(machines=(*others, entry), ssh_config=ssh_config), run_dir / ADDED)
+
+
+def added_machines(run_dir: Path) -> tuple[Machine, ...]:
+    """Return the machines that came while a run was on."""
+    with contextlib.suppress(BadInput):
+        if (run_dir / ADDED).is_file():
+            return load_hosts(run_dir / ADDED).machines
+    return ()
+
+
+def all_hosts(run_dir: Path) -> Hosts:
+    """Return all machines that a run has ever had.
+
+    Raises:
+        BadInput: its hosts file cannot be read.
+    """
+    hosts = load_hosts(run_dir / RUN_HOSTS)
+    known = {machine.name for machine in hosts.machines}
+    later = (machine for machine in added_machines(run_dir) if machine.name not in known)
+    return hosts.model_copy(update={"machines": (*hosts.machines, *later)})
+
+
+class StartWatch:
+    """Who is missing while a run starts, and why. It takes the events of the start, from any thread.
+
+    Args:
+        names: of the members, by rank.
+        engine: ``hub`` or ``torch``.
+    """
+
+    def __init__(self, names: Sequence[str], engine: str) -> None:
+        self._names = names
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._started: set[int] = set()
+        self._joined: set[int] = set()
+        self._work: dict[int, ProgressEvent] = {}
+        self.begun = False
+        """Whether the members have come together."""
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            match event:
+                case RunEvent(status="running"):
+                    self.begun = True
+                case MemberEvent(status="started", member=int(rank)):
+                    self._started.add(rank)
+                case MemberEvent(status="joined", member=int(rank)):
+                    self._joined.add(rank)
+                case ProgressEvent(member=int(rank)):
+                    self._work[rank] = event
+
+    def missing(self) -> list[str]:
+        """Return a line for every member that the others wait for."""
+        with self._lock:
+            return [self._line(rank) for rank in range(len(self._names)) if rank not in self._joined]
+
+    def _line(self, rank: int) -> str:
+        name, work = self._names[rank], self._work.get(rank)
+        if rank not in self._started:
+            return f"waiting for {name}: its worker has not started yet"
+        if work is not None and (work.total is None or work.done < work.total):
+            total = f" of {work.total}" if work.total else ""
+            return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
+        if self._engine == "torch":
+            return f"waiting for {name}: its worker runs; it has not joined the others yet"
+        return f"waiting for {name}: its worker runs and has not reached the hub here; does a firewall block it?"
