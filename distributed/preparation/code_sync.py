@@ -5,23 +5,29 @@ The worker of a run finds everything under ``inputs/`` of its folder, so that th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
+import json
 import os
+import re
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import platformdirs
 
 from distributed.machine.link import Link
-from distributed.preparation.hash_cache import SMALLEST, HashCache
 from distributed.preparation.transfer import Progress, Tree, send_trees
 from profiles.errors import BadInput
 from profiles.schema import WHISPER, Profile
 from training.plan import RunPlan
-from training.run_files import explain
+from training.run_files import explain, write_whole
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
 
@@ -39,8 +45,12 @@ _CODE = ("profiles", "training")
 _FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
 """What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})
-_SILENCE = 30.0
-"""Seconds without a byte after which a transfer counts as broken."""
+SMALLEST = 1_000_000
+"""Bytes; smaller files are read faster than they are looked up."""
+_MOST = 200_000
+_LARGEST_CACHE = 100_000_000
+_SETTLED = 3.0
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,8 @@ def collect(plan: RunPlan) -> Inputs:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
     """
     profile = plan.profile
-    trees = {"inputs/code": _code_tree()}
+    files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
+    trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)}
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
     if model_path == JOB_FACTORY:
         trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
@@ -88,25 +99,15 @@ def collect(plan: RunPlan) -> Inputs:
             place = f"inputs/{name.removesuffix('_path')}"
             trees[place], others[name] = _location(path, place)
     if _is_local(data_path):
-        beside = _beside(profile, Path(data_path))
-        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", beside)
-    moved = _moved(profile, {"model_path": model_path, **others}, data_path)
-    return Inputs(trees, plan.model_copy(update={"profile": moved}))
-
-
-def _moved(profile: Profile, models: Mapping[str, str], data_path: str) -> Profile:
+        trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", _beside(profile, Path(data_path)))
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
-    model = profile.model.model_copy(update=models)
-    return profile.model_copy(update={"data": data, "model": model})
+    model = profile.model.model_copy(update={"model_path": model_path, **others})
+    there = profile.model_copy(update={"data": data, "model": model})
+    return Inputs(trees, plan.model_copy(update={"profile": there}))
 
 
 def _is_local(location: str) -> bool:
     return os.path.isabs(location) and os.path.exists(location)
-
-
-def _code_tree() -> Tree:
-    files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
-    return _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)
 
 
 def folder_tree(folder: Path) -> Tree:
@@ -172,7 +173,7 @@ def _top_of(module: str) -> Path | None:
 def _python_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The Python files of a folder and below, without hidden folders and virtual environments."""
     found, size = [], 0
-    for path in _walk(folder, _holds_user_code):
+    for path in _walk(folder, lambda below: not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()):
         if path.name.endswith(suffixes):
             found.append(path)
             size += path.stat().st_size
@@ -180,10 +181,6 @@ def _python_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
             message = f"{folder}: more than {MOST_FILES} Python files or {MOST_BYTES // 1_000_000} MB of them"
             raise BadInput(message, "put the files of the job into a folder of their own")
     return found
-
-
-def _holds_user_code(folder: Path) -> bool:
-    return not folder.name.startswith(".") and not (folder / "pyvenv.cfg").exists()
 
 
 def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
@@ -218,6 +215,59 @@ def _hash(path: Path, cache: HashCache) -> str:
     if stat.st_size >= SMALLEST:
         cache.put(path, stat, digest.hexdigest())
     return digest.hexdigest()
+
+
+class HashCache:
+    """Hashes of large files that have not changed since they were last read, so that hours of audio are not read again.
+
+    A file is known by its path, size, inode and time of change, as git's index knows it. One that changed in the last
+    seconds before it was read is not kept: it might change again within the same tick of the clock.
+
+    Args:
+        path: ``None`` for the user's cache folder of this operating system.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(platformdirs.user_cache_dir("muster", appauthor=False)) / "hashes.json"
+        self._known: dict[str, list[Any]] | None = None
+        self._changed = False
+
+    def get(self, path: Path, stat: os.stat_result) -> str:
+        """Return the hash of a file that is as it was; empty where that is not known."""
+        entry = self._entries().get(os.fspath(path))
+        fits = isinstance(entry, list) and len(entry) == 4 and entry[:3] == _identity(stat)
+        return str(entry[3]) if fits and entry is not None and _HASH.fullmatch(str(entry[3])) else ""
+
+    def put(self, path: Path, stat: os.stat_result, digest: str) -> None:
+        """Keep the hash of a file as it was when ``stat`` was asked, before it was read."""
+        if time.time() - stat.st_mtime > _SETTLED:
+            entries = self._entries()
+            entries.pop(os.fspath(path), None)
+            entries[os.fspath(path)] = [*_identity(stat), digest]
+            self._changed = True
+
+    def save(self) -> None:
+        """Write what was learned; a cache that cannot be written is none."""
+        if not self._changed:
+            return
+        kept = dict(list(self._entries().items())[-_MOST:])
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.path, json.dumps(kept).encode())
+        self._changed = False
+
+    def _entries(self) -> dict[str, list[Any]]:
+        if self._known is None:
+            self._known = {}
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                if self.path.stat().st_size < _LARGEST_CACHE:
+                    found = json.loads(self.path.read_bytes())
+                    self._known = found if isinstance(found, dict) else {}
+        return self._known
+
+
+def _identity(stat: os.stat_result) -> list[int]:
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def synchronise(link: Link, inputs: Inputs, progress: Progress = lambda done, total: None) -> int:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Dial, Link, link_to
@@ -25,9 +26,9 @@ _NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "crypt
 _OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Facts:
-    """What a machine says of itself."""
+    """What a machine says of itself; it is checked, for it comes from there."""
 
     python: tuple[int, ...]
     torch: str
@@ -157,7 +158,7 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
     try:
         said = link.probe(modules)
         ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
-        facts = _facts(said, ahead, fingerprint)
+        facts = Facts(**{**said, "clock_ahead": ahead, "fingerprint": fingerprint})
     except (KeyError, TypeError, ValueError, OverflowError):
         raise SshError(link.name, "its report on itself cannot be read", _BY_HAND) from None
     except SshError as error:
@@ -166,25 +167,6 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
         return Readiness(link, problem=SshError(link.name, error.beside(link.name), PROVISION), provisionable=True)
     unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=unfit and _is_plain(link))
-
-
-def _facts(said: dict[str, Any], ahead: float, fingerprint: str) -> Facts:
-    return Facts(
-        python=tuple(map(int, said["python"])),
-        torch=str(said["torch"]),
-        missing=tuple(map(str, said["missing"])),
-        clock_ahead=ahead,
-        free=int(said["free"]),
-        writable=bool(said["writable"]),
-        root=str(said["root"]),
-        system=str(said["system"]),
-        gpus=int(said["gpus"]),
-        interface=str(said["interface"]),
-        fingerprint=fingerprint,
-        address=str(said["address"]),
-        memory=max(0, int(said.get("memory", 0))),
-        gpu_memory=max(0, int(said.get("gpu_memory", 0))),
-    )
 
 
 def _is_plain(link: Link) -> bool:

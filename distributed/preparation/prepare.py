@@ -6,14 +6,12 @@ Each stage does something only where it is needed, so that machines that are rea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from distributed.discovery.discovery import Discovery, Sources, machines
 from distributed.discovery.known_machines import locate
-from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Status
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Link
@@ -96,40 +94,21 @@ def _ask_and_search(hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
     """Ask all machines where they were; look for those that are not there by their host keys."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(check, hosts, task, manner.trust)
-        if not _settled(asked):
-            return _with_search(asked, hosts, task, manner)
-        found = asked.result()
-    if not any(_may_be_elsewhere(one) for one in found):
-        return found
-    done: Future[list[Readiness]] = Future()
-    done.set_result(found)
-    return _with_search(done, hosts, task, manner)
-
-
-def _settled(asked: Future[list[Readiness]]) -> bool:
-    try:
-        asked.result(timeout=_SURE)
-    except NotYet:
-        return False
-    except MusterError:
-        pass  # whoever asks for the result gets it
-    return True
-
-
-def _with_search(asked: Future[list[Readiness]], hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
-    begin = time.monotonic()
-    with Discovery(Sources()) as discovery:
-        found = asked.result()
-        lost = [one.link.machine for one in found if _may_be_elsewhere(one)]
-        if not lost:
-            return found
-        manner.tell(f"looking for {_names(lost)} in the network")
-        places = _search(discovery, lost, hosts, begin + _SEARCH)
+        if wait([asked], _SURE).done and not any(map(_may_be_elsewhere, asked.result())):
+            return asked.result()
+        begin = time.monotonic()
+        with Discovery(Sources()) as discovery:
+            found = asked.result()
+            lost = [one.link.machine for one in found if _may_be_elsewhere(one)]
+            if not lost:
+                return found
+            manner.tell(f"looking for {_names(lost)} in the network")
+            places = _search(discovery, lost, hosts, begin + _SEARCH)
     if not places:
         return found
     for name, address in places.items():
         manner.tell(f"{name}: found at {address} by its host key")
-    return _again(found, hosts, task, manner, lambda machine: _moved(machine, places))
+    return _again(found, hosts, task, manner, places)
 
 
 def _may_be_elsewhere(one: Readiness) -> bool:
@@ -145,28 +124,21 @@ def _search(discovery: Discovery, lost: Sequence[Machine], hosts: Hosts, end: fl
         present = [machine for machine in machines(discovery.state) if machine.status is Status.ONLINE]
         for machine in lost:
             found = locate(SshTarget.of(machine, hosts), present)
-            if found is not None and (address := _answering(found)):
-                places[machine.name] = address
+            for path in found.paths if found is not None else ():
+                if path.status is Status.ONLINE:
+                    places[machine.name] = path.endpoint.scoped
+                    break
     return places
 
 
-def _answering(machine: FoundMachine) -> str:
-    paths = (path.endpoint.scoped for path in machine.paths if path.status is Status.ONLINE)
-    return next(paths, "")
-
-
-def _moved(machine: Machine, places: dict[str, str]) -> Machine:
-    place = places.get(machine.name)
-    return machine.model_copy(update={"found_at": place}) if place else machine
-
-
 def _again(
-    found: Sequence[Readiness], hosts: Hosts, task: str, manner: Manner, change: Callable[[Machine], Machine]
+    found: Sequence[Readiness], hosts: Hosts, task: str, manner: Manner, places: Mapping[str, str] | None = None
 ) -> list[Readiness]:
-    """Ask those with a problem again, after a change to their entries; the comparison is over all."""
-    entries = {one.name: one for one in (change(one.link.machine) for one in found)}
-    changed = hosts.model_copy(update={"machines": tuple(entries.values())})
-    return check(changed, task, manner.trust, known=found)
+    """Ask those with a problem again, at their new places; the comparison is over all."""
+    entries = [one.link.machine for one in found]
+    if places:
+        entries = [each.model_copy(update={"found_at": places.get(each.name, each.found_at)}) for each in entries]
+    return check(hosts.model_copy(update={"machines": tuple(entries)}), task, manner.trust, known=found)
 
 
 def _without_absent(found: Sequence[Readiness], manner: Manner) -> list[Readiness]:
@@ -190,7 +162,7 @@ def _let_in(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> 
     if not locked or manner.let_in is None:
         return found
     manner.let_in(hosts.model_copy(update={"machines": tuple(locked)}))
-    return _again(found, hosts, task, manner, lambda machine: machine)
+    return _again(found, hosts, task, manner)
 
 
 def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
@@ -200,9 +172,8 @@ def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> 
         return found
 
     def give(one: Readiness) -> MusterError | None:
-        link = one.link
         try:
-            _provision(link, manner)
+            _provision(one.link, manner)
         except MusterError as error:
             return error
         return None
@@ -210,12 +181,11 @@ def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> 
     manner.tell(f"installing packages into Muster's folder there: {_names([one.link.machine for one in lacking])}")
     with ThreadPoolExecutor(len(lacking)) as pool:
         problems = dict(zip([one.link.name for one in lacking], pool.map(give, lacking), strict=True))
-    result = _again(found, hosts, task, manner, lambda machine: machine)
+    result = _again(found, hosts, task, manner)
     for one in result:
-        if (problem := problems.get(one.link.name)) is not None:
-            one.problem = (
-                problem if isinstance(problem, SshError) else SshError(one.link.name, problem.message, problem.hint)
-            )
+        if (error := problems.get(one.link.name)) is not None:
+            named = isinstance(error, SshError)
+            one.problem = error if named else SshError(one.link.name, error.message, error.hint)
     return result
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from distributed.machine.link import Link, document
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
-from distributed.preparation.offline_wheels import collect_wheels, hashed_for
+from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.transfer import send_trees
-from distributed.preparation.uv_binary import PINNED, uv_for
 from distributed.ssh.errors import SshError
 from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
+from training.bounded import parse_object
 
 Say = Callable[[str], None]
 _SILENCE = 900.0
@@ -102,13 +102,10 @@ def usual_recipe() -> Recipe:
         hashes = (REPOSITORY / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is missing on this machine", "make setup") from None
-    needed = tuple(line for line in wanted if "extra ==" not in line and _package(line) not in _HERE_ONLY)
-    return Recipe(needed, lock, hashes)
-
-
-def _package(requirement: str) -> str:
-    """Return the name of what is required."""
-    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
+    names = {
+        line: re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in wanted if "extra ==" not in line
+    }
+    return Recipe(tuple(line for line, name in names.items() if name not in _HERE_ONLY), lock, hashes)
 
 
 def find_environment(link: Link, recipe: Recipe | None = None) -> str:
@@ -167,7 +164,7 @@ def _fetch_python(link: Link, base: Base, say: Say) -> Base:
     version = f"3.{sys.version_info.minor}"
     base = base if base.uv else Base(base.python, _send_uv(link, say))
     done = link.connection().run(
-        ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv, PINNED.read_text()], timeout=_SILENCE
+        ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv, PINNED_UV.read_text()], timeout=_SILENCE
     )
     found = look(link)
     if not found.python:
@@ -208,7 +205,10 @@ def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say
         process.write(json.dumps(order).encode())
         process.end_input()
         while line := _line(link, process.read_line):
-            said = _document(line)
+            try:
+                said = parse_object(line)
+            except ValueError:  # a word of something else there
+                continue
             if "python" in said:
                 return str(said["python"])
             if "problem" in said:
@@ -224,15 +224,6 @@ def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
     except TimeoutError:
         problem = f"making its environment got stuck: no output for {_SILENCE / 60:.0f} minutes"
         raise SshError(link.name, problem, "is its package index slow? Try --offline-wheels") from None
-
-
-def _document(line: bytes) -> dict[str, Any]:
-    """What a machine says is not trusted to be a document."""
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 @lru_cache

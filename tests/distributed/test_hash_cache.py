@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.preparation import code_sync
-from distributed.preparation.code_sync import folder_tree
-from distributed.preparation.hash_cache import HashCache
+from distributed.preparation.code_sync import HashCache, folder_tree
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pytest
 from distributed.hosts.schema import Machine
 from distributed.machine.here import HereConnection
 from distributed.machine.link import Link, link_to
+from distributed.preparation import downloads
 from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
-from distributed.preparation import uv_binary
 from distributed.preparation.code_sync import folder_tree
-from distributed.preparation.offline_wheels import hashed_for
+from distributed.preparation.downloads import hashed_for
 from distributed.preparation.provision import Recipe, find_environment, look, provision, usual_recipe
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
@@ -171,7 +171,7 @@ def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, mo
         (tmp_path / "tools" / tool).symlink_to(str(shutil.which(tool)))
     (tmp_path / "uv").write_text(UV.replace("THIS_ONE", sys.executable))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-    monkeypatch.setattr(uv_binary, "own_uv", lambda: tmp_path / "uv")
+    monkeypatch.setattr(downloads, "own_uv", lambda: tmp_path / "uv")
     monkeypatch.setattr(provisioning, "_build", lambda link, base, *_: f"{base.python} by {base.uv}")
     said: list[str] = []
     with closing(Link(Machine(name="a", project_path=str(tmp_path / "far")), lambda: NoPython("a"))) as link:
@@ -187,13 +187,13 @@ def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, mo
 def test_the_program_is_taken_out_of_its_wheel(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "uv.whl", "w") as wheel:
         wheel.writestr("uv-1.data/scripts/uv", "#!/bin/sh\n")
-    uv_binary.unpack(tmp_path / "uv.whl", tmp_path / "uv")
+    downloads.unpack(tmp_path / "uv.whl", tmp_path / "uv")
     assert (tmp_path / "uv").read_text() == "#!/bin/sh\n" and (tmp_path / "uv").stat().st_mode & 0o111
     with pytest.raises(BadInput, match="no uv for Plan9"):
-        uv_binary.uv_for("Plan9", "mips")
+        downloads.uv_for("Plan9", "mips")
     (tmp_path / "torn.whl").write_text("torn")
     with pytest.raises(BadInput, match="no program uv"):
-        uv_binary.unpack(tmp_path / "torn.whl", tmp_path / "uv")
+        downloads.unpack(tmp_path / "torn.whl", tmp_path / "uv")
 
 
 def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:

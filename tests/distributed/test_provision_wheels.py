@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.preparation.code_sync import REPOSITORY
-from distributed.preparation.offline_wheels import (
+from distributed.preparation.downloads import (
     collect_wheels,
     hashed_for,
     is_like_here,

@@ -1,4 +1,4 @@
-"""The packages for a machine without internet, as wheel files collected on this one."""
+"""What is fetched on this machine for another: packages where there is no internet, ``uv`` where there is no Python."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import importlib.metadata
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,15 @@ from profiles.errors import BadInput
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
 
 
-_collected: dict[str, tempfile.TemporaryDirectory[str]] = {}
+_UV_TAGS = {
+    "Linux": ("manylinux_2_17_{0}", "manylinux2014_{0}", "musllinux_1_1_{0}"),
+    "Darwin": ("macosx_11_0_{0}", "macosx_10_12_{0}"),
+}
+PINNED_UV = Path(__file__).with_name("uv.txt")
+"""The one version of uv that is fetched, with the hashes of its wheels, as pip reads it."""
+_fetched: dict[str, tempfile.TemporaryDirectory[str]] = {}
 """Folders of this process, by what is in them: the second machine of a kind gets what the first one got."""
-_collecting = threading.Lock()
+_fetching = threading.Lock()
 
 
 def collect_wheels(
@@ -41,38 +49,48 @@ def collect_wheels(
     """
     decisive = [there.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
     kind = json.dumps([list(requirements), lock, decisive])
-    with _collecting:
-        if kind not in _collected:
-            say("collecting the packages on this machine")
-            files = tempfile.TemporaryDirectory(prefix="muster-wheels-")
+
+    def fill(files: Path) -> None:
+        say("collecting the packages on this machine")
+        (files / "lock.txt").write_text(lock)
+        wanted = requirements if is_like_here(there) else locked_for(lock, there, requirements)
+        (files / "requirements.txt").write_text("\n".join(wanted))
+        options = ["-r", str(files / "requirements.txt")]
+        options += ["-c", str(files / "lock.txt")] if is_like_here(there) else ["--no-deps", *target_options(there)]
+        torch = any(line.startswith("torch") for line in requirements)
+        if torch and there["system"] == "Linux" and not there.get("cuda"):
+            options += ["--extra-index-url", CPU_INDEX]  # the small build of torch
+        _download(files / "wheels", options, "the packages cannot be collected")
+
+    return _kept(kind, fill) / "wheels"
+
+
+def _kept(what: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of this process that was filled once; it is removed when the process ends."""
+    with _fetching:
+        if what not in _fetched:
+            folder = tempfile.TemporaryDirectory(prefix="muster-fetched-")
             try:
-                _download(Path(files.name), requirements, lock, there)
+                fill(Path(folder.name))
             except BaseException:
-                files.cleanup()
+                folder.cleanup()
                 raise
-            _collected[kind] = files
-        return Path(_collected[kind].name) / "wheels"
+            _fetched[what] = folder
+        return Path(_fetched[what].name)
 
 
-def _download(files: Path, requirements: Sequence[str], lock: str, there: Mapping[str, Any]) -> None:
-    folder = files / "wheels"
-    folder.mkdir()
-    (files / "lock.txt").write_text(lock)
-    (files / "requirements.txt").write_text("\n".join(requirements))
+def _download(folder: Path, options: Sequence[str], problem: str) -> None:
+    """Fetch wheels with pip.
+
+    Raises:
+        BadInput: they are not to be had here.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--only-binary=:all:", "--dest", str(folder)]
-    torch = any(line.startswith("torch") for line in requirements)
-    if torch and there["system"] == "Linux" and not there.get("cuda"):
-        command += ["--extra-index-url", CPU_INDEX]  # the small build of torch
-    if is_like_here(there):
-        command += ["-c", str(files / "lock.txt"), "-r", str(files / "requirements.txt")]
-    else:
-        (files / "requirements.txt").write_text("\n".join(locked_for(lock, there, requirements)))
-        command += ["--no-deps", "-r", str(files / "requirements.txt"), *target_options(there)]
+    command += ["--only-binary=:all:", "--dest", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise BadInput(f"the packages cannot be collected: {told[-1]}", "are internet access and pip there?")
+        raise BadInput(f"{problem}: {told[-1]}", "are internet access and pip there?")
 
 
 def is_like_here(there: Mapping[str, Any]) -> bool:
@@ -175,3 +193,51 @@ def platforms(there: Mapping[str, Any]) -> list[str]:
     newest = int(match[1]) if match else _OLDEST_GLIBC
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
     return [*tags, f"manylinux2014_{machine}", f"linux_{machine}"]
+
+
+# ------------------------------------------------------------------------------------------------------------------ uv
+
+
+def uv_for(system: str, machine: str) -> Path:
+    """Return a ``uv`` that runs on a system and processor, as ``uname -sm`` names them.
+
+    Raises:
+        BadInput: there is none for it, or this machine cannot get it.
+    """
+    own = own_uv()
+    if own is not None and (system, machine) == (platform.system(), platform.machine()):
+        return own
+    tags = [tag.format(machine) for tag in _UV_TAGS.get(system, ())]
+    if not tags:
+        raise BadInput(f"there is no uv for {system} on {machine}", "install Python 3.10 or newer there")
+
+    def fill(folder: Path) -> None:
+        options = ["--no-deps", "--require-hashes", "-r", str(PINNED_UV)]
+        options += [word for tag in tags for word in ("--platform", tag)]
+        _download(folder, options, "uv cannot be downloaded here")
+        unpack(next(folder.glob("uv-*.whl")), folder / "uv")
+
+    return _kept(f"uv for {system} {machine}", fill) / "uv"
+
+
+def own_uv() -> Path | None:
+    """Return the ``uv`` of this machine."""
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.is_file() else shutil.which("uv")
+    return Path(found) if found else None
+
+
+def unpack(wheel: Path, target: Path) -> None:
+    """Take the program out of a wheel.
+
+    Raises:
+        BadInput: it is not in it.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
+            with archive.open(name) as source, target.open("wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+    except (OSError, StopIteration, zipfile.BadZipFile) as error:
+        raise BadInput(f"{wheel.name}: no program uv in it ({error})", "try again") from None
+    target.chmod(0o755)
