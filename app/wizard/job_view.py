@@ -10,7 +10,7 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import MAIN, Assessment, DataSummary, Fit, Job, JobAnswers, JobOption, MachineRow, Status
 from distributed.checks.job import memory_level
 from distributed.planning.fitting import Room, fitted
-from distributed.planning.memory_model import estimated_bytes
+from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.counts import counted
 from profiles.errors import BadInput
@@ -195,7 +195,7 @@ def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int
 
 
 def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> Fit:
-    needed = estimated_bytes(profile, size) if size is not None else 0
+    needed = need_of(profile, size).total if size is not None else 0
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return Fit(row.key, row.name, needed, free, status=Status.OK, words="not known yet",

@@ -18,7 +18,7 @@ from distributed.measuring.measure import known_speeds
 from distributed.planning.fitting import DOUBT, Room, fitted
 from distributed.planning.job import job_of
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.memory_model import estimated_bytes, member_bytes
+from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
@@ -112,7 +112,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
     except BadInput as error:
         return Finding("model", "problem", error.message, "fits into the memory", error.hint)
-    judged = _judged(profile, found.needs or estimated_bytes(profile, size), _ESTIMATED, health)
+    judged = _judged(profile, found.needs or need_of(profile, size).total, _ESTIMATED, health)
     return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from distributed.preparation.preflight import Facts
 from distributed.ssh.errors import SshError
 from distributed.workers.agent_records import Assignment
 from distributed.workers.remote_worker import RemoteWorker
+from training.bounded import parse_object
 from training.plan import MemberPlan
 from training.processes import thread_limits
 
@@ -180,7 +180,9 @@ def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = 
     name, found, measurements = seat.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
     aloud = _Aloud(seat, tell)
     for number, line in enumerate(lines):
-        said = _document(line)
+        said: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):
+            said = parse_object(line)
         kind = str(said.get("kind"))
         if kind == "progress":
             aloud(said)
@@ -194,41 +196,24 @@ def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = 
         raise SshError(name, f"could not run the task ({_text(failure, 'message')})", _text(failure, "hint"))
     if not measurements or "facts" not in found or "workload" not in found:
         raise SshError(name, "the short run there ended without figures", "try the task on that machine")
+    facts, model = found["facts"], found["workload"]
+    tuning = inputs.plan.profile.model.tuning
+    counts = {key: model[key] for key in _WORKLOAD_FACTS if key in model}
     try:
-        return SpeedFigures(
-            machine=_machine(seat, found["facts"], measurements),
-            workload=_workload(inputs, found["workload"]),
+        machine = Machine(
+            name=seat.member.name,
+            identity=seat.facts.fingerprint,
+            measurements=tuple(Measurement(**one) for one in measurements),
+            **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )
+        lora = counts.get("trainable", 0) if tuning == "lora" else 0
+        return SpeedFigures(machine=machine, workload=Workload(tuning=tuning, lora_trainable=lora, **counts))
     except (ValidationError, TypeError) as error:
         raise SshError(name, f"impossible figures ({str(error).splitlines()[0]:.100})", "measure again") from None
 
 
-def _document(line: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(line)
-        if isinstance(said, dict):
-            return said
-    return {}
-
-
 def _text(said: dict[str, Any], key: str) -> str:
     return "".join(c if c.isprintable() else " " for c in str(said.get(key, "")))[:300]
-
-
-def _machine(seat: Seat, facts: dict[str, Any], measurements: list[dict[str, Any]]) -> Machine:
-    return Machine(
-        name=seat.member.name,
-        identity=seat.facts.fingerprint,
-        measurements=tuple(Measurement(**one) for one in measurements),
-        **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
-    )
-
-
-def _workload(inputs: Inputs, said: dict[str, Any]) -> Workload:
-    counts = {key: said[key] for key in _WORKLOAD_FACTS if key in said}
-    tuning = inputs.plan.profile.model.tuning
-    lora = counts.get("trainable", 0) if tuning == "lora" else 0
-    return Workload(tuning=tuning, lora_trainable=lora, **counts)
 
 
 def named(figures: SpeedFigures, seat: Seat) -> SpeedFigures:

@@ -52,11 +52,6 @@ def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -
     return parameters * (encoded * encode + decoded * decode) * 1e-9
 
 
-def reply_bytes(parameters: int, codec: str, members: int) -> float:
-    """Return the encoded size of the mean of so many members' vectors."""
-    return codec_by_name(codec).expected_reply_bytes(parameters, members)
-
-
 # ----------------------------------------------------------------------------------------------- one rate for all links
 
 
@@ -158,32 +153,21 @@ def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
     return max(found, key=lambda part: part.seconds)
 
 
-def longest_round_trip(cluster: Cluster, flows: Flows) -> float:
-    """Return the longest round trip among the links in use, in seconds: ``2 a``."""
-    links = (cluster.link(source, target) for source, target in flows)
-    return max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
-
-
 # ---------------------------------------------------------------------------------------------------------------- steps
 
 
 def expected_last(means: Sequence[float], deviations: Sequence[float], steps: int = 1) -> float:
-    """Return the mean time of a step where members wait for the last of them after so many steps.
+    """Return the mean time of a step where members wait for the last of them after so many steps: the mean of the
+    largest of independent normal times.
+
+    Clark 1961, "The greatest of a finite set of random variables": exact for two, one after the other for more.
 
     Args:
         means: seconds of a step, by member.
         deviations: standard deviations of single steps.
     """
-    grown = [steps * mean for mean in means], [math.sqrt(steps) * deviation for deviation in deviations]
-    return expected_max(*grown) / steps
-
-
-def expected_max(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """Return the mean of the largest of independent normal times: when the last of a group is ready.
-
-    Clark 1961, "The greatest of a finite set of random variables": exact for two, one after the other for more.
-    """
-    pairs = sorted(zip(means, deviations, strict=True), reverse=True)
+    grown = ((steps * mean, math.sqrt(steps) * spread) for mean, spread in zip(means, deviations, strict=True))
+    pairs = sorted(grown, reverse=True)
     mean, deviation = pairs[0]
     for other, spread in pairs[1:]:
         apart = math.hypot(deviation, spread)
@@ -195,7 +179,7 @@ def expected_max(means: Sequence[float], deviations: Sequence[float]) -> float:
         second = (mean**2 + deviation**2) * below + (other**2 + spread**2) * (1 - below)
         second += (mean + other) * apart * density
         mean, deviation = first, math.sqrt(max(0.0, second - first**2))
-    return mean
+    return mean / steps
 
 
 # --------------------------------------------------------------------------------------------------------------- shares

@@ -30,6 +30,11 @@ class Reason(Document):
     other: Text = ""
     numbers: dict[str, float] = Field(default_factory=dict)
 
+    @classmethod
+    def of(cls, code: str, subject: str = "", other: str = "", **numbers: float) -> Reason:
+        """Return a reason with its numbers by name."""
+        return cls(code=code, subject=subject, other=other, numbers=numbers)
+
 
 class Choice(Document):
     """One way to train: everything that a prediction needs beside the figures and the job."""

@@ -11,7 +11,7 @@ from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NONE, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
-from training.exchange.codecs import CHUNK_ELEMENTS
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.strategies.registry import cost_model as strategy_costs
 
 
@@ -87,7 +87,7 @@ class ExchangeCosts:
             return Exchange((0.0,), cost_model.NOTHING, (), (0.0,))
         members, elements = len(choice.members), self._elements(choice)
         up = cost_model.payload_bytes(elements, choice.codec)
-        down = cost_model.reply_bytes(elements, choice.codec, members)
+        down = codec_by_name(choice.codec).expected_reply_bytes(elements, members)
         flows = self._flows(choice, up, down)
         carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
         network = cost_model.slowest_part(self._cluster, flows)
@@ -95,7 +95,8 @@ class ExchangeCosts:
             network = replace(network, seconds=network.seconds * cost_model.all_to_all_factor(members))
         processes = self._processes(choice, carried)
         slowest = max(network, *processes.values(), key=lambda part: part.seconds)
-        round_trip = cost_model.longest_round_trip(self._cluster, flows)
+        links = (self._cluster.link(source, target) for source, target in flows)
+        round_trip = max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
         behind = self._behind(choice, network)
         each = tuple(self._way(choice, name, network, processes, round_trip, behind) for name in choice.members)
         moved: dict[str, float] = {}

@@ -17,31 +17,32 @@ Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
 Count = Bytes
 
 
-class Workload(Document):
-    """What only the loaded model and data can tell."""
+class ModelCounts(Document):
+    """How large the model is."""
 
-    model_path: Text = ""
-    """The profile's model; empty: not checked against the profile."""
-    tuning: Literal["full", "lora"] = "full"
     trainable: Annotated[int, Field(ge=1, le=2**60)]
     """Trainable parameters: what is exchanged."""
     total: Annotated[int, Field(ge=1, le=2**60)]
     """All parameters."""
     layers: Annotated[int, Field(ge=1, le=10_000)] = 12
     """Blocks that gradient checkpointing would recompute."""
-    samples: Annotated[int, Field(ge=1, le=2**60)]
-    """Training samples of one epoch."""
     lora_trainable: Count = 0
     """Trainable parameters if the profile's adapters were used instead; 0: unknown."""
 
 
-class Job(Owning, Document):
+class Workload(ModelCounts):
+    """What only the loaded model and data can tell."""
+
+    model_path: Text = ""
+    """The profile's model; empty: not checked against the profile."""
+    tuning: Literal["full", "lora"] = "full"
+    samples: Annotated[int, Field(ge=1, le=2**60)]
+    """Training samples of one epoch."""
+
+
+class Job(Owning, ModelCounts):
     """What is to be trained, and what the person wants of it."""
 
-    trainable: Annotated[int, Field(ge=1, le=2**60)]
-    total: Annotated[int, Field(ge=1, le=2**60)]
-    layers: Annotated[int, Field(ge=1, le=10_000)] = 12
-    lora_trainable: Count = 0
     weight_bytes: Annotated[int, Field(ge=1, le=16)] = 4
     """Of one parameter in memory; gradients have the same type."""
     optimizer_bytes: Annotated[int, Field(ge=0, le=64)] = 8
@@ -110,10 +111,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         was = f"{workload.model_path or 'this model'} ({workload.tuning})"
         raise BadInput(f"the figures are of {was}, not of {model.model_path} ({model.tuning})", "measure this profile")
     return Job(
-        trainable=workload.trainable,
-        total=workload.total,
-        layers=workload.layers,
-        lora_trainable=workload.lora_trainable,
+        **workload.model_dump(include=set(ModelCounts.model_fields)),
         samples=max(1, round(workload.samples * training.epochs)),
         steps=training.max_steps,
         batch=training.batch_size,

@@ -53,11 +53,6 @@ class Need:
         return self.runtime + (max(own, self.teacher) if self.once else own + self.teacher)
 
 
-def estimated_bytes(profile: Profile, size: ModelSize, alone: bool = False) -> int:
-    """Return what a member needs before anything was measured; see :func:`need_of`."""
-    return need_of(profile, size, alone).total
-
-
 def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> Need:
     """Return what a member needs before anything was measured: weights, optimizer state, what the strategy keeps,
     the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the process.

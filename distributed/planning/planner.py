@@ -42,15 +42,6 @@ def plan(
     return _Planner(cluster, job, hubs, corrections).plan()
 
 
-def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NO_CORRECTIONS) -> Candidate:
-    """Return what one choice should cost.
-
-    Raises:
-        BadInput: it cannot be: a machine without figures, without a link, or fewer samples than members.
-    """
-    return Predictor(cluster, job, corrections).predict(choice)
-
-
 def simplicity(candidate: Candidate) -> tuple[object, ...]:
     """Return a key that orders ways which are about equally fast, the surest first: one machine before a group; exact
     gradients before merged weights, whose loss is known from small models only; the hub before the torch engine, which
@@ -88,11 +79,16 @@ class _Planner:
         self._cluster = cluster
         self._job = job
         self._predictor = Predictor(cluster, job, corrections)
-        self._hubs = self._hub_machines(hubs)
+        able = sorted(machine.name for machine in cluster.machines if hubs is None or machine.name in hubs)
+        self._hubs = sorted(able, key=lambda name: -cluster.interface(name))[:MOST_HUBS]
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
-        alone = [self._predictor.predict(self._alone(name)) for name in self._predictor.workable]
+        usual = usual_strategy()
+        alone = [
+            self._predictor.predict(Choice(strategy=usual, codec="fp32", engine="hub", members=(name,)))
+            for name in self._predictor.workable
+        ]
         if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
             return self._unpredicted(alone)
         groups = {candidate.choice: candidate for way in self._ways() for candidate in self._groups(way)}
@@ -103,7 +99,7 @@ class _Planner:
         """Return the plan with the first of a ranking as the chosen one."""
         job = self._job
         if not ranking or not ranking[0].fits:
-            reasons = (Reason(code="nothing-fits"), *self._machine_reasons(()))
+            reasons = (Reason.of("nothing-fits"), *self._machine_reasons(()))
             return Planning(job=job, preference=job.preference, ranking=tuple(ranking), chosen=None, reasons=reasons)
         best = ranking[0]
         reasons = (
@@ -122,32 +118,20 @@ class _Planner:
 
     def _unpredicted(self, alone: list[Candidate]) -> Planning:
         """Return a plan that carries out what the profile says with all machines, where its cost is not known."""
-        way, members = max(self._named_ways(), key=lambda found: len(found[1]), default=(None, ()))
+        job = self._job
+        ways = [_Way(job.strategy, job.codec, "torch", "")]
+        if job.engine != "torch":
+            ways = [_Way(job.strategy, job.codec, "hub", hub) for hub in sorted(self._hubs, key=self._hub_order)]
+        able = ((way, self._able(way)) for way in ways)
+        way, members = max(able, key=lambda found: len(found[1]), default=(None, ()))
         split = self._predictor.split(members, way.strategy, way.hub) if way is not None and len(members) > 1 else None
         if way is None or split is None:
             return self._planned(sorted(alone, key=self._order))
-        codec = self._job.codec
-        choice = Choice(
-            strategy=way.strategy, codec=codec, engine=way.engine, hub=way.hub, members=tuple(sorted(members))
-        )
+        choice = Choice(**vars(way), members=tuple(sorted(members)))
         best = self._predictor.unpredicted(choice, split)
         return self._planned([best, *sorted(alone, key=self._order)])
 
-    def _named_ways(self) -> Iterator[tuple[_Way, tuple[str, ...]]]:
-        """Yield where the strategy of the profile could meet, and who can take part there; the best hub first."""
-        job = self._job
-        ways = [_Way(job.strategy, job.codec, "hub", hub) for hub in sorted(self._hubs, key=self._hub_order)]
-        for way in [_Way(job.strategy, job.codec, "torch", "")] if job.engine == "torch" else ways:
-            yield way, self._able(way)
-
     # ------------------------------------------------------------------------------------------------------- candidates
-
-    def _alone(self, name: str) -> Choice:
-        return Choice(strategy=usual_strategy(), codec="fp32", engine="hub", members=(name,))
-
-    def _hub_machines(self, allowed: Collection[str] | None) -> list[str]:
-        names = [m.name for m in self._cluster.machines if allowed is None or m.name in allowed]
-        return sorted(sorted(names), key=lambda name: -self._cluster.interface(name))[:MOST_HUBS]
 
     def _ways(self) -> Iterator[_Way]:
         job = self._job
@@ -211,7 +195,7 @@ class _Planner:
         """Drop the machine whose absence helps most, until every one left adds something."""
 
         def worth(outcome: Outcome) -> tuple[bool, float]:
-            return outcome.fits, significant(outcome.useful)
+            return outcome.fits, significant(outcome.useful_speed_up)
 
         best = whole
         while len(best.choice.members) > 2:
@@ -234,7 +218,7 @@ class _Planner:
 
     def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
         """Return the choice with the interval that the preference likes best."""
-        base = Choice(strategy=way.strategy, codec=way.codec, engine=way.engine, hub=way.hub, members=members)
+        base = Choice(**vars(way), members=members)
         split = self._predictor.split(members, way.strategy, way.hub)
         if split is None:
             self._note("batch-too-small")
@@ -248,12 +232,12 @@ class _Planner:
 
     def _interval_order(self, outcome: Outcome) -> tuple[float, ...]:
         """Best first. An overlap has to be worth 1 %."""
-        useful = significant(outcome.useful * (0.99 if outcome.choice.delay else 1.0))
-        if self._job.preference == "closest-to-exact" and outcome.useful >= WORTH:
-            return (0, outcome.loss, -useful)
-        if self._job.preference == "least-traffic" and outcome.useful >= WORTH:
-            return (0, outcome.bytes_per_hour, outcome.loss, -useful)
-        return (1, -useful, outcome.loss)
+        useful = significant(outcome.useful_speed_up * (0.99 if outcome.choice.delay else 1.0))
+        if self._job.preference == "closest-to-exact" and outcome.useful_speed_up >= WORTH:
+            return (0, outcome.loss_increase, -useful)
+        if self._job.preference == "least-traffic" and outcome.useful_speed_up >= WORTH:
+            return (0, outcome.bytes_per_hour, outcome.loss_increase, -useful)
+        return (1, -useful, outcome.loss_increase)
 
     # ---------------------------------------------------------------------------------------------------------- ranking
 
@@ -297,25 +281,24 @@ class _Planner:
     # ---------------------------------------------------------------------------------------------------------- reasons
 
     def _note(self, code: str, subject: str = "", other: str = "", **numbers: float) -> None:
-        reason = Reason(code=code, subject=subject, other=other, numbers=numbers)
-        self._noted.setdefault((code, subject, other), reason)
+        self._noted.setdefault((code, subject, other), Reason.of(code, subject, other, **numbers))
 
     def _faster_in_clear(self, best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
         open_ = [candidate for candidate in ranking if candidate.fits and self._unasked(candidate)]
         rival = max(open_, key=lambda candidate: candidate.useful_speed_up, default=best)
         if rival.useful_speed_up > best.useful_speed_up and not about_equal(rival, best):
-            numbers = {"open": rival.useful_speed_up, "useful": best.useful_speed_up}
-            yield Reason(code="faster-in-clear", subject=rival.choice.strategy, numbers=numbers)
+            gain = {"open": rival.useful_speed_up, "useful": best.useful_speed_up}
+            yield Reason.of("faster-in-clear", rival.choice.strategy, **gain)
 
     def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
         """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""
         for option in ("strategy", "engine", "codec"):
             value: str = getattr(self._job, option)
             if value != "auto":
-                yield Reason(code="fixed", subject=value, other=option)
+                yield Reason.of("fixed", value, option)
         for machine in sorted(self._cluster.machines, key=lambda machine: machine.name):
             if machine.trains and machine.speed <= 0:
-                yield Reason(code="no-speed", subject=machine.name)
+                yield Reason.of("no-speed", machine.name)
             elif machine.trains:
                 yield from memory_reasons(self._job, machine)
         for reason in self._noted.values():

@@ -46,11 +46,11 @@ class Outcome:
     step: float
     skew: float
     samples_per_second: float
-    useful: float
-    efficiency: float
-    loss: float
+    speed_up: float
+    token_efficiency: float
+    useful_speed_up: float
+    loss_increase: float
     sources: tuple[str, ...]
-    exchanges_per_hour: float
     bytes_per_hour: float
 
 
@@ -203,18 +203,18 @@ class Predictor:
         step, skew = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
         rate = self.job.global_batch_of(len(choice.members)) / step
-        hourly = 0.0 if choice.alone else 3600 / (step * choice.interval)
+        hourly = _hourly(choice, step)
         return Outcome(
             choice=choice,
             fits=split.fits,
             step=step,
             skew=skew,
             samples_per_second=rate,
-            useful=rate / self.alone_rate * efficiency,
-            efficiency=efficiency,
-            loss=loss,
+            speed_up=rate / self.alone_rate,
+            token_efficiency=efficiency,
+            useful_speed_up=rate / self.alone_rate * efficiency,
+            loss_increase=loss,
             sources=sources,
-            exchanges_per_hour=hourly,
             bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
         )
 
@@ -227,12 +227,16 @@ class Predictor:
         feedback = codec_by_name(choice.codec).wants_feedback
         hub_memory = memory_model.hub_bytes(job.trainable, payload, members, feedback)
         part = exchange.slowest
-        numbers = {"mbit": part.mbit, "seconds": part.seconds}
-        slowest = Reason(code=f"slowest-{part.kind}", subject=part.subject, other=part.other, numbers=numbers)
+        slowest = Reason.of(f"slowest-{part.kind}", part.subject, part.other, mbit=part.mbit, seconds=part.seconds)
+        moved = dict(exchange.moved)
+        hourly = _hourly(choice, outcome.step)
+        each = zip(choice.members, split.batches, split.seconds, self._busy(choice, split, exchange), strict=True)
         return Candidate(
-            choice=choice,
-            fits=split.fits,
-            members=tuple(self._forecasts(choice, split, exchange, outcome.exchanges_per_hour)),
+            **vars(outcome),
+            members=tuple(
+                self._forecast(choice, name, batch, seconds, busy, moved.get(self._exchanges.place(name), 0.0) * hourly)
+                for name, batch, seconds, busy in each
+            ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
             steps=steps,
@@ -241,16 +245,7 @@ class Predictor:
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=outcome.step - split.compute,
-            skew=outcome.skew,
-            step=outcome.step,
-            samples_per_second=outcome.samples_per_second,
-            speed_up=outcome.samples_per_second / self.alone_rate,
-            token_efficiency=outcome.efficiency,
-            useful_speed_up=outcome.useful,
-            loss_increase=outcome.loss,
-            bytes_per_hour=outcome.bytes_per_hour,
             hub_memory=hub_memory if choice.hub else 0,
-            sources=outcome.sources,
             reasons=() if choice.alone else (slowest,),
         )
 
@@ -271,25 +266,20 @@ class Predictor:
             compute=split.compute,
         )
 
-    def _forecasts(self, choice: Choice, split: Split, exchange: Exchange, hourly: float) -> Iterator[MemberForecast]:
-        moved = dict(exchange.moved)
-        busy = self._busy(choice, split, exchange)
-        for name, batch, seconds, work in zip(choice.members, split.batches, split.seconds, busy, strict=True):
-            traffic = moved.get(self._exchanges.place(name), 0.0) * hourly
-            alone = self._forecast(choice, name, batch, seconds)
-            yield alone.model_copy(update={"busy": work, "bytes_per_hour": traffic})
-
-    def _forecast(self, choice: Choice, name: str, batch: int, seconds: float) -> MemberForecast:
-        """Return what a member does without any exchange."""
+    def _forecast(
+        self, choice: Choice, name: str, batch: int, seconds: float, busy: float = 0.0, hourly: float = 0.0
+    ) -> MemberForecast:
+        """Return what a member does; without the last two, as far as no exchange has a part in it."""
         machine = self.cluster.machine(name)
         return MemberForecast(
             name=name,
             micro_batch=batch,
             seconds=seconds,
+            busy=busy,
             correction=self._corrections.compute_of(name),
             memory=memory_model.member_bytes(self.job, machine, "" if choice.alone else choice.strategy, batch),
             memory_free=machine.memory_free,
-            bytes_per_hour=0.0,
+            bytes_per_hour=hourly,
         )
 
 
@@ -298,6 +288,11 @@ def known_costs(choice: Choice) -> CostModel:
     found = costs_of(choice.strategy)
     assert found is not None, choice.strategy
     return found
+
+
+def _hourly(choice: Choice, step: float) -> float:
+    """Return how many exchanges there are in an hour of steps of so many seconds."""
+    return 0.0 if choice.alone else 3600 / (step * choice.interval)
 
 
 def rhythm_of(choice: Choice) -> Rhythm:

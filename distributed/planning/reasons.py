@@ -25,7 +25,7 @@ _MORE = 4
 def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
     """Yield the reasons for a choice, the deciding one first."""
     if not best.predicted:
-        yield Reason(code="not-predicted", subject=best.choice.strategy, numbers={"members": float(len(best.members))})
+        yield Reason.of("not-predicted", best.choice.strategy, members=len(best.members))
         yield from _about_members(best, predictor)
         return
     groups = [candidate for candidate in ranking if not candidate.choice.alone]
@@ -36,8 +36,7 @@ def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> 
         yield from _near_tie(best, ranking)
     yield from _measured_in_use(best, predictor.cluster)
     if best.accumulation > (before := predictor.job.accumulation):
-        numbers = {"accumulation": float(best.accumulation), "before": float(before)}
-        yield Reason(code="accumulation-for-memory", numbers=numbers)
+        yield Reason.of("accumulation-for-memory", accumulation=best.accumulation, before=before)
     yield from _advice(groups, predictor.job)
 
 
@@ -46,7 +45,7 @@ def _measured_in_use(best: Candidate, cluster: Cluster) -> Iterator[Reason]:
     for name in best.choice.members:
         others = cluster.machine(name).others
         if others >= BUSY:
-            yield Reason(code="measured-in-use", subject=name, numbers={"others": 100 * others})
+            yield Reason.of("measured-in-use", name, others=100 * others)
 
 
 def about_equal(one: Candidate, other: Candidate) -> bool:
@@ -67,46 +66,39 @@ def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]
     if rival is None:
         return
     choice = rival.choice
-    numbers = {"useful": best.useful_speed_up, "rival": rival.useful_speed_up, "percent": 100 * (WORTH - 1),
-               "members": float(len(choice.members))}  # fmt: skip
+    code, what, over = "about-equal", f"{choice.strategy} {choice.codec}", str(choice.engine)
     if choice.alone:
-        yield Reason(code="about-equal-alone", subject=choice.members[0], numbers=numbers)
-    else:
-        what = f"{choice.strategy} {choice.codec}"
-        yield Reason(code="about-equal", subject=what, other=choice.engine, numbers=numbers)
+        code, what, over = "about-equal-alone", choice.members[0], ""
+    yield Reason.of(code, what, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
+                    percent=100 * (WORTH - 1), members=len(choice.members))  # fmt: skip
 
 
 def _why_alone(best: Candidate, groups: Sequence[Candidate], workable: int) -> Iterator[Reason]:
     name = best.choice.members[0]
     rival = max((group for group in groups if group.fits), key=lambda group: group.useful_speed_up, default=None)
     if rival is None:
-        yield Reason(code="only-machine" if workable == 1 else "no-group", subject=name)
+        yield Reason.of("only-machine" if workable == 1 else "no-group", name)
         return
-    numbers = {
-        "useful": rival.useful_speed_up,
-        "speed_up": rival.speed_up,
-        "members": float(len(rival.choice.members)),
-        "exchange": rival.exchange,
-        "compute": rival.compute,
-        "exposed": rival.exposed,
-    }
     code = "alone-wins" if rival.useful_speed_up <= 1 else "alone-is-enough"
-    yield Reason(code=code, subject=name, other=rival.choice.strategy, numbers=numbers)
+    yield Reason.of(code, name, rival.choice.strategy, useful=rival.useful_speed_up, speed_up=rival.speed_up,
+                    members=len(rival.choice.members), exchange=rival.exchange, compute=rival.compute,
+                    exposed=rival.exposed)  # fmt: skip
     yield from rival.reasons
 
 
 def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     choice, job = best.choice, predictor.job
-    numbers = {"members": float(len(choice.members)), "useful": best.useful_speed_up, "speed_up": best.speed_up}
-    yield Reason(code="group-wins", subject=choice.strategy, numbers=numbers)
+    yield Reason.of("group-wins", choice.strategy, members=len(choice.members), useful=best.useful_speed_up,
+                    speed_up=best.speed_up)  # fmt: skip
     yield from best.reasons
-    hidden = Reason(code="exchange-hidden", numbers={"exchange": best.exchange})
-    waits = {"exposed": best.exposed, "step": best.step, "share": 100 * best.exposed / best.step}
-    yield Reason(code="exchange-exposed", numbers=waits) if best.exposed > 0 else hidden
+    if best.exposed > 0:
+        share = 100 * best.exposed / best.step
+        yield Reason.of("exchange-exposed", exposed=best.exposed, step=best.step, share=share)
+    else:
+        yield Reason.of("exchange-hidden", exchange=best.exchange)
     if not known_costs(choice).exact:
-        numbers = {"interval": choice.interval, "rounds": best.rounds, "loss": 100 * best.loss_increase,
-                   "bound": 100 * job.max_loss_increase}  # fmt: skip
-        yield Reason(code="interval", numbers=numbers)
+        yield Reason.of("interval", interval=choice.interval, rounds=best.rounds, loss=100 * best.loss_increase,
+                        bound=100 * job.max_loss_increase)  # fmt: skip
     yield from _about_members(best, predictor)
 
 
@@ -114,18 +106,17 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     choice, cluster, job = best.choice, predictor.cluster, predictor.job
     factor = scaled_learning_rate(1.0, job.lr_scaling, best.global_batch, job.reference_batch)
     if factor != 1.0:
-        numbers = {"factor": factor, "batch": best.global_batch, "reference": job.reference_batch}
-        yield Reason(code="learning-rate", subject=job.lr_scaling, numbers=numbers)
-    batches = sorted((member.micro_batch, member.name) for member in best.members)
-    if batches[0][0] != batches[-1][0]:
-        numbers = {"least": batches[0][0], "most": batches[-1][0]}
-        yield Reason(code="unequal-shares", subject=batches[0][1], other=batches[-1][1], numbers=numbers)
+        batches = {"batch": best.global_batch, "reference": job.reference_batch}
+        yield Reason.of("learning-rate", job.lr_scaling, factor=factor, **batches)
+    (least, first), *_, (most, last) = sorted((member.micro_batch, member.name) for member in best.members)
+    if least != most:
+        yield Reason.of("unequal-shares", first, last, least=least, most=most)
     if choice.engine == "torch":
-        yield Reason(code="on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
+        yield Reason.of("on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
     elif cluster.machine(choice.hub).wifi:
-        yield Reason(code="hub-on-wifi", subject=choice.hub)
+        yield Reason.of("hub-on-wifi", choice.hub)
     elif not cluster.machine(choice.hub).on_mains:
-        yield Reason(code="hub-on-battery", subject=choice.hub)
+        yield Reason.of("hub-on-battery", choice.hub)
     yield from _left_out(best, predictor)
 
 
@@ -139,8 +130,8 @@ def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
             joined = predictor.predict(best.choice.model_copy(update={"members": members}))
         except BadInput:
             continue  # it has no link or no sample to take, which has a reason of its own
-        numbers = {"useful": best.useful_speed_up, "joined": joined.useful_speed_up}
-        yield Reason(code="costs-more" if joined.fits else "no-room-beside", subject=name, numbers=numbers)
+        code = "costs-more" if joined.fits else "no-room-beside"
+        yield Reason.of(code, name, useful=best.useful_speed_up, joined=joined.useful_speed_up)
 
 
 def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
@@ -150,8 +141,8 @@ def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
     if best is None or job.global_batch or best.exposed < _MUCH_WAITING * best.step:
         return
     share = best.exposed / (_MORE * best.compute + best.exposed)
-    numbers = {"times": float(_MORE), "share": 100 * best.exposed / best.step, "then": 100 * share}
-    yield Reason(code="accumulation-would-help", subject=best.choice.strategy, numbers=numbers)
+    now = 100 * best.exposed / best.step
+    yield Reason.of("accumulation-would-help", best.choice.strategy, times=_MORE, share=now, then=100 * share)
 
 
 def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
@@ -159,15 +150,14 @@ def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
     if memory_model.largest_batch(job, machine, ""):
         return
     needed, free = memory_model.member_bytes(job, machine, "", 1), machine.memory_free
-    yield Reason(code="does-not-fit", subject=machine.name, numbers={"needed": needed, "free": free})
+    yield Reason.of("does-not-fit", machine.name, needed=needed, free=free)
     measures = []
     if job.adaptable and not job.gradient_checkpointing:
         measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine, "")))
     if job.adaptable and not job.lora and job.start == "pretrained":
         measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine, "")))
-    helping = [Reason(code=code, subject=machine.name, numbers={"needed": size, "free": free})
-               for code, size in measures if size <= free]  # fmt: skip
-    yield from helping or [Reason(code="needs-sharding", subject=machine.name)]
+    helping = [Reason.of(code, machine.name, needed=size, free=free) for code, size in measures if size <= free]
+    yield from helping or [Reason.of("needs-sharding", machine.name)]
 
 
 def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:

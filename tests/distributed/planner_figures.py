@@ -8,7 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.corrections import NONE, Corrections
+from distributed.planning.document import Candidate, Choice
 from distributed.planning.job import Job
+from distributed.planning.prediction import Predictor
 
 TINY, LARGE = 39_000_000, 1_550_000_000
 
@@ -55,3 +58,8 @@ jobs = st.builds(
     lora=st.booleans(),
     preference=st.sampled_from(["fastest", "closest-to-exact", "least-traffic"]),
 )
+
+
+def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NONE) -> Candidate:
+    """Return what one choice should cost."""
+    return Predictor(cluster, job, corrections).predict(choice)

@@ -10,12 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner_figures import TINY, cluster, job, joined, machine
+from planner_figures import TINY, cluster, job, joined, machine, predict
 
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.job import Job
-from distributed.planning.planner import plan, predict
+from distributed.planning.planner import plan
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import sentence
 from profiles.errors import BadInput

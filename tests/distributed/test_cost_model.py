@@ -13,7 +13,6 @@ from distributed.planning.cluster import Cluster, Link, Machine
 from distributed.planning.cost_model import (
     LINE_SHARE,
     payload_bytes,
-    reply_bytes,
     sharded_flows,
     shares,
     slowest_part,
@@ -21,6 +20,7 @@ from distributed.planning.cost_model import (
     transfer,
 )
 from profiles.errors import BadInput
+from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP, overlap_credit
 from training.strategies.costs import Course, Rhythm, batch_efficiency, merge_efficiency
 from training.strategies.diloco import DiLoCo, DiLoCoOptions
@@ -55,8 +55,6 @@ def test_measured_steps_of_three_machines(line: float, codec: str, measured: flo
 def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
     import torch
 
-    from training.exchange.codecs import codec_by_name
-
     assert payload_bytes(elements, codec) == codec_by_name(codec).encode(torch.ones(elements)).numel()
 
 
@@ -78,8 +76,8 @@ def test_payload_of_an_unknown_codec() -> None:
 
 
 def test_a_sparse_mean_grows_with_the_members_but_not_beyond_a_dense_one() -> None:
-    assert reply_bytes(1000, "topk:0.01", 3) == 3 * payload_bytes(1000, "topk:0.01")
-    assert reply_bytes(1000, "topk:0.5", 9) == payload_bytes(1000, "bf16")
+    assert codec_by_name("topk:0.01").expected_reply_bytes(1000, 3) == 3 * payload_bytes(1000, "topk:0.01")
+    assert codec_by_name("topk:0.5").expected_reply_bytes(1000, 9) == payload_bytes(1000, "bf16")
 
 
 # ---------------------------------------------------------------------------------- real links against one rate for all

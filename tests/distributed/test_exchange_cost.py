@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planner_figures import job, joined, machine
+from planner_figures import job, joined, machine, predict
 
 from distributed.planning.cluster import Machine, Measurement
 from distributed.planning.cost_model import expected_last
 from distributed.planning.document import Candidate, Choice
-from distributed.planning.planner import predict
 
 EVERY_STEP = Choice(strategy="allreduce", codec="bf16", engine="torch", members=("a", "b", "c", "d"))
 HUB_ON_A = Choice(strategy="allreduce", codec="fp32", engine="hub", hub="a", members=("a", "b"))

@@ -24,7 +24,7 @@ from distributed.planning.cluster import Machine as Measured
 from distributed.planning.cluster import Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.memory_model import RUNTIME, estimated_bytes
+from distributed.planning.memory_model import RUNTIME, need_of
 from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
 from distributed.preparation.code_sync import collect, synchronise
 from distributed.preparation.members import plan_run
@@ -157,7 +157,7 @@ def test_a_frozen_encoder_needs_no_memory_for_backward() -> None:
     found = size_of(REPOSITORY / "examples" / "scratch_whisper")
     assert found is not None
     needs = [
-        estimated_bytes(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, found)
+        need_of(load_profile("demo", {"batch_size": "8", "freeze_encoder": frozen}).profile, found).total
         for frozen in ("false", "true")
     ]
     least = found.encoder * (8 + 4) + 8 * 4 * (found.encoder_activations - found.working)
@@ -172,10 +172,10 @@ def test_a_student_is_smaller_and_its_teacher_counts(tmp_path: Path) -> None:
     assert whole is not None and size is not None and size.teacher == whole
     assert (whole.layers - size.layers, whole.parameters > size.parameters) == (3, True)
     alone, live = replace(size, teacher=None), profile_from_options("p", {"teacher_path": folder, "augmentation": 0.5})
-    assert estimated_bytes(live, size) - estimated_bytes(live, alone) == 4 * whole.parameters
-    assert estimated_bytes(student, size) == estimated_bytes(student, alone)
+    assert need_of(live, size).total - need_of(live, alone).total == 4 * whole.parameters
+    assert need_of(student, size).total == need_of(student, alone).total
     large = replace(size, teacher=ModelSize(10**9))
-    assert estimated_bytes(student, large) == 4 * 10**9 + RUNTIME
+    assert need_of(student, large).total == 4 * 10**9 + RUNTIME
 
 
 def test_weights_count_before_the_configuration(tmp_path: Path) -> None:

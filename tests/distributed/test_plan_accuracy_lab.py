@@ -15,7 +15,7 @@ from distributed.planning.document import Choice
 from distributed.planning.feedback import compare
 from distributed.planning.job import job_of
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.planner import predict
+from distributed.planning.prediction import Predictor
 from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.lab.fixtures import MakeLab
@@ -63,7 +63,7 @@ def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profil
     hosts = lab.hosts().model_copy(update={"machines": (near, *lab.hosts().machines)})
     figures = measure(hosts, profile, Wish(), cache=MeasurementCache(tmp_path / "figures")).figures
     choice = Choice(strategy="allreduce", codec="fp32", engine="hub", hub="near", members=("near", "far"))
-    candidate = predict(figures.cluster, job_of(profile, figures.workload), choice)
+    candidate = Predictor(figures.cluster, job_of(profile, figures.workload)).predict(choice)
     assert 1.0 < candidate.exchange / (WEIGHTS * 32e-6 / MBIT) < 3.0
     for _ in range(2):  # once more, where others held up the processor
         found = compare(candidate, run(hosts, profile).events(), figures.workload.trainable)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_figures import cluster, job, machine
+from planner_figures import cluster, job, machine, predict
 
 from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
 from distributed.planning.measurement_cache import MeasurementCache
-from distributed.planning.planner import plan, predict
+from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, StepEvent
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_figures import LARGE, cluster, job, jobs, joined, machine, rates, speeds
+from planner_figures import LARGE, cluster, job, jobs, joined, machine, predict, rates, speeds
 
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.job import Job, Workload, job_of
-from distributed.planning.planner import plan, predict, signed, simplicity
+from distributed.planning.planner import plan, signed, simplicity
 from distributed.planning.reasons import WORDS, WORTH, sentence
 from profiles.declarations import Section
 from profiles.errors import BadInput
