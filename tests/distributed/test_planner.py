@@ -449,7 +449,7 @@ def test_an_unknown_strategy_is_bad_input() -> None:
 
 def test_every_code_in_the_planner_has_words() -> None:
     text = "".join((ROOT / "distributed" / "planning" / name).read_text() for name in ("planner.py", "reasons.py"))
-    used = set(re.findall(r'(?:code=|_note\()"([a-z-]+)"', text))
+    used = set(re.findall(r'(?:Reason\.of\(|_note\(|code = )"([a-z-]+)"', text))
     assert len(used) > 15
     assert used <= set(WORDS)
 
