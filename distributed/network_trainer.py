@@ -95,7 +95,7 @@ class NetworkTrainer(ObjectTrainer):
             plan = planned.plan.model_copy(update={"profile": _with_job(planned.plan.profile, path / JOB)})
             try:
                 started = dataclasses.replace(planned, plan=plan)
-                launcher.start(started, ["NetworkTrainer.fit"], lambda folder: _move(job, folder / JOB))
+                launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job.rename(folder / JOB))
                 if (code := code_of(plan.profile)) is not None:
                     code.approve()  # whoever wrote this script may resume its run
             except BaseException:
@@ -190,13 +190,6 @@ def _copy_code(modules: Iterable[str], folder: Path) -> None:
                 raise BadInput(message, "rename one of them")
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
-
-
-def _move(folder: Path, place: Path) -> None:
-    try:
-        folder.rename(place)
-    except OSError as error:
-        raise BadInput(*explain(error, place)) from None
 
 
 def _events(path: Path) -> Iterator[Event]:

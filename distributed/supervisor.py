@@ -98,7 +98,11 @@ class Supervisor:
         pool = ThreadPoolExecutor(len(self._links))
         try:
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
-            self._find_inputs()
+            try:
+                self._inputs.set_result(collect(self._plan))
+            except BaseException as error:
+                self._inputs.set_exception(error)
+                raise
             laps.end("supervisor: hashes")
             elsewhere = hub_machine(self._links)
             self._listen = "0.0.0.0" if elsewhere else listening_address(self._links)
@@ -128,13 +132,6 @@ class Supervisor:
             self._end_workers()
             for link in dict.fromkeys(self._seats):
                 link.close()
-
-    def _find_inputs(self) -> None:
-        try:
-            self._inputs.set_result(collect(self._plan))
-        except BaseException as error:
-            self._inputs.set_exception(error)
-            raise
 
     def _bring(self, link: Link) -> None:
         """Bring agent, code and data to one machine; its workers start then, whatever the others do."""

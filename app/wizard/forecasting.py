@@ -12,12 +12,11 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import Assessment, Status, Strategy, Way
 from app.wizard.services import Request
 from distributed.measuring.measure import Measured, Wish
-from distributed.planning import planner
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Preference
-from distributed.planning.prediction import known_costs
+from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.members import rooms_of
 from distributed.preparation.preflight import NotReady
@@ -60,7 +59,8 @@ class Forecast:
         if steps == candidate.choice.interval:
             return candidate
         cluster, job = self.figures.cluster, planning.job
-        return planner.predict(cluster, job, with_interval(candidate.choice, steps), corrections(cluster, job))
+        predictor = Predictor(cluster, job, corrections(cluster, job))
+        return predictor.predict(with_interval(candidate.choice, steps))
 
     def planning_of(self, row: Way | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""

@@ -75,23 +75,24 @@ class Measured:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
         seats = {one.machine.name for one in self.speeds}
-        links = tuple(
-            link for pair in self.pairs for link in _between_seats(pair, {*seats, *filter(None, [self.here])})
-        )
-        machines = tuple(
-            one.machine.model_copy(
-                update={
-                    "interface_mbit": self._interface(one.machine.name, links),
-                    "wifi": any(_wireless(pair, one.machine.name) for pair in self.pairs),
-                }
-            )
-            for one in self.speeds
-        )
+        every = {*seats, *filter(None, [self.here])}
+        links = tuple(link for pair in self.pairs for link in _between_seats(pair, every))
+        machines = tuple(self._as_connected(one.machine, links) for one in self.speeds)
         here = next((seat for seat in sorted(seats) if _host(seat, self.here)), self.here)
         if here and here not in seats:
             machines = (*machines, _onlooker(here, self._interface(here, links)))
         cluster = Cluster(machines=machines, links=links, here=here)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
+
+    def _as_connected(self, machine: ClusterMachine, links: Sequence[ClusterLink]) -> ClusterMachine:
+        """Return a machine with what its network interface carries, and whether that is wireless."""
+        ends = ((pair.figures, pair) for pair in self.pairs if pair.figures is not None)
+        wifi = any(
+            (found.wireless and _host(machine.name, pair.source))
+            or (found.wireless_back and _host(machine.name, pair.target))
+            for found, pair in ends
+        )
+        return machine.model_copy(update={"interface_mbit": self._interface(machine.name, links), "wifi": wifi})
 
     def _interface(self, seat: str, links: Sequence[ClusterLink]) -> float:
         """Return what an interface carries in each direction: its fastest link, and what several carry together."""
@@ -121,13 +122,6 @@ def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]
 
 def _host(seat: str, machine: str) -> bool:
     return seat == machine or seat.startswith(f"{machine}:")
-
-
-def _wireless(pair: PairFigures, seat: str) -> bool:
-    found = pair.figures
-    if found is None:
-        return False
-    return (found.wireless and _host(seat, pair.source)) or (found.wireless_back and _host(seat, pair.target))
 
 
 def measure(
@@ -226,7 +220,9 @@ def _links(
     age, doubtful = (wish.max_age, wish.doubtful_age) if wish.links else (float("inf"), float("inf"))
     sought = (_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs)
     known = [pair for pair in sought if pair is not None]
-    interfaces = _known_interfaces(cache, identities, age)
+    group = {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
+    # of two machines the one link tells all
+    interfaces = AllInterfaces() if len(names) < 3 else cache.get(AllInterfaces, group, age)
     if not wish.links or (len(known) == len(pairs) and interfaces is not None):
         return known, interfaces or AllInterfaces()
     with probing([link for link, _ in ends]) as probes:
@@ -238,17 +234,8 @@ def _links(
         interfaces = measure_interfaces(probes, found, tell)
     for pair in fresh:
         cache.put(_pair_key(identities, pair.source, pair.target), pair)
-    cache.put(_group_key(identities), interfaces)
+    cache.put(group, interfaces)
     return found, interfaces
-
-
-def _group_key(identities: dict[str, str]) -> dict[str, Any]:
-    return {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
-
-
-def _known_interfaces(cache: MeasurementCache, identities: dict[str, str], age: float) -> AllInterfaces | None:
-    """Return earlier figures of this group; of two machines the one link tells all."""
-    return AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, _group_key(identities), age)
 
 
 def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any]:

@@ -287,8 +287,8 @@ class _Planner:
         open_ = [candidate for candidate in ranking if candidate.fits and self._unasked(candidate)]
         rival = max(open_, key=lambda candidate: candidate.useful_speed_up, default=best)
         if rival.useful_speed_up > best.useful_speed_up and not about_equal(rival, best):
-            gain = {"open": rival.useful_speed_up, "useful": best.useful_speed_up}
-            yield Reason.of("faster-in-clear", rival.choice.strategy, **gain)
+            way = rival.choice.strategy
+            yield Reason.of("faster-in-clear", way, open=rival.useful_speed_up, useful=best.useful_speed_up)
 
     def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
         """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""

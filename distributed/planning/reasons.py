@@ -106,8 +106,8 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     choice, cluster, job = best.choice, predictor.cluster, predictor.job
     factor = scaled_learning_rate(1.0, job.lr_scaling, best.global_batch, job.reference_batch)
     if factor != 1.0:
-        batches = {"batch": best.global_batch, "reference": job.reference_batch}
-        yield Reason.of("learning-rate", job.lr_scaling, factor=factor, **batches)
+        yield Reason.of("learning-rate", job.lr_scaling, factor=factor, batch=best.global_batch,
+                        reference=job.reference_batch)  # fmt: skip
     (least, first), *_, (most, last) = sorted((member.micro_batch, member.name) for member in best.members)
     if least != most:
         yield Reason.of("unequal-shares", first, last, least=least, most=most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -13,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from distributed.machine.link import Link, document
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
@@ -45,13 +48,14 @@ class Tree:
         return hashlib.sha256(json.dumps(dict(self.files), sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Lack:
+class Lack(BaseModel):
     """What a machine has not."""
+
+    model_config = ConfigDict(frozen=True)
 
     trees: tuple[str, ...]
     blobs: tuple[str, ...]
-    begun: Mapping[str, int]
+    begun: dict[str, NonNegativeInt]
     """Bytes of a blob that have arrived."""
 
     @classmethod
@@ -61,13 +65,10 @@ class Lack:
         Raises:
             SshError: it is something else.
         """
-        try:
-            blobs = tuple(map(str, answer["blobs"]))
-            begun = {str(blob): int(size) for blob, size in answer["begun"].items()}
-            if set(blobs) <= set(asked) and all(size >= 0 for size in begun.values()):
-                return cls(tuple(map(str, answer["trees"])), blobs, begun)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            pass
+        with contextlib.suppress(ValidationError):
+            found = cls.model_validate(answer)
+            if set(found.blobs) <= set(asked):
+                return found
         raise SshError(machine, "it did not report which files it lacks", "try again")
 
     def left(self, sources: Mapping[str, Path]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from distributed.machine.link import Link, address_towards
@@ -13,6 +13,7 @@ from distributed.planning import planner
 from distributed.planning.document import MemberSetting, Planning, Settings
 from distributed.planning.feedback import corrections
 from distributed.planning.job import Figures, Preference, job_of
+from distributed.planning.reasons import sentence
 from distributed.preparation.members import plan_run, seat_names
 from distributed.preparation.preflight import Facts, NotReady
 from profiles.errors import BadInput
@@ -100,8 +101,10 @@ def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: P
     wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
     able = [name for link, name in links.items() if link is None or link.host]
     planning = planner.plan(cluster, job, wanted or able, learnt)
-    if planning.settings is not None and planning.settings.hub not in ("", cluster.here, *_members(planning)):
-        planning = planner.plan(cluster, job, wanted or [cluster.here], learnt)  # only who takes part is held on to
+    if (chosen := planning.settings) is not None:
+        taking_part = [member.name for member in chosen.members]
+        if chosen.hub not in ("", cluster.here, *taking_part):  # only who takes part is held on to
+            planning = planner.plan(cluster, job, wanted or [cluster.here], learnt)
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
@@ -112,24 +115,17 @@ def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]
     """Return the settings with each member's interface and way to the hub, as measured."""
     hub = _machine_of(settings.hub, machines)
     hub = None if hub is None or hub.machine.here else hub
-    paths = {link.name: best_paths(link, found.pairs, hub, found.here) for link, _ in machines}
-    members = tuple(_with_path(member, paths) for member in settings.members)
-    return settings.model_copy(update={"members": members})
-
-
-def _members(planning: Planning) -> list[str]:
-    return [member.name for member in planning.settings.members] if planning.settings else []
+    members = []
+    for member in settings.members:
+        link = _machine_of(member.name, machines)
+        interface, hub_at = best_paths(link, found.pairs, hub, found.here) if link is not None else ("", "")
+        members.append(member.model_copy(update={"interface": interface, "hub_at": hub_at}))
+    return settings.model_copy(update={"members": tuple(members)})
 
 
 def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
     """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
     return next((link for link, _ in machines if seat == link.name or seat.startswith(f"{link.name}:")), None)
-
-
-def _with_path(member: MemberSetting, paths: dict[str, tuple[str, str]]) -> MemberSetting:
-    machine = next((name for name in paths if member.name == name or member.name.startswith(f"{name}:")), "")
-    interface, hub_at = paths.get(machine, ("", ""))
-    return member.model_copy(update={"interface": interface, "hub_at": hub_at})
 
 
 def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
@@ -163,8 +159,6 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         BadInput: it chose nothing, is for another profile, or names a machine that is not among these.
     """
     if planning.settings is None:
-        from distributed.planning.reasons import sentence  # only where there is no way
-
         reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
         raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")
     chosen = {member.name: member for member in planning.settings.members}
@@ -174,7 +168,8 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
     asked = "torch" in (profile.strategy.engine, planning.job.engine)
-    if planning.settings.engine == "torch" and not asked and len(_machines(chosen)) > 1:
+    several = len({name.partition(":")[0] for name in chosen}) > 1
+    if planning.settings.engine == "torch" and not asked and several:
         hint = "add --set engine=torch if you want that, or make the plan again"
         raise BadInput("the plan sends training traffic unencrypted (engine torch), and you did not ask for that", hint)
     overlaid = planning.overlay(profile)
@@ -185,10 +180,6 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     members = tuple(m.model_copy(update={"batch_size": size}) for m, size in zip(plan.members, sizes, strict=True))
     engine = planning.settings.engine if len(members) > 1 else plan.engine
     return Planned(plan.model_copy(update={"members": members, "engine": engine}), kept, planning)
-
-
-def _machines(seats: Iterable[str]) -> set[str]:
-    return {seat.partition(":")[0] for seat in seats}
 
 
 def _chosen_seats(
