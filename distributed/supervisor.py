@@ -38,7 +38,7 @@ from distributed.run.run_machines import (
     way_to,
     with_places,
 )
-from distributed.workers.agent_records import Assignment, Timeouts
+from distributed.workers.agent_records import Timeouts, assigned
 from distributed.workers.remote_hub import RemoteHub
 from distributed.workers.remote_worker import RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
@@ -46,7 +46,6 @@ from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
-from training.processes import thread_limits
 from training.run_folder import RunFolder
 from training.timing import Laps
 
@@ -219,13 +218,7 @@ class Supervisor:
         assert self._run is not None
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
-        assignment = Assignment(
-            run_id=self._plan.run_id,
-            rank=rank,
-            plan=plan.model_dump_json().encode(),
-            links=inputs.links,
-            environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(plan.seats[rank].threads)},
-        )
+        assignment = assigned(plan, inputs.links, rank, plan.seats[rank].threads)
         reach = way_to(link, self._plan, hub_machine(self._links))
         worker = RemoteWorker(
             link,

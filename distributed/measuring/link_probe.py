@@ -305,7 +305,7 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
             ways += _way_between([str(one) for one in peer["ends"]], peer)
         if len(ways) < 2:
             raise OSError("fewer than two peers answer")
-        return {"mbit": _to_all(ways), "mbit_back": _from_all(ways), "peers": len(ways)}
+        return {"mbit": _all_at_once(ways, True), "mbit_back": _all_at_once(ways, False), "peers": len(ways)}
     finally:
         for way in ways:
             way.close()
@@ -320,34 +320,19 @@ def _way_between(ends: list[str], peer: dict[str, Any]) -> list[Way]:
     return found[:1]
 
 
-def _to_all(ways: list[Way]) -> float:
+def _all_at_once(ways: list[Way], forth: bool) -> float:
+    """Return the Mbit/s that go to all of them together, or come from all; the side that receives counts."""
     sockets: list[socket.socket] = []
     try:
-        _begin(ways, "receive", sockets)
-        send_data(sockets, WITH_PEERS + 2.0)
-        close_all(sockets)
-        return float(sum(way.lines.read(WITH_PEERS + 4.0)["mbit"] for way in ways))
-    finally:
-        close_all(sockets)
-
-
-def _from_all(ways: list[Way]) -> float:
-    sockets: list[socket.socket] = []
-    try:
-        _begin(ways, "send", sockets)
-        rate = receive_data(sockets, WITH_PEERS)["mbit"]
-        close_all(sockets)
         for way in ways:
-            way.lines.read(WITH_PEERS + 4.0)
-        return rate
+            way.lines.send({"do": "receive" if forth else "send", "streams": 1, "window": WITH_PEERS})
+            sockets.append(way.connect(b"d"))
+        here = send_data(sockets, WITH_PEERS + 2.0) if forth else receive_data(sockets, WITH_PEERS)
+        close_all(sockets)
+        there = [way.lines.read(WITH_PEERS + 4.0) for way in ways]
+        return float(sum(one["mbit"] for one in there)) if forth else here["mbit"]
     finally:
         close_all(sockets)
-
-
-def _begin(ways: list[Way], order: str, sockets: list[socket.socket]) -> None:
-    for way in ways:
-        way.lines.send({"do": order, "streams": 1, "window": WITH_PEERS})
-        sockets.append(way.connect(b"d"))
 
 
 # -------------------------------------------------------------------------------------------------------------- program

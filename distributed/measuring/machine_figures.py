@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,11 +20,10 @@ from distributed.planning.job import Workload
 from distributed.preparation.code_sync import Inputs, synchronise
 from distributed.preparation.preflight import Facts
 from distributed.ssh.errors import SshError
-from distributed.workers.agent_records import Assignment
+from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
 from training.bounded import parse_object
 from training.plan import MemberPlan
-from training.processes import thread_limits
 
 MODULE = "training.short_run_start"
 LONGEST = 1800.0
@@ -128,8 +127,10 @@ def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFig
     Raises:
         MusterError: it cannot be run there; the message names the machine.
     """
+    plan = inputs.plan.model_copy(update={"members": (seat.member.model_copy(update={"rank": 0}),)})
+    assignment = assigned(plan, inputs.links, seat.member.rank, seat.member.threads, MODULE)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
-        worker = _worker(seat, inputs, Path(folder), log)
+        worker = RemoteWorker(seat.link, assignment, log, Path(folder), Path(folder))
         gate.admit(worker)
         late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         late.start()
@@ -138,19 +139,6 @@ def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFig
         finally:
             late.cancel()
             worker.signal(signal.SIGKILL)
-
-
-def _worker(seat: Seat, inputs: Inputs, folder: Path, log: BinaryIO) -> RemoteWorker:
-    plan = inputs.plan.model_copy(update={"members": (seat.member.model_copy(update={"rank": 0}),)})
-    assignment = Assignment(
-        run_id=plan.run_id,
-        rank=seat.member.rank,
-        plan=plan.model_dump_json().encode(),
-        links=inputs.links,
-        environment={"TOKENIZERS_PARALLELISM": "false", **thread_limits(seat.member.threads)},
-        module=MODULE,
-    )
-    return RemoteWorker(seat.link, assignment, log, folder, folder)
 
 
 class _Aloud:

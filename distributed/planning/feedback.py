@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,12 +282,11 @@ def _observed(comparison: Comparison, one: MemberComparison, at: float) -> Itera
 
 def _kept(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return the latest of every kind, and of all not more than a file may hold."""
-    counts: dict[tuple[str, str], int] = {}
+    counts = Counter[tuple[str, str]]()
     kept = []
     for one in reversed(observations):
-        kind = (one.strategy, one.engine)
-        counts[kind] = counts.get(kind, 0) + 1
-        if counts[kind] <= MOST_OBSERVATIONS:
+        counts[one.strategy, one.engine] += 1
+        if counts[one.strategy, one.engine] <= MOST_OBSERVATIONS:
             kept.append(one)
     return tuple(reversed(kept[: 4 * MOST_OBSERVATIONS]))
 
@@ -304,25 +304,18 @@ def corrections(
     compute: dict[str, float] = {}
     exchange: list[ExchangeCorrection] = []
     for machine in cluster.machines:
-        held = cache.get(History, _key(machine))
-        for kind, found in _by_kind(held.observations if held else ()).items():
+        held = cache.get(History, _key(machine)) or History()
+        by_kind: dict[tuple[str, str], list[Observation]] = {}
+        for one in held.observations:
+            by_kind.setdefault((one.strategy, one.engine), []).append(one)
+        for (strategy, engine), found in by_kind.items():
             weights = [_weight(one, job, moment) for one in found]
             factor = shrunk([one.ratio for one in found], weights)
-            if kind == ("", ""):
+            if not strategy and not engine:
                 compute[machine.name] = factor
-            else:
-                strategy, engine = kind
-                exchange.append(
-                    ExchangeCorrection(machine=machine.name, strategy=strategy, engine=engine, factor=factor)
-                )
+                continue
+            exchange.append(ExchangeCorrection(machine=machine.name, strategy=strategy, engine=engine, factor=factor))
     return Corrections(compute=compute, exchange=tuple(exchange))
-
-
-def _by_kind(observations: Iterable[Observation]) -> dict[tuple[str, str], list[Observation]]:
-    found: dict[tuple[str, str], list[Observation]] = {}
-    for one in observations:
-        found.setdefault((one.strategy, one.engine), []).append(one)
-    return found
 
 
 def _weight(one: Observation, job: Job, now: float) -> float:

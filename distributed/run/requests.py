@@ -6,13 +6,12 @@ Every request that is accepted comes to exactly one end.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,20 +23,15 @@ Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
 FOLDER = "requests"
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    action: Action
-    machine: str = Field("", max_length=1000)
-    entry: Machine | None = None
-
-
-class Request(NamedTuple):
+class Request(BaseModel):
     """One thing that was asked for."""
 
-    id: str
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str = Field("", exclude=True)
+    """Of its file's name."""
     action: Action
-    machine: str = ""
+    machine: str = Field("", max_length=1000)
     """Of ``drop`` and ``add``: the machine's name."""
     entry: Machine | None = None
     """Of ``add``: a machine that is not in the run's hosts file."""
@@ -55,12 +49,10 @@ def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machi
         raise BadInput(f"'{action}' needs the name of a machine", "name one of the run's machines")
     identity = f"{time.time_ns()}-{secrets.token_hex(4)}"
     path = run_dir / FOLDER / f"{identity}.json"
-    document: dict[str, Any] = {"action": action, "machine": machine or (entry.name if entry else "")}
-    if entry is not None:
-        document["entry"] = entry.model_dump(mode="json", exclude_defaults=True)
+    request = Request(action=action, machine=machine or (entry.name if entry else ""), entry=entry)
     try:
         private_folder(path.parent)
-        write_whole(path, json.dumps(document).encode())
+        write_whole(path, request.model_dump_json(exclude_defaults=True).encode())
     except OSError as error:
         raise BadInput(*explain(error, path)) from None
     return identity
@@ -79,8 +71,8 @@ def take_requests(run_dir: Path) -> list[Request]:
     requests: list[Request] = []
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValidationError):
-            said = _Document.model_validate_json(path.read_bytes())
-            requests.append(Request(path.stem, said.action, said.machine, said.entry))
+            said = Request.model_validate_json(path.read_bytes())
+            requests.append(said.model_copy(update={"id": path.stem}))
         with contextlib.suppress(OSError):
             path.unlink()
     return requests

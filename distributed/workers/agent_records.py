@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.bounded import Count, Text
+from training.plan import RunPlan
+from training.processes import thread_limits
 from training.stopping import Progress
 
 
@@ -61,6 +63,14 @@ class Assignment:
     """More files of its folder, readable by its user only."""
     brings_model: bool = True
     """Whether its folder ``model`` is brought here when it has ended well."""
+
+
+def assigned(
+    plan: RunPlan, links: Mapping[str, str], rank: int, threads: int, module: str = Assignment.module
+) -> Assignment:
+    """Return what a machine is to run as a member of a plan."""
+    environment = {"TOKENIZERS_PARALLELISM": "false", **thread_limits(threads)}
+    return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
 
 
 class Greeting(BaseModel):

@@ -112,7 +112,7 @@ def test_whatever_is_asked_in_whatever_order_comes_to_one_end(steps: list[tuple[
     book, told, orders = RequestBook(), [], list[Request]()
     for number, (action, rank) in enumerate(steps):
         if action:
-            request = Request(str(number), action, "worker-1")
+            request = Request(id=str(number), action=action, machine="worker-1")
             try:
                 told.append(book.accept(request))
             except BadInput as error:
