@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distributed.hosts.schema import Hosts
 from distributed.launcher import DistributedLauncher
-from distributed.measuring.measure import Wish, measure
+from distributed.measuring.measure import MeasureOptions, measure
 from distributed.planning.measurement_cache import MeasurementCache
 from profiles.errors import MusterError
 from profiles.resolve import load_profile
@@ -34,7 +34,7 @@ PROFILE = "nanogpt"
 def _measure(order: dict[str, Any], hosts: Hosts, profile: Profile) -> dict[str, Any]:
     links = order["op"] == "links"
     cache = MeasurementCache(Path(order["cache"]))
-    found = measure(hosts, profile, Wish(links=links, machines=not links), cache=cache)
+    found = measure(hosts, profile, MeasureOptions(links=links, machines=not links), cache=cache)
     if found.problems:
         raise found.problems[0]
     return {"measured": [one.model_dump(mode="json") for one in (found.pairs if links else found.speeds)]}

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from app.demo import RECORD
 from distributed.launcher import DistributedLauncher
-from distributed.measuring.measure import Wish, measure
+from distributed.measuring.measure import MeasureOptions, measure
 from distributed.run.requests import leave_request
 from profiles.resolve import load_profile
 from tests.lab.lab import Lab
@@ -109,7 +109,7 @@ def record(folder: Path, model: Path | None) -> None:
         for name, host in HOSTS.items():
             lab[name].set_rate(host.mbit)
         if not (folder / "pairs.json").exists():
-            found = measure(hosts, profile, Wish(True, False, 0.0), tell=lambda line: print(line, flush=True))
+            found = measure(hosts, profile, MeasureOptions(True, False, 0.0), tell=lambda line: print(line, flush=True))
             pairs = [pair.model_dump(mode="json") for pair in found.pairs]
             (folder / "pairs.json").write_text(json.dumps({"pairs": pairs}))
         launcher = DistributedLauncher(hosts, profile)

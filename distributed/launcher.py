@@ -10,8 +10,8 @@ from distributed.planning.feedback import keep_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import why_in_words
 from distributed.preparation.members import rooms_of
-from distributed.preparation.prepare import Manner, hosts_of, prepare
-from distributed.run.planning import Planned, PlanWish, Ready, plan_machines
+from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
+from distributed.run.planning import Planned, PlanOptions, Ready, plan_machines
 from profiles.schema import Profile
 from training.background_process import BackgroundProcess
 from training.events import TimingEvent
@@ -26,8 +26,8 @@ class DistributedLauncher:
     Args:
         hosts: the machines.
         profile: what to train.
-        manner: how machines are made ready.
-        wish: what the plan should be like.
+        prepare_options: how machines are made ready.
+        plan_options: what the plan should be like.
         whole_process: the time of the start begins with this process, not with this object.
     """
 
@@ -35,14 +35,14 @@ class DistributedLauncher:
         self,
         hosts: Hosts,
         profile: Profile,
-        manner: Manner | None = None,
-        wish: PlanWish | None = None,
+        prepare_options: PrepareOptions | None = None,
+        plan_options: PlanOptions | None = None,
         whole_process: bool = False,
     ) -> None:
         self._hosts = hosts
         self._profile = profile
-        self._manner = manner or Manner()
-        self._wish = wish or PlanWish()
+        self._prepare_options = prepare_options or PrepareOptions()
+        self._plan_options = plan_options or PlanOptions()
         self._timings: list[TimingEvent] = []
         self._laps = Laps(self._timings.append, whole_process)
         self._stand_by: BackgroundProcess | None = None
@@ -58,10 +58,10 @@ class DistributedLauncher:
         self._stand_by = _supervisor()
         machines: Sequence[Ready] = ()
         try:
-            machines = prepare(self._hosts, self._profile.model.task, self._manner)
+            machines = prepare(self._hosts, self._profile.model.task, self._prepare_options)
             self._laps.end("machines: checked")
-            profile = fit(self._profile, rooms_of(self._profile, machines), self._manner.tell)
-            planned = plan_machines(machines, profile, self._wish, self._manner.tell)
+            profile = fit(self._profile, rooms_of(self._profile, machines), self._prepare_options.tell)
+            planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
             self._laps.end("machines: planned")
             return planned
@@ -111,7 +111,7 @@ class DistributedLauncher:
         return folder.path
 
 
-def resume_run(path: Path, plan: RunPlan, manner: Manner, command: Sequence[str]) -> None:
+def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, command: Sequence[str]) -> None:
     """Let the run in ``path`` go on, in the background, on the machines that hold its snapshots.
 
     Raises:
@@ -120,7 +120,7 @@ def resume_run(path: Path, plan: RunPlan, manner: Manner, command: Sequence[str]
         RunFailed: the supervisor did not start.
     """
     hosts = load_hosts(path / RUN_HOSTS)
-    links = [link for link, _ in prepare(hosts, plan.profile.model.task, manner)]
+    links = [link for link, _ in prepare(hosts, plan.profile.model.task, prepare_options)]
     for link in links:
         link.close()
     folder = RunFolder.resume(path, plan, list(command))

@@ -32,7 +32,7 @@ from training.run_folder import RunFolder, folder_name
 from training.simulation import ObjectTrainer
 
 if TYPE_CHECKING:
-    from distributed.preparation.prepare import Manner
+    from distributed.preparation.prepare import PrepareOptions
     from training.tasks.object_files import JobParts
 
 __all__ = ["NetworkTrainer"]
@@ -89,7 +89,7 @@ class NetworkTrainer(ObjectTrainer):
         accept(hosts.ssh_config)  # whoever wrote this script named the file
         output = Path(profile.run.output_dir)
         with _job_folder(output, parts) as job:
-            launcher = DistributedLauncher(hosts, _with_job(profile, job), self._manner())
+            launcher = DistributedLauncher(hosts, _with_job(profile, job), self._prepare_options())
             planned = launcher.plan()
             path = output / folder_name(planned.plan)
             plan = planned.plan.model_copy(update={"profile": _with_job(planned.plan.profile, path / JOB)})
@@ -113,7 +113,7 @@ class NetworkTrainer(ObjectTrainer):
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
         known = sum(1 for _ in RunFolder.open(path).events())
         accept(load_hosts(path / RUN_HOSTS).ssh_config)  # whoever wrote this script named the run
-        resume_run(path, plan, self._manner(), ["NetworkTrainer.fit"])
+        resume_run(path, plan, self._prepare_options(), ["NetworkTrainer.fit"])
         return self._to_the_end(path, plan, known)
 
     def _to_the_end(self, path: Path, plan: RunPlan, known: int = 0) -> RunOutcome:
@@ -135,10 +135,10 @@ class NetworkTrainer(ObjectTrainer):
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
         return outcome
 
-    def _manner(self) -> Manner:
-        from distributed.preparation.prepare import Manner
+    def _prepare_options(self) -> PrepareOptions:
+        from distributed.preparation.prepare import PrepareOptions
 
-        return Manner(trust=(lambda key: True) if self._trust_new else None)
+        return PrepareOptions(trust=(lambda key: True) if self._trust_new else None)
 
 
 def _with_job(profile: Profile, job: Path) -> Profile:

@@ -28,8 +28,8 @@ from distributed.hosts.file import RUN_HOSTS
 from distributed.launcher import DistributedLauncher, resume_run
 from distributed.planning.document import Planning
 from distributed.preparation.preflight import NotReady
-from distributed.preparation.prepare import Manner
-from distributed.run.planning import Planned, PlanWish
+from distributed.preparation.prepare import PrepareOptions
+from distributed.run.planning import Planned, PlanOptions
 from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
 from distributed.ssh.connection import Trust
@@ -59,10 +59,10 @@ class MachineRequest:
     trust_new: bool = False
     dashboard: bool = False
 
-    def manner(self) -> Manner:
+    def prepare_options(self) -> PrepareOptions:
         """Return how machines are made ready: with the person's help where there is one."""
         person = not self.no_input and sys.stdin.isatty() and sys.stderr.isatty()
-        return Manner(
+        return PrepareOptions(
             tell=lambda line: say(visible(line)),
             trust=trust(self.trust_new, person),
             let_in=let_in if person else None,
@@ -85,10 +85,10 @@ def train_on_hosts(request: TrainRequest, machines: MachineRequest) -> ExitCode:
         profile = profile_of(request)
         trackers = checked_trackers(profile.run.trackers)
         check_data(profile)
-        wish = PlanWish(planning=Planning.read(machines.plan_file) if machines.plan_file else None)
+        plan_options = PlanOptions(planning=Planning.read(machines.plan_file) if machines.plan_file else None)
         named = bool(request.overrides.get("hosts"))
         hosts = read_hosts(machines.hosts_file, named=named, person=request.person)
-        launcher = DistributedLauncher(hosts, profile, machines.manner(), wish, whole_process=True)
+        launcher = DistributedLauncher(hosts, profile, machines.prepare_options(), plan_options, whole_process=True)
         planned = launcher.plan()
         _tell_plan(planned)
         if request.dry_run:
@@ -136,7 +136,7 @@ def _resume(request: TrainRequest, machines: MachineRequest) -> Path:
     path, plan = resumable(request)
     trackers = checked_trackers(plan.profile.run.trackers)
     read_hosts(machines.hosts_file, named=False, person=request.person)
-    resume_run(path, plan, machines.manner(), request.command)
+    resume_run(path, plan, machines.prepare_options(), request.command)
     start_trackers(path, trackers)
     return path
 

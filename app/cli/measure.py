@@ -52,7 +52,7 @@ def measure(
     from app.cli.distributed import trust
     from app.cli.option_flags import merged_overrides
     from app.console import say
-    from distributed.measuring.measure import Wish
+    from distributed.measuring.measure import MeasureOptions
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
 
@@ -60,8 +60,8 @@ def measure(
     stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
     chosen = found_profile.profile
     both = links == machines
-    wish = Wish(links or both, machines or both, max_age * 3600)
-    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, wish, trust(trust_new), say)
+    measure_options = MeasureOptions(links or both, machines or both, max_age * 3600)
+    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new), say)
     if out is not None:
         found.figures.write(out)
     code = ExitCode.NOT_READY if found.problems else ExitCode.DONE

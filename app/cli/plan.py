@@ -13,7 +13,7 @@ from profiles.errors import ExitCode
 if TYPE_CHECKING:
     from distributed.planning.cluster import Cluster
     from distributed.planning.document import Planning, Reason
-    from distributed.run.planning import PlanWish
+    from distributed.run.planning import PlanOptions
     from profiles.schema import Profile
 
 
@@ -52,24 +52,24 @@ def plan(
     from app.cli.approval import somebody, stand_behind_profile
     from app.cli.option_flags import merged_overrides
     from app.console import say
-    from distributed.run.planning import PlanWish
+    from distributed.run.planning import PlanOptions
     from training.tasks.published_models import usable_profile
 
     found = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
     chosen = found.profile
-    wish = PlanWish(preference, lost_quality / 100)
+    plan_options = PlanOptions(preference, lost_quality / 100)
     if figures is not None:
-        planning = _from_figures(figures, chosen, hosts, wish)
+        planning = _from_figures(figures, chosen, hosts, plan_options)
     else:
         stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
-        planning = _from_machines(chosen, hosts, wish, allow_missing, trust_new, somebody(as_json))
+        planning = _from_machines(chosen, hosts, plan_options, allow_missing, trust_new, somebody(as_json))
     if out is not None:
         planning.write(out)
     _tell(planning, explain, as_json, out)
     return ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE
 
 
-def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: PlanWish) -> Planning:
+def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
     from app.console import say
     from distributed.planning.fitting import Room, fit
     from distributed.planning.job import Figures, job_of
@@ -79,14 +79,14 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, wish: Pla
     found = Figures.read(figures)
     members = [machine for machine in found.cluster.machines if machine.trains]
     profile = fit(profile, [Room(each.name, each.memory_total, each.device) for each in members], say)
-    job = job_of(profile, found.workload, wish.preference, wish.max_loss_increase)
+    job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
     planning = signed(make_plan(cluster, job), cluster, profile)
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
 
 
 def _from_machines(
-    profile: Profile, hosts: Path | None, wish: PlanWish, allow_missing: bool, trust_new: bool, person: bool
+    profile: Profile, hosts: Path | None, plan_options: PlanOptions, allow_missing: bool, trust_new: bool, person: bool
 ) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
     from app.cli.approval import USUAL_HOSTS
@@ -99,10 +99,12 @@ def _from_machines(
     from training.tasks.early_look import check_data
 
     check_data(profile)
-    manner = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new).manner()
-    machines = prepare(machines_of(hosts, profile, person), profile.model.task, manner)
+    request = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new)
+    prepare_options = request.prepare_options()
+    machines = prepare(machines_of(hosts, profile, person), profile.model.task, prepare_options)
     try:
-        return propose(machines, fit(profile, rooms_of(profile, machines), manner.tell), wish, manner.tell)[0]
+        profile = fit(profile, rooms_of(profile, machines), prepare_options.tell)
+        return propose(machines, profile, plan_options, prepare_options.tell)[0]
     finally:
         for link, _ in machines:
             link.close()

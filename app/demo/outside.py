@@ -37,9 +37,9 @@ from distributed.machine.link import Link
 from distributed.measuring.interface_figures import AllInterfaces
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.measuring.measure import Measured, Wish
+from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.preparation.preflight import check, ready
-from distributed.preparation.prepare import Manner
+from distributed.preparation.prepare import PrepareOptions
 from distributed.run.planning import Ready
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
@@ -275,17 +275,17 @@ class TourOutside(Outside):
     def ready(self, hosts: Hosts, task: str, trust: Trust | None) -> Sequence[Ready]:
         return ready(check(hosts, task, trust, dial=self.dial))
 
-    def prepare(self, hosts: Hosts, task: str, manner: Manner) -> Sequence[Ready]:
-        return self.ready(hosts, task, manner.trust)
+    def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
+        return self.ready(hosts, task, options.trust)
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, wish: Wish, tell: Tell) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions, tell: Tell) -> Measured:
         names = {link.name: self._name(link) for link, _ in machines}
         here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
         found = Measured([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
         known = {**names, here: HERE}
-        if wish.links:
+        if options.links:
             found.pairs = [self._pair(one, other, known, tell) for one, other in combinations(found.names, 2)]
-        for name in names if wish.machines else ():
+        for name in names if options.machines else ():
             tell(f"{name}: a short run of the task, as recorded")
             self.pace.work(_MEASURING)
             speed = next(machine.speed for machine in self.machines if machine.name == names[name])

@@ -11,7 +11,7 @@ from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import Assessment, Status, Strategy, Way
 from app.wizard.services import Request
-from distributed.measuring.measure import Measured, Wish
+from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
@@ -20,8 +20,8 @@ from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.members import rooms_of
 from distributed.preparation.preflight import NotReady
-from distributed.preparation.prepare import Manner
-from distributed.run.planning import Planned, PlanWish, Ready, apply_planning, choose, on_best_paths, plan_machines
+from distributed.preparation.prepare import PrepareOptions
+from distributed.run.planning import Planned, PlanOptions, Ready, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
 
@@ -81,7 +81,7 @@ class Forecast:
         """
         machines = [(copy.copy(link), facts) for link, facts in self.machines]
         if planning is None:
-            return plan_machines(machines, profile, PlanWish())
+            return plan_machines(machines, profile, PlanOptions())
         return apply_planning(planning, profile, machines)
 
 
@@ -100,20 +100,20 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
         NotReady: a machine cannot take part, or could not run the task.
         BadInput: the data cannot be used.
     """
-    manner = Manner(tell, trust_in(request.trusted), repair=False)
-    machines = outside.prepare(hosts_of(request.machines), profile.model.task, manner)
+    prepare_options = PrepareOptions(tell, trust_in(request.trusted), repair=False)
+    machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
     profile = fit(profile, rooms_of(profile, machines), tell)
-    wish = PlanWish(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
+    plan_options = PlanOptions(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
-    max_age = 0.0 if request.measure else wish.max_age
+    max_age = 0.0 if request.measure else plan_options.max_age
     try:
-        found = outside.measure(machines, profile, Wish(wanted, wanted, max_age), tell)
+        found = outside.measure(machines, profile, MeasureOptions(wanted, wanted, max_age), tell)
     finally:
         for link, _ in machines:
             link.close()
     if found.problems:
         raise NotReady(found.problems)
-    planning = choose(found, machines, profile, wish) if found.speeds else None
+    planning = choose(found, machines, profile, plan_options) if found.speeds else None
     return Forecast(profile, tuple(machines), found, planning)
 
 

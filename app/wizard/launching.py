@@ -20,8 +20,8 @@ from app.wizard.services import Request, Tell
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher
 from distributed.preparation.preflight import NotReady
-from distributed.preparation.prepare import Manner
-from distributed.run.planning import PlanWish
+from distributed.preparation.prepare import PrepareOptions
+from distributed.run.planning import PlanOptions
 from profiles.errors import MusterError, RunFailed
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.plan import RunPlan
@@ -62,8 +62,9 @@ def start(kept: Saving, request: Request, tell: Tell, config: Path | None) -> tu
     """
     profile = usable_profile(kept.name, {}, config).profile
     trackers = checked_trackers(profile.run.trackers)
-    manner = Manner(tell, trust_in(request.trusted))
-    launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, manner, PlanWish(planning=kept.planning))
+    prepare_options = PrepareOptions(tell, trust_in(request.trusted))
+    plan_options = PlanOptions(planning=kept.planning)
+    launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, prepare_options, plan_options)
     planned = launcher.plan()
     if kept.planning is not None and isinstance(request.planning, Forecast):
         planned = replace(planned, figures=request.planning.figures)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from distributed.checks.examination import Examined
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
-    from distributed.measuring.measure import Measured, Wish
-    from distributed.preparation.prepare import Manner
+    from distributed.measuring.measure import Measured, MeasureOptions
+    from distributed.preparation.prepare import PrepareOptions
     from distributed.run.planning import Ready
     from distributed.ssh.access import AccessReport
     from distributed.ssh.connection import SshTarget, Trust
@@ -109,7 +109,7 @@ class Outside:
 
         return ready(check(hosts, task, trust))
 
-    def prepare(self, hosts: Hosts, task: str, manner: Manner) -> Sequence[Ready]:
+    def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         """Make all machines ready, and return them connected.
 
         Raises:
@@ -117,9 +117,9 @@ class Outside:
         """
         from distributed.preparation.prepare import prepare
 
-        return prepare(hosts, task, manner)
+        return prepare(hosts, task, options)
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, wish: Wish, tell: Tell) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions, tell: Tell) -> Measured:
         """Measure what is not known yet.
 
         Raises:
@@ -127,7 +127,7 @@ class Outside:
         """
         from distributed.measuring.measure import measure_ready
 
-        return measure_ready(machines, profile, wish, tell)
+        return measure_ready(machines, profile, options, tell)
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
         """Return what :mod:`training.data_findings` says of a profile's data set."""

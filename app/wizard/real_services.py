@@ -132,12 +132,12 @@ class RealServices:
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         from app.wizard.machines import hosts_of, trust_in
-        from distributed.measuring.measure import Wish
+        from distributed.measuring.measure import MeasureOptions
 
         profile = self._profile(job)
         ready = self.outside.ready(hosts_of(machines), profile.model.task, trust_in(self._trusted))
         try:
-            return self.outside.measure(ready, profile, Wish(links=True, machines=False), tell).pairs
+            return self.outside.measure(ready, profile, MeasureOptions(links=True, machines=False), tell).pairs
         finally:
             for link, _ in ready:
                 link.close()

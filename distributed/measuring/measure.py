@@ -39,7 +39,7 @@ _OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "devi
 
 
 @dataclass(frozen=True)
-class Wish:
+class MeasureOptions:
     """What to measure."""
 
     links: bool = True
@@ -127,7 +127,7 @@ def _host(seat: str, machine: str) -> bool:
 def measure(
     hosts: Hosts,
     profile: Profile,
-    wish: Wish,
+    options: MeasureOptions,
     trust: Trust | None = None,
     tell: Tell = lambda line: None,
     cache: MeasurementCache | None = None,
@@ -140,7 +140,7 @@ def measure(
     """
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        return measure_ready(machines, fit(profile, rooms_of(profile, machines), tell), wish, tell, cache)
+        return measure_ready(machines, fit(profile, rooms_of(profile, machines), tell), options, tell, cache)
     finally:
         for link, _ in machines:
             link.close()
@@ -149,7 +149,7 @@ def measure(
 def measure_ready(
     machines: Sequence[tuple[Link, Facts]],
     profile: Profile,
-    wish: Wish,
+    options: MeasureOptions,
     tell: Tell = lambda line: None,
     cache: MeasurementCache | None = None,
 ) -> Measured:
@@ -178,11 +178,11 @@ def measure_ready(
         found = Measured(names, here=here, model_path=profile.model.model_path)
         gate = Gate()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(_speeds, seats, plan, wish, cache, tell, gate)
+            speeds = pool.submit(_speeds, seats, plan, options, cache, tell, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
             try:
                 gate.brought.wait()
-                found.pairs, found.interfaces = _links(ends, wish, cache, tell)
+                found.pairs, found.interfaces = _links(ends, options, cache, tell)
                 gate.open()
                 found.speeds, found.problems = speeds.result()
             except BaseException:
@@ -208,7 +208,7 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
 
 
 def _links(
-    ends: Sequence[tuple[Link, str]], wish: Wish, cache: MeasurementCache, tell: Tell
+    ends: Sequence[tuple[Link, str]], options: MeasureOptions, cache: MeasurementCache, tell: Tell
 ) -> tuple[list[PairFigures], AllInterfaces]:
     """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
@@ -217,13 +217,13 @@ def _links(
     identities = {link.name: identity for link, identity in ends}
     names = list(identities)
     pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
-    age, doubtful = (wish.max_age, wish.doubtful_age) if wish.links else (float("inf"), float("inf"))
+    age, doubtful = (options.max_age, options.doubtful_age) if options.links else (float("inf"), float("inf"))
     sought = (_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs)
     known = [pair for pair in sought if pair is not None]
     group = {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
     # of two machines the one link tells all
     interfaces = AllInterfaces() if len(names) < 3 else cache.get(AllInterfaces, group, age)
-    if not wish.links or (len(known) == len(pairs) and interfaces is not None):
+    if not options.links or (len(known) == len(pairs) and interfaces is not None):
         return known, interfaces or AllInterfaces()
     with probing([link for link, _ in ends]) as probes:
         if len(known) < len(pairs):
@@ -254,14 +254,14 @@ def _known_pair(
 
 
 def _speeds(
-    seats: Sequence[Seat], plan: RunPlan, wish: Wish, cache: MeasurementCache, tell: Tell, gate: Gate
+    seats: Sequence[Seat], plan: RunPlan, options: MeasureOptions, cache: MeasurementCache, tell: Tell, gate: Gate
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
     """Run the task on all seats at the same time, as in a run; those with fresh figures rest."""
     inputs = collect(plan)
-    age = wish.max_age if wish.machines else float("inf")
+    age = options.max_age if options.machines else float("inf")
     keys = [_seat_key(seat, inputs) for seat in seats]
     known = [cache.get(SpeedFigures, key, age) for key in keys]
-    missing = [number for number, one in enumerate(known) if one is None] if wish.machines else []
+    missing = [number for number, one in enumerate(known) if one is None] if options.machines else []
     problems = _run_task(seats, inputs, missing, known, tell, gate)
     for number in missing:
         if (fresh := known[number]) is not None:

@@ -46,7 +46,7 @@ _SEARCH = 4.0
 
 
 @dataclass(frozen=True)
-class Manner:
+class PrepareOptions:
     """How machines are made ready: who is told, who is asked, and what is done unasked."""
 
     tell: Tell = lambda line: None
@@ -62,18 +62,18 @@ class Manner:
     """Take the packages from this machine."""
 
 
-def prepare(hosts: Hosts, task: str, manner: Manner) -> list[tuple[Link, Facts]]:
+def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[tuple[Link, Facts]]:
     """Return links and facts of all machines, in their order and connected.
 
     Raises:
         NotReady: some cannot take part; one error each, and all connections are closed.
         BadInput: ~/.ssh/config has an error.
     """
-    found = _ask_and_search(hosts, task, manner)
-    found = _let_in(found, hosts, task, manner)
-    found = _repair(found, hosts, task, manner)
-    if manner.allow_missing:
-        found = _without_absent(found, manner)
+    found = _ask_and_search(hosts, task, options)
+    found = _let_in(found, hosts, task, options)
+    found = _repair(found, hosts, task, options)
+    if options.allow_missing:
+        found = _without_absent(found, options)
     return ready(found)
 
 
@@ -90,10 +90,10 @@ def hosts_of(hosts: Hosts, links: Sequence[Link]) -> Hosts:
 # ----------------------------------------------------------------------------------------------------------- presence
 
 
-def _ask_and_search(hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
+def _ask_and_search(hosts: Hosts, task: str, options: PrepareOptions) -> list[Readiness]:
     """Ask all machines where they were; look for those that are not there by their host keys."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(check, hosts, task, manner.trust)
+        asked = pool.submit(check, hosts, task, options.trust)
         if wait([asked], _SURE).done and not any(map(_may_be_elsewhere, asked.result())):
             return asked.result()
         begin = time.monotonic()
@@ -102,13 +102,13 @@ def _ask_and_search(hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
             lost = [one.link.machine for one in found if _may_be_elsewhere(one)]
             if not lost:
                 return found
-            manner.tell(f"looking for {_names(lost)} in the network")
+            options.tell(f"looking for {_names(lost)} in the network")
             places = _search(discovery, lost, hosts, begin + _SEARCH)
     if not places:
         return found
     for name, address in places.items():
-        manner.tell(f"{name}: found at {address} by its host key")
-    return _again(found, hosts, task, manner, places)
+        options.tell(f"{name}: found at {address} by its host key")
+    return _again(found, hosts, task, options, places)
 
 
 def _may_be_elsewhere(one: Readiness) -> bool:
@@ -132,56 +132,55 @@ def _search(discovery: Discovery, lost: Sequence[Machine], hosts: Hosts, end: fl
 
 
 def _again(
-    found: Sequence[Readiness], hosts: Hosts, task: str, manner: Manner, places: Mapping[str, str] | None = None
+    found: Sequence[Readiness], hosts: Hosts, task: str, options: PrepareOptions, places: Mapping[str, str]
 ) -> list[Readiness]:
     """Ask those with a problem again, at their new places; the comparison is over all."""
     entries = [one.link.machine for one in found]
-    if places:
-        entries = [each.model_copy(update={"found_at": places.get(each.name, each.found_at)}) for each in entries]
-    return check(hosts.model_copy(update={"machines": tuple(entries)}), task, manner.trust, known=found)
+    moved = [one.model_copy(update={"found_at": places[one.name]}) if one.name in places else one for one in entries]
+    return check(hosts.model_copy(update={"machines": tuple(moved)}), task, options.trust, known=found)
 
 
-def _without_absent(found: Sequence[Readiness], manner: Manner) -> list[Readiness]:
+def _without_absent(found: Sequence[Readiness], options: PrepareOptions) -> list[Readiness]:
     kept = [one for one in found if not isinstance(one.problem, _ABSENT)]
     if not kept:
         return list(found)
     for one in found:
         if one not in kept and one.problem is not None:
-            manner.tell(f"continuing without {one.link.name}: {one.problem.beside(one.link.name)}")
+            options.tell(f"continuing without {one.link.name}: {one.problem.beside(one.link.name)}")
     return kept
 
 
 # -------------------------------------------------------------------------------------------------- access, packages
 
 
-def _let_in(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
+def _let_in(found: list[Readiness], hosts: Hosts, task: str, options: PrepareOptions) -> list[Readiness]:
     """Let a person give the password of machines that would take our key with it."""
     locked = [
         one.link.machine for one in found if isinstance(one.problem, NoKeyAccepted) and one.problem.password_possible
     ]
-    if not locked or manner.let_in is None:
+    if not locked or options.let_in is None:
         return found
-    manner.let_in(hosts.model_copy(update={"machines": tuple(locked)}))
-    return _again(found, hosts, task, manner)
+    options.let_in(hosts.model_copy(update={"machines": tuple(locked)}))
+    return _again(found, hosts, task, options, {})
 
 
-def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> list[Readiness]:
+def _repair(found: list[Readiness], hosts: Hosts, task: str, options: PrepareOptions) -> list[Readiness]:
     """Give an environment to the machines that lack one, side by side."""
     lacking = [one for one in found if one.provisionable]
-    if not lacking or not manner.repair:
+    if not lacking or not options.repair:
         return found
 
     def give(one: Readiness) -> MusterError | None:
         try:
-            _provision(one.link, manner)
+            _provision(one.link, options)
         except MusterError as error:
             return error
         return None
 
-    manner.tell(f"installing packages into Muster's folder there: {_names([one.link.machine for one in lacking])}")
+    options.tell(f"installing packages into Muster's folder there: {_names([one.link.machine for one in lacking])}")
     with ThreadPoolExecutor(len(lacking)) as pool:
         problems = dict(zip([one.link.name for one in lacking], pool.map(give, lacking), strict=True))
-    result = _again(found, hosts, task, manner)
+    result = _again(found, hosts, task, options, {})
     for one in result:
         if (error := problems.get(one.link.name)) is not None:
             named = isinstance(error, SshError)
@@ -189,16 +188,16 @@ def _repair(found: list[Readiness], hosts: Hosts, task: str, manner: Manner) -> 
     return result
 
 
-def _provision(link: Link, manner: Manner) -> None:
+def _provision(link: Link, options: PrepareOptions) -> None:
     """Make the environment; a machine that cannot reach the package index gets the packages from here."""
 
     def say(line: str) -> None:
-        manner.tell(f"{link.name}: {line}")
+        options.tell(f"{link.name}: {line}")
 
     try:
-        provision(link, say, offline_wheels=manner.offline_wheels)
+        provision(link, say, offline_wheels=options.offline_wheels)
     except SshError as error:
-        if manner.offline_wheels or "--offline-wheels" not in error.hint:
+        if options.offline_wheels or "--offline-wheels" not in error.hint:
             raise
         say("cannot download them: taking the packages from this machine")
         provision(link, say, offline_wheels=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from distributed.machine.link import Link, address_towards
 from distributed.measuring.link_figures import PairFigures
-from distributed.measuring.measure import Measured, Wish, measure_ready
+from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
 from distributed.planning import planner
 from distributed.planning.document import MemberSetting, Planning, Settings
 from distributed.planning.feedback import corrections
@@ -28,7 +28,7 @@ Ready = tuple[Link, Facts]
 
 
 @dataclass(frozen=True)
-class PlanWish:
+class PlanOptions:
     """What the person wants of the plan."""
 
     preference: Preference = "fastest"
@@ -58,7 +58,7 @@ class Planned:
 
 
 def plan_machines(
-    machines: Sequence[Ready], profile: Profile, wish: PlanWish, tell: Tell = lambda line: None
+    machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
 ) -> Planned:
     """Return the plan of a run: chosen by the planner where the strategy is ``auto`` and there is a choice.
 
@@ -66,36 +66,36 @@ def plan_machines(
         NotReady: a machine could not run the task.
         BadInput: nothing fits, or the plan that was given is for other machines or another profile.
     """
-    if wish.planning is not None:
-        return apply_planning(wish.planning, profile, machines)
+    if options.planning is not None:
+        return apply_planning(options.planning, profile, machines)
     if profile.strategy.strategy != "auto" or len(seat_names(machines)) == 1:
         return Planned(plan_run(profile, machines), tuple(machines))
-    planning, figures = propose(machines, profile, wish, tell)
+    planning, figures = propose(machines, profile, options, tell)
     return replace(apply_planning(planning, profile, machines), figures=figures)
 
 
 def propose(
-    machines: Sequence[Ready], profile: Profile, wish: PlanWish, tell: Tell = lambda line: None
+    machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
 ) -> tuple[Planning, Figures]:
     """Measure what is not known well enough, and ask the planner.
 
     Raises:
         NotReady: a machine could not run the task.
     """
-    found = measure_ready(machines, profile, Wish(max_age=wish.max_age, doubtful_age=_DOUBTFUL_AGE), tell)
+    found = measure_ready(machines, profile, MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE), tell)
     if found.problems:
         raise NotReady(found.problems)
-    return choose(found, machines, profile, wish), found.figures
+    return choose(found, machines, profile, options), found.figures
 
 
-def choose(found: Measured, machines: Sequence[Ready], profile: Profile, wish: PlanWish) -> Planning:
+def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
     """Ask the planner, and add the best paths to what it has chosen.
 
     The hub goes where a person wants it, else to this machine or to a member that can be dialled directly.
     """
     figures = found.figures
     cluster = figures.cluster
-    job = job_of(profile, figures.workload, wish.preference, wish.max_loss_increase)
+    job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
     learnt = corrections(cluster, job)
     links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
     wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]

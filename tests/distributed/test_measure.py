@@ -19,7 +19,7 @@ from distributed.measuring import machine_figures, measure
 from distributed.measuring.interface_figures import AllInterfaces, InterfaceFigures, known_slower, telling_peers
 from distributed.measuring.link_figures import Figures, PairFigures, rounds
 from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, figures_of
-from distributed.measuring.measure import Measured, Wish
+from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.cluster import Machine, Measurement
 from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
@@ -206,10 +206,15 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     found: PairFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = scripted(monkeypatch, found)
-    wishes = (Wish(), Wish(), Wish(doubtful_age=60), Wish(max_age=0, doubtful_age=60))
+    wishes = (
+        MeasureOptions(),
+        MeasureOptions(),
+        MeasureOptions(doubtful_age=60),
+        MeasureOptions(max_age=0, doubtful_age=60),
+    )
     counts = []
-    for wish in wishes:
-        pairs, _ = measure._links(ends("a", "b"), wish, MeasurementCache(tmp_path), lambda line: None)
+    for measure_options in wishes:
+        pairs, _ = measure._links(ends("a", "b"), measure_options, MeasurementCache(tmp_path), lambda line: None)
         assert pairs == [found]
         counts.append(len(tried))
     assert counts == [1, 2, 2, 3]
@@ -273,7 +278,7 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
     monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
     profile = load_profile("demo-scratch").profile
     with pytest.raises(SshError) if fails else contextlib.nullcontext():
-        assert measure.measure_ready([], profile, Wish()).speeds == [SPEED]
+        assert measure.measure_ready([], profile, MeasureOptions()).speeds == [SPEED]
     assert told == ["brought", "links"]
     assert early.told == late.told == [word]
 
@@ -314,16 +319,16 @@ def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: 
     monkeypatch.setattr(measure, "_links", lambda *_: ([pair()], AllInterfaces()))
     monkeypatch.setattr(measure, "_speeds", lambda *_: ([], []))
     monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
-    assert measure.measure_ready([], load_profile("demo-scratch").profile, Wish()).pairs == [pair()]
+    assert measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions()).pairs == [pair()]
     monkeypatch.setattr(measure, "_speeds", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        measure.measure_ready([], load_profile("demo-scratch").profile, Wish())
+        measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions())
 
 
 def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = scripted(monkeypatch, pair())
     for names in ("ab", "abc", "abc"):
-        measure._links(ends(*names), Wish(), MeasurementCache(tmp_path), lambda line: None)
+        measure._links(ends(*names), MeasureOptions(), MeasurementCache(tmp_path), lambda line: None)
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
 
 

@@ -21,8 +21,8 @@ from distributed.planning.cluster import Machine as MeasuredMachine
 from distributed.planning.cluster import Measurement
 from distributed.planning.document import Planning
 from distributed.planning.job import Workload
-from distributed.preparation.prepare import Manner, prepare
-from distributed.run.planning import PlanWish, choose
+from distributed.preparation.prepare import PrepareOptions, prepare
+from distributed.run.planning import PlanOptions, choose
 from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.distributed.muster_runs import PATIENCE, Muster
@@ -105,9 +105,9 @@ def planned(hosts: Hosts, pair: PairFigures, profile: Profile) -> Planning:
     ]
     found = Measured([one.name for one in hosts.machines], [pair], speeds, here="near",
                      model_path=profile.model.model_path)  # fmt: skip
-    machines = prepare(hosts, profile.model.task, Manner())
+    machines = prepare(hosts, profile.model.task, PrepareOptions())
     try:
-        return choose(found, machines, profile, PlanWish())
+        return choose(found, machines, profile, PlanOptions())
     finally:
         for link, _ in machines:
             link.close()
@@ -120,7 +120,7 @@ def exchanged(cables: Cables, hub: str, pair: PairFigures, profile: Profile) -> 
     assert planning.settings is not None
     assert (planning.settings.hub, len(planning.settings.members)) == (hub, 2)
     before = cables.moved()
-    launcher = DistributedLauncher(hosts, profile, wish=PlanWish(planning=planning))
+    launcher = DistributedLauncher(hosts, profile, plan_options=PlanOptions(planning=planning))
     folder = launcher.start(launcher.plan(), sys.argv)
     until(lambda: not is_live(folder), PATIENCE)
     metrics = json.loads((folder / "metrics.json").read_text())
