@@ -79,7 +79,7 @@ class DistributedLauncher:
             self._stand_by = None
 
     def start(
-        self, planned: Planned, command: Sequence[str], fill: Callable[[Path], None] = lambda folder: None
+        self, planned: Planned, command: Sequence[str], fill: Callable[[Path], object] = lambda folder: None
     ) -> Path:
         """Make the run folder, let ``fill`` put more into it, start the supervisor, and return the folder.
 
