@@ -93,6 +93,7 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_no_command_loads_torch_to_find_a_bad_table(table: Path) -> None:
     table.write_text("id,audio,text\na,a.wav,one\n")
     Path("hosts.json").write_text('{"workers": ["192.0.2.1"]}')

@@ -331,6 +331,7 @@ def test_identity_holds_whatever_is_observed(events: list[Observation]) -> None:
     assert answering == {p.endpoint for m in found for p in m.paths if p.status is Status.ONLINE}
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_is_announced() -> None:
     state = State()
     for number in range(700):

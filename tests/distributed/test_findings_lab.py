@@ -55,6 +55,7 @@ def test_this_machine_may_be_one_of_them(make_light_lab: MakeLightLab, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == []  # a look writes nothing
 
 
+@pytest.mark.slow
 def test_a_closed_way_and_a_torn_answer_are_findings(
     make_light_lab: MakeLightLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_closed_way_and_a_torn_answer_are_findings(
         assert "warning" in [finding.level for finding in one.findings if finding.check == "ways"]
 
 
+@pytest.mark.slow
 def test_fix_gives_an_environment_and_tells_what_did_not_go(
     make_light_lab: MakeLightLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

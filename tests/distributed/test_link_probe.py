@@ -43,6 +43,7 @@ def refused(port: int, said: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_two_ends_of_loopback(listener: Listener) -> None:
     figures = Figures.model_validate(measure(["127.0.0.1"], listener.port, TOKEN))
     assert min(figures.mbit, figures.mbit_back) > 10
@@ -50,6 +51,7 @@ def test_two_ends_of_loopback(listener: Listener) -> None:
     assert listener.refused == 0
 
 
+@pytest.mark.slow
 def test_several_peers_at_once(listener: Listener) -> None:
     other = Listener(TOKEN)
     try:

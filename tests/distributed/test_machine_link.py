@@ -36,6 +36,7 @@ class Says(HereConnection):
         pass
 
 
+@pytest.mark.slow
 @given(st.binary() | st.recursive(st.none() | st.integers(), st.lists).map(lambda found: json.dumps(found).encode()))
 @example(b"[" * 100_000)
 @example(b"\xff\xfe{}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from prediction_grid import RECORDED, cells, compact
 
 
+@pytest.mark.slow
 def test_predictions_are_the_recorded_ones() -> None:
     recorded = json.loads(RECORDED.read_text())
     found = json.loads(json.dumps({name: compact(cell) for name, cell in cells().items()}))

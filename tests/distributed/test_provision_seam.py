@@ -76,6 +76,7 @@ def test_an_environment_that_lacks_a_package_is_not_made_again(lab: LightLab) ->
     assert "envs" in one.problem.message and "-m pip install" in one.problem.hint
 
 
+@pytest.mark.slow
 def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tmp_path: Path) -> None:
     python = give_environment(lab)
     options = {"task": "custom", "model_path": "a.b:c", "output_dir": str(tmp_path)}

@@ -79,6 +79,7 @@ def far(tmp_path: Path, connection: HereConnection) -> Link:
     return link
 
 
+@pytest.mark.slow
 def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None:
     connection = Breaking([2_500_000, 1_500_000])
     said: list[tuple[int, int]] = []

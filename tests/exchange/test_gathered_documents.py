@@ -23,6 +23,7 @@ def test_figures_are_numbers_that_fit() -> None:
     assert first == {"loss": 1.0} and math.isnan(second["loss"])
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=40) | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(json.dumps).map(str.encode)
 )

@@ -97,6 +97,7 @@ def test_who_is_first_with_another_operation_throws_nobody_out(tmp_path: Path, s
         assert mean_of(honest, "next") == [sum(ranks) / len(ranks)] * len(honest)
 
 
+@pytest.mark.slow
 def test_opened_names_without_end_cost_nobody_else_a_place(tmp_path: Path) -> None:
     with insider_among(tmp_path, 3, 2) as (insider, honest):
         insider.say(wire.pack_bytes(BytesChunk(f"name/{i}", 1, 0, memoryview(b"x"))) for i in range(5000))

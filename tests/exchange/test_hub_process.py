@@ -44,6 +44,7 @@ def connect(process: subprocess.Popen[str]) -> HubMember:
     return HubMember.connect(f"127.0.0.1:{port}", None, "r", 0, 1, "a", timeout=60)
 
 
+@pytest.mark.slow
 def test_it_says_its_port_then_events_and_ends_with_its_input(hub: subprocess.Popen[str]) -> None:
     member = connect(hub)
     member.close()
@@ -53,6 +54,7 @@ def test_it_says_its_port_then_events_and_ends_with_its_input(hub: subprocess.Po
     assert hub.returncode == 0
 
 
+@pytest.mark.slow
 def test_it_bans_who_it_is_told_to(hub: subprocess.Popen[str]) -> None:
     member = connect(hub)
     assert hub.stdin is not None

@@ -62,6 +62,7 @@ def has(module: str, path: list[str], known: Members) -> bool:
     return len(path) == 1 or isinstance(found, ast.Import)
 
 
+@cache
 def members(module: str, node: ast.ClassDef) -> Members:
     """Return what a class has, with what its bases in the same module have."""
     found: Members = {}

@@ -73,6 +73,7 @@ def test_nearest(word: str, found: str | None) -> None:
     assert nearest(word, options_by_name()) == found
 
 
+@pytest.mark.slow
 def test_loading_profiles_is_quick_and_light() -> None:
     """Less than 0.25 s of this process's own time, and nothing heavy with it."""
     code = (

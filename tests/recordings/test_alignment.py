@@ -54,6 +54,7 @@ def cost(heard: np.ndarray, said: np.ndarray, found: np.ndarray) -> int:
     return gaps * alignment._GAP + sum(int(costs.costs(row, place, place + 1)[0]) for row, place in pairs)
 
 
+@pytest.mark.slow
 def test_an_hour_of_words_takes_little_memory() -> None:
     dice = np.random.default_rng(1)
     said = dice.integers(0, 500, 4_000)

@@ -54,6 +54,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_named_and_the_third_time_ends
     assert "step 3: the gradient of second is not finite on this machine, 3 times in a row" in failure
 
 
+@pytest.mark.slow
 def test_an_overflow_of_one_member_makes_all_pass_over_the_step_and_lower_their_scale() -> None:
     def body(member: RoomExchange) -> Any:
         warnings: list[str] = []

@@ -47,6 +47,7 @@ def test_custom(make_profile: ProfileMaker) -> None:
     assert after < before / 2
 
 
+@pytest.mark.slow
 def test_nanogpt(make_profile: ProfileMaker) -> None:
     model, data = str(EXAMPLES / "nanogpt/model"), str(EXAMPLES / "nanogpt/input.txt")
     options = {"task": "causal_lm", "from_scratch": True, "block_size": 64}
@@ -56,6 +57,7 @@ def test_nanogpt(make_profile: ProfileMaker) -> None:
     assert after < before - 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (EXAMPLES / "spoken_commands").is_dir(), reason="examples/spoken_commands is not made yet")
 def test_spoken_commands(make_profile: ProfileMaker) -> None:
     model, data = str(EXAMPLES / "tiny_whisper"), str(EXAMPLES / "spoken_commands")

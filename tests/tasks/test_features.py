@@ -135,6 +135,7 @@ def test_processes_that_ask_at_once_compute_once(
     assert all(np.array_equal(store[3], stores[0][3]) for store in stores)
 
 
+@pytest.mark.slow
 def test_second_start_of_thousands_of_clips_is_quick(tmp_path: Path, log_mel: LogMel) -> None:
     sources = sources_of(tmp_path, 4) * 250
     open_features(sources, log_mel, tmp_path / "cache", progress=silent)

@@ -61,6 +61,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SAMPLES, max_size=6))
 def test_every_sample_comes_back_the_same(samples: list[Any]) -> None:

@@ -197,6 +197,7 @@ def wait_for_a_half_written_one(folder: Path, deadline: float) -> None:
     raise AssertionError("no snapshot was being written")
 
 
+@pytest.mark.slow
 def test_kill_during_a_save_leaves_the_older_one(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -260,6 +260,7 @@ with machine_load.machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), 
 """
 
 
+@pytest.mark.slow
 def test_the_sensors_of_this_very_machine_do_no_harm(tmp_path: Path) -> None:
     repository = Path(__file__).resolve().parents[2]
     run = subprocess.run(

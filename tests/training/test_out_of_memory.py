@@ -42,6 +42,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in trainer.parameters])
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_taken_in_smaller_passes_with_the_same_result(tmp_path: Path) -> None:
     plan = toy_plan(training={"batch_size": 8, "max_grad_norm": 0.5})
     whole, _ = train(plan, tmp_path / "a")
@@ -69,6 +70,7 @@ def test_an_evaluation_that_does_not_fit_is_done_in_smaller_parts(tmp_path: Path
     assert found[1].loss == pytest.approx(found[0].loss)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_smaller_passes(tmp_path: Path) -> None:
     whole_plan = toy_plan(training={"batch_size": 8})
     _, whole = train(whole_plan, tmp_path / "a", Tight(4, dropout=0.2))

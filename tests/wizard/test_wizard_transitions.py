@@ -110,6 +110,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Change:
     return seen
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_nothing_raises_and_moving_loses_no_answer(data: st.DataObject) -> None:
@@ -126,6 +127,7 @@ def test_nothing_raises_and_moving_loses_no_answer(data: st.DataObject) -> None:
         state = new
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
