@@ -17,15 +17,16 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from distributed.hosts.file import RUN_HOSTS, Hosts, Machine, save_hosts
 from distributed.launcher import DistributedLauncher
 from distributed.network_trainer import NetworkTrainer, _with_machine
 from distributed.preparation.code_sync import collect
-from profiles.errors import BadInput, MachinesNotReady, MusterError
+from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import REPOSITORY, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until
-from training.events import ErrorEvent, Event, StepEvent
+from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder
 from training.simulation import LocalTrainer
@@ -135,6 +136,28 @@ def test_an_error_names_its_machine_if_the_plan_has_it() -> None:
         assert _with_machine(ErrorEvent(member=member, message="out of memory"), plan) == "out of memory"
 
 
+def test_a_run_that_failed_without_a_word_points_to_its_logs(
+    tmp_path: Path, job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_local_run(profile_from_options("network", {"task": "custom", "model_path": "a:b"}), 1)
+    with RunFolder.create(tmp_path, plan, []) as folder:
+        folder.append(SnapshotEvent(step=3, path="checkpoints/member-0", bytes=1, seconds=0.1))
+        (folder.path / "job").mkdir()
+        save_hosts(Hosts(machines=(Machine(name="a"),)), folder.path / RUN_HOSTS)
+
+    def breaks(path: Path, *_: object) -> None:
+        with RunFolder.resume(path, plan, []) as again:
+            for status in ("starting", "running", "failed"):
+                again.append(RunEvent(status=status))
+            again.finish("failed", {})
+
+    monkeypatch.setattr("distributed.launcher.resume_run", breaks)
+    trainer = NetworkTrainer(job.build, job.points, hosts=tmp_path / "none.json", output_dir=tmp_path)
+    with pytest.raises(RunFailed) as caught:
+        trainer.fit(resume=folder.path)
+    assert caught.value.hint == f'see {folder.path / "logs"}; resume with: fit(resume="{folder.path}")'
+
+
 def test_what_no_import_finds_is_refused(tmp_path: Path, job: ModuleType) -> None:
     assert refused(tmp_path, lambda: nn.Linear(2, 2)).startswith("model is a lambda: no import finds it")
     assert "loss is defined inside a function" in refused(tmp_path, job.Net(), loss=closure())
@@ -209,15 +232,15 @@ class TestOnMachines:
         assert [ours(host) for host in lab] == [[], []]
 
     def test_functions_are_called_there(self, make_light_lab: MakeLightLab, tmp_path: Path, job: Any) -> None:
-        lab = make_light_lab("a", "b")
+        lab = make_light_lab("a")
         given: dict[str, Any] = {"loss": job.loss, "output_dir": tmp_path / "output"}
-        local = LocalTrainer(job.build, job.points, **given).fit(**OPTIONS)
+        local = LocalTrainer(job.build, job.points, workers=1, **given).fit(**OPTIONS)
         module = str(tmp_path / "user" / "job_of_user.py")
         there = NetworkTrainer(f"{module}:build", f"{module}:points", hosts=lab.hosts_file, **given).fit(**OPTIONS)
         assert all(torch.equal(a, b) for a, b in zip(local.parameters(), there.parameters()))
         failing = NetworkTrainer(job.build, job.fails_there, hosts=lab.hosts_file, **given)
         with pytest.raises(
-            BadInput, match=r"^[ab]: train_dataset: job_of_user:fails_there failed: KeyError: 'oops' \(job_of_user"
+            BadInput, match=r"^a: train_dataset: job_of_user:fails_there failed: KeyError: 'oops' \(job_of_user"
         ):
             failing.fit(**OPTIONS)
         until(lambda: len(list((tmp_path / "output").iterdir())) == 2)  # the supervisor removes what never began
