@@ -59,7 +59,7 @@ def test_events_fit_together(tmp_path: Path, machines: int) -> None:
     state = reduce_events(events)
     assert state.status == "completed" and state.step == state.total_steps and not state.weights_differ
     size = plan.world_size
-    assert len(state.members) == size <= machines and (size > 1) == (machines > 1)  # the planner leaves out who is slow
+    assert len(state.members) == size == machines
     assert not any(isinstance(event, UnknownEvent) for event in events)
     assert [event.time for event in events] == sorted(event.time for event in events)
     for member in plan.members:
@@ -77,7 +77,7 @@ def test_events_fit_together(tmp_path: Path, machines: int) -> None:
         assert {event.round for event in syncs} == set(range(1, 25))
 
 
-ROUNDED = 0.02
+ROUNDED = 0.001
 """Seconds: times and durations of the record have four digits."""
 
 
@@ -96,7 +96,7 @@ def test_the_plan_is_of_the_recorded_speeds(three: Planned) -> None:
     assert three.planning is not None and three.planning.best is not None
     steps = [e for e in recorded(three.plan) if isinstance(e, StepEvent) and e.step > 20]
     measured = sorted(step.compute for step in steps)[len(steps) // 2]
-    assert three.planning.best.step == pytest.approx(measured, rel=0.5)
+    assert three.planning.best.step == pytest.approx(measured, rel=0.35)
 
 
 def test_the_word_error_rate_falls(tmp_path: Path) -> None:
