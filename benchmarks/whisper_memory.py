@@ -62,6 +62,9 @@ def rows() -> Iterator[Row]:
         yield Row(name, {**options, "batch_size": 16})
     both = {"tuning": "lora", "gradient_checkpointing": True, "window": "full", "batch_size": 16}
     yield Row("LoRA, full windows, batch 16, checkpointing", both)
+    for window, batch in (("full", 4), ("auto", 4)):
+        eight = {"tuning": "lora", "base_precision": "int8", "window": window, "batch_size": batch}
+        yield Row(f"LoRA on int8, {window} windows, batch {batch}", eight)
     yield Row(
         "LoRA, full windows, batch 16, bf16", {**both, "gradient_checkpointing": False, "mixed_precision": "bf16"}
     )

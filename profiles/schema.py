@@ -41,6 +41,12 @@ class ModelSettings(Owning, Section):
         "all-linear", "'all-linear', or module names by comma (q_proj, v_proj, ...)", advanced=True, tasks=PUBLISHED
     )
     lora_merge: bool = option(True, "save the model with the adapters merged into the weights", tasks=PUBLISHED)
+    base_precision: Literal["fp32", "int8"] = option(
+        "fp32",
+        "weights that adapters leave as they are: int8 takes a quarter of the memory, and needs bitsandbytes",
+        advanced=True,
+        tasks=PUBLISHED,
+    )
     freeze_encoder: bool = option(False, "keep the encoder's weights as they are", advanced=True, tasks=(WHISPER,))
     gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory", tasks=PUBLISHED)
     teacher_path: str = option(
@@ -110,6 +116,8 @@ class ModelSettings(Owning, Section):
             raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
         if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
             raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
+        if self.base_precision != "fp32" and self.tuning != "lora":
+            raise OptionError("base_precision", "weights in 8 bits are not trained: set tuning = lora")
         if self.task == "custom" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
             raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")
         return self
@@ -249,7 +257,7 @@ class StrategySettings(Owning, Section):
         raise OptionError("codec", f"one of auto, {', '.join(forms('codec'))} (for example topk:0.03)")
 
 
-FITTED = ("batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "learning_rate")
+FITTED = ("batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate")
 """Options that may follow the memory of the machines; ``batch_size`` with ``gradient_accumulation``."""
 
 

@@ -4,6 +4,7 @@
 2. Gradient checkpointing: the same result, for about a third more compute.
 3. Adapters instead of all weights (LoRA), where the model is trained already: another way to train. They are given ten
    times the learning rate, unless that was set (Schulman et al. 2025, "LoRA Without Regret").
+4. The other weights in 8 bits under the adapters, where bitsandbytes is installed.
 
 Each is tried with all smaller micro-batches before the next; the first that fits is taken. With each micro-batch the
 batches of evaluations are halved until they fit.
@@ -11,6 +12,7 @@ batches of evaluations are halved until they fit.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -100,8 +102,15 @@ def fit(profile: Profile, rooms: Sequence[Room], tell: Callable[[str], None] = l
     return found.profile
 
 
-_IN_ORDER = ("tuning", "gradient_checkpointing", "batch_size", "gradient_accumulation", "eval_batch_size",
-            "learning_rate")  # fmt: skip
+_IN_ORDER = (
+    "tuning",
+    "base_precision",
+    "gradient_checkpointing",
+    "batch_size",
+    "gradient_accumulation",
+    "eval_batch_size",
+    "learning_rate",
+)
 """What can be changed, the gravest first."""
 
 
@@ -159,7 +168,15 @@ def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
         rate = min(10.0, profile.training.learning_rate * _ADAPTERS_RATE)
         changed = _changed(profile, "model", tuning="lora")
         if changed is not profile:
-            yield _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
+            profile = _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
+            yield profile
+    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and _has_8_bits():
+        yield _changed(profile, "model", base_precision="int8")
+
+
+def _has_8_bits() -> bool:
+    """Whether bitsandbytes is installed here, and so on machines that are prepared from here."""
+    return importlib.util.find_spec("bitsandbytes") is not None
 
 
 def _batches(profile: Profile, open_: frozenset[str]) -> list[int]:

@@ -118,6 +118,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         accumulation=training.gradient_accumulation,
         start=start_of(profile),
         lora=model.tuning == "lora",
+        weight_bytes=1 if model.base_precision == "int8" else 4,
         gradient_checkpointing=model.gradient_checkpointing,
         adaptable=bool(less_memory(model.task)),
         lr_scaling=training.lr_scaling,

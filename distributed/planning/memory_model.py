@@ -24,6 +24,8 @@ _BF16_SHARE, _BF16_INPUTS = 0.65, 0.95
 where nothing else is kept, and of adapters."""
 _DROPOUT_SHARE = 1.48
 """Of what a block keeps without it: each adapter has its own copy of its input, and what was dropped of it."""
+_EIGHT_BITS_SHARE = 1.15
+"""Of what a step keeps without it: bitsandbytes has a copy in 16 bits of what goes into each layer (measured)."""
 _PIECE = 1 << 25
 """Bytes below which the C library keeps freed pieces, with holes between them (mallopt(3), M_MMAP_THRESHOLD)."""
 _HOLES, _ADAPTED_HOLES, _NO_HOLES = 1.45, 1.9, 1.1
@@ -71,13 +73,20 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     strategy = 0 if alone else strategy_bytes(profile.strategy.strategy, trainable)
     return Need(
         runtime=RUNTIME,
-        weights=_FP32 * (size.parameters + (trainable if model.tuning == "lora" else 0)),
+        weights=_weight_bytes(model, size, trainable),
         optimizer=8 * trainable + strategy,
         step=_step_bytes(profile, size, trainable, count),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         once=profile.asks_teacher_once,
     )
+
+
+def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int) -> int:
+    """Return the weights, with adapters beside them."""
+    adapters = trainable if model.tuning == "lora" else 0
+    small = size.matrices if model.base_precision == "int8" else 0
+    return _FP32 * (size.parameters + adapters - small) + small
 
 
 def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int) -> int:
@@ -106,7 +115,8 @@ def _share(model: ModelSettings, halves: bool) -> float:
     """Return what is kept for backward, over what is kept with all weights in fp32."""
     inputs = model.tuning == "lora" or model.gradient_checkpointing
     dropped = _DROPOUT_SHARE if model.tuning == "lora" and model.lora_dropout else 1.0
-    return dropped * (1.0 if not halves else _BF16_INPUTS if inputs else _BF16_SHARE)
+    eight = _EIGHT_BITS_SHARE if model.base_precision == "int8" else 1.0
+    return dropped * eight * (1.0 if not halves else _BF16_INPUTS if inputs else _BF16_SHARE)
 
 
 def _holes(model: ModelSettings, size: ModelSize, batch: int) -> float:

@@ -42,6 +42,8 @@ class ModelSize:
     """Numbers that one sample needs for a moment in the encoder, whether or not anything is kept for backward."""
     listening: int = 0
     """Numbers that one sample of an evaluation needs, which hears whole windows and keeps nothing for backward."""
+    matrices: int = 0
+    """Parameters in linear layers, which can be held in 8 bits."""
     teacher: ModelSize | None = None
     """Of the model that this one learns from."""
 
@@ -151,8 +153,17 @@ def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
     of_text = tokens * (_kept(width, wide_out) + _CROSSING * width) * decoder + outputs
     listening = whole * (2 * width * decoder + _moment(width, wide_in)) + tokens * words
     kept = of_encoder + crossed + of_text
-    return ModelSize(total, encoder + decoder, kept, heard_by, of_encoder, outputs, positions * _moment(width, wide_in),
-                     listening)  # fmt: skip
+    return ModelSize(
+        total,
+        encoder + decoder,
+        kept,
+        heard_by,
+        of_encoder,
+        outputs,
+        positions * _moment(width, wide_in),
+        listening,
+        matrices=encoder * (attention + feet[0]) + decoder * (2 * attention + feet[1]),
+    )
 
 
 def _lengths(heard: Heard, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
@@ -180,7 +191,8 @@ def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
     total = words * width * (1 if tied else 2) + places + layers * (attention + feet + small) + 2 * width
     length = sequence or _whole({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
     kept = length * (_kept(width, wide) * layers + 2 * words)
-    return ModelSize(total, layers, kept, outputs=length * 2 * words)
+    matrices = layers * (attention + feet) if config.get("model_type") != "gpt2" else 0  # whose layers are no Linear
+    return ModelSize(total, layers, kept, outputs=length * 2 * words, matrices=matrices)
 
 
 def _kept(width: int, wide: int) -> int:

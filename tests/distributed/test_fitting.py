@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed.planning import fitting
 from distributed.planning.fitting import Fitted, Room, fitted
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
@@ -28,6 +29,12 @@ def whispers(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def without_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed on this machine."""
+    monkeypatch.setattr(fitting, "_has_8_bits", lambda: False)
 
 
 def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, **options: object) -> Fitted:
@@ -104,6 +111,15 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
     with pytest.raises(BadInput) as hopeless:
         fit(whispers / "large-v3", 4)
     assert hopeless.value.hint == "take a smaller model, or a machine with more memory"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    monkeypatch.setattr(fitting, "_has_8_bits", lambda: installed)
+    found = fit(whispers / "large-v3", 10)
+    tight = "which is tight" in found.line
+    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("fp32", True))
+    assert found.profile.model.tuning == "lora"
 
 
 def test_a_rate_that_the_person_set_is_not_raised_for_adapters(whispers: Path) -> None:

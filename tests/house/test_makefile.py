@@ -81,7 +81,7 @@ def _pins(name: str) -> dict[tuple[str, str], str]:
 def test_the_lock_has_the_versions_that_are_pinned() -> None:
     pinned, locked = _pins("constraints.txt"), _pins("requirements.lock")
     extras = "cattrs coremltools flatbuffers google-cloud-bigquery ml-dtypes onnx onnx-ir onnxruntime onnxscript pyaml"
-    outside = {*extras.split(), "sounddevice", "torch", "wandb"}
+    outside = {*extras.split(), "bitsandbytes", "sounddevice", "torch", "wandb"}
     assert {package for package, _ in pinned.keys() - locked.keys()} == outside
     for other in locked.keys() - pinned.keys():
         assert not Marker(locked[other]).evaluate()  # of systems that are not ours

@@ -12,7 +12,7 @@ from profiles.resolve import load_profile, profile_from_options
 from profiles.saved import save_profile
 from profiles.schema import Profile, TrainingSettings
 
-ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "learning_rate"}
+ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate"}
 START = "[group:shared]\nbatch_size = 4\n[profile:p]\ngroup = shared\nmodel = a/b\ndataset = /d\n"
 
 

@@ -93,6 +93,7 @@ def test_names_are_kept(write: Write) -> None:
         ("sync_delay = 50", "must be below sync_interval (50)"),
         ("freeze_encoder = yes\ntask = causal_lm", "does not read it, only whisper"),
         ("from_scratch = yes\ntuning = lora", "use tuning = full"),
+        ("base_precision = int8", "set tuning = lora"),
         ("task = custom\nmodel_path = model", "module:factory"),
         (
             "learning_rat = 1",

@@ -29,7 +29,15 @@ from training.tasks.conversations import (
     hub_conversations,
     read_conversations,
 )
-from training.tasks.pretrained import add_lora, load, merged_copy, read_weights, recompute_activations, save_adapter
+from training.tasks.pretrained import (
+    add_lora,
+    load,
+    merged_copy,
+    read_weights,
+    recompute_activations,
+    save_adapter,
+    with_8_bit_base,
+)
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, held_out, hold_out_tail, read_texts, some_tokens, tokenise
 
@@ -130,6 +138,8 @@ class CausalLMTask(Task):
     def build_model(self) -> nn.Module:
         settings = self.profile.model
         model = self._read_model()
+        if settings.base_precision == "int8":
+            model = with_8_bit_base(model)
         if settings.gradient_checkpointing:
             recompute_activations(model)
         if settings.tuning == "lora":
@@ -182,6 +192,6 @@ class CausalLMTask(Task):
         if isinstance(model, PeftModel) and not self.profile.model.lora_merge:
             save_adapter(model, directory)
         else:
-            whole: Any = merged_copy(model) if isinstance(model, PeftModel) else model
+            whole: Any = merged_copy(model, self._read_model) if isinstance(model, PeftModel) else model
             whole.save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))

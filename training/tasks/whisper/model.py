@@ -30,6 +30,7 @@ from training.tasks.pretrained import (
     read_weights,
     recompute_activations,
     save_adapter,
+    with_8_bit_base,
 )
 from training.tasks.published_models import local_folder
 from training.tasks.whisper.checkpoint import (
@@ -258,8 +259,9 @@ class WhisperModelWrapper:
         Raises:
             BadInput: the weights are missing, damaged or of another shape; a LoRA target is not there.
         """
-        model = self._read_model()
-        model.generation_config = copy.deepcopy(self.generation)
+        model = self._read_with_generation()
+        if self.settings.base_precision == "int8":
+            model = with_8_bit_base(model)
         # Sinusoids (Radford et al. 2022, section 2.2), not to be learnt; transformers lets loaded ones be trained
         model.model.encoder.embed_positions.requires_grad_(False)
         if self.settings.gradient_checkpointing:
@@ -270,6 +272,11 @@ class WhisperModelWrapper:
             exclude = r"model\.encoder\..*" if self.settings.freeze_encoder else None
             return cast(nn.Module, add_lora(model, self.settings, LORA_TARGETS, exclude))
         return cast(nn.Module, model)
+
+    def _read_with_generation(self) -> Any:
+        model = self._read_model()
+        model.generation_config = copy.deepcopy(self.generation)
+        return model
 
     def _read_model(self) -> Any:
         if self.settings.from_scratch:
@@ -356,7 +363,7 @@ class WhisperModelWrapper:
         if isinstance(model, PeftModel) and not self.settings.lora_merge:
             save_adapter(model, directory)
         else:
-            whole = merged_copy(model) if isinstance(model, PeftModel) else unwrap(model)
+            whole = merged_copy(model, self._read_with_generation) if isinstance(model, PeftModel) else unwrap(model)
             whole.save_pretrained(str(directory))
         self._generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))

@@ -1,0 +1,67 @@
+"""Adapters over a base in 8 bits. Skipped where bitsandbytes is not installed."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_speech import ProfileMaker, silent
+from transformers import WhisperForConditionalGeneration
+
+from profiles.errors import BadInput
+from training.tasks.whisper.model import unwrap
+from training.tasks.whisper.task import WhisperTask
+
+
+def built(make: ProfileMaker, model: Path, speech: Path, **options: Any) -> tuple[WhisperTask, Any]:
+    chosen = {"model_path": str(model), "dataset_path": str(speech), "tuning": "lora", "lora_rank": 2}
+    task = WhisperTask(make(**{**chosen, **options}))
+    task.prepare(silent)
+    torch.manual_seed(0)
+    return task, task.build_model()
+
+
+def test_without_the_library_it_is_refused(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(BadInput, match="int8 needs bitsandbytes"):
+        built(make_profile, english_whisper, speech_folder, base_precision="int8")
+
+
+def test_only_adapters_are_trained_over_it(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    task, model = built(make_profile, english_whisper, speech_folder, base_precision="int8")
+    _, usual = built(make_profile, english_whisper, speech_folder)
+    layer = unwrap(model).model.decoder.layers[0].fc1.base_layer
+    assert (layer.weight.dtype, unwrap(model).proj_out.weight.dtype) == (torch.int8, torch.float32)
+    assert all(".lora_" in name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    batch = task.collate([task.train[0], task.train[1]], [])
+    with torch.no_grad():
+        losses = [float(task.loss(one.eval(), copy.deepcopy(batch))) for one in (model, usual)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    task.loss(model.train(), batch).backward()
+    assert any(bool(p.grad.any()) for name, p in model.named_parameters() if "lora_B" in name)
+
+
+def test_adapters_are_merged_into_the_weights_as_they_were_read(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    task, model = built(make_profile, english_whisper, speech_folder, base_precision="int8", lora_alpha=4)
+    adapted = unwrap(model).model.decoder.layers[0].fc1
+    with torch.no_grad():
+        adapted.lora_B["default"].weight.normal_()
+    task.save(model, tmp_path / "model")
+    read: Any = WhisperForConditionalGeneration.from_pretrained
+    before, after = read(english_whisper), read(tmp_path / "model")
+    change = 2 * adapted.lora_B["default"].weight @ adapted.lora_A["default"].weight
+    whole = before.model.decoder.layers[0].fc1.weight + change
+    torch.testing.assert_close(after.model.decoder.layers[0].fc1.weight, whole)
+    assert torch.equal(after.model.decoder.layers[0].fc2.weight, before.model.decoder.layers[0].fc2.weight)
