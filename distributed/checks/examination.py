@@ -16,19 +16,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
-from distributed.checks.job import JobLook, free_memory, look_at_job
+from distributed.checks.job import free_memory, look_at_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, Link, address_towards, link_to
 from distributed.measuring.measure import here_link
-from distributed.preparation.preflight import Facts, Readiness, check
+from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import Say, provision
 from distributed.ssh.connection import Trust
 from distributed.ssh.process import Process
 from profiles.errors import MusterError
 from profiles.schema import Profile
 
-_PATIENCE = 60.0
-_LISTENING = 30.0
+_TIMEOUT = 60.0
+_LISTEN_TIMEOUT = 30.0
 
 
 @dataclass
@@ -96,11 +96,34 @@ def _look_closer(able: Sequence[Examined], profile: Profile | None, dial: Dial) 
         return
     with ThreadPoolExecutor(len(able) + 2) as pool:
         ways = pool.submit(_all_ways, [one.readiness for one in able], dial)
-        job = pool.submit(look_at_job, profile, _ready(able)) if profile is not None else None
+        ready = [one.readiness for one in able if one.readiness.problem is None]
+        sound = [(one.link, one.facts) for one in ready if one.facts is not None]
+        job = pool.submit(look_at_job, profile, sound) if profile is not None else None
         healths = list(pool.map(lambda one: _health(one.readiness), able))
-    _add(able, healths, ways.result())
+    sizes = judge_mtu(_add_health(able, healths))
+    for one, health in zip(able, healths):
+        one.findings += ways.result().get(one.name, [])
+        one.findings += [sizes[one.name]] if one.name in sizes else []
+        if job is not None and one.readiness.problem is None:
+            one.findings += job.result().of(one.name, health if isinstance(health, Health) else None)
     if job is not None:
-        _add_job(able, healths, job.result())
+        starter = next((one for one in able if one.readiness.link.machine.here), able[0])
+        starter.findings += job.result().here
+
+
+def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -> dict[str, tuple[str, int]]:
+    """Add what hardware and system have shown; return the interface in use and its packet size by machine."""
+    mtus = {}
+    for one, health in zip(able, healths):
+        facts = one.readiness.facts
+        if isinstance(health, Finding):
+            one.findings.append(health)
+            continue
+        one.findings += judge_health(health)
+        one.memory = free_memory(health)
+        if facts is not None and facts.interface in health.mtu:
+            mtus[one.name] = (facts.interface, health.mtu[facts.interface])
+    return mtus
 
 
 def _of_readiness(one: Readiness) -> list[Finding]:
@@ -115,42 +138,12 @@ def _health(one: Readiness) -> Health | Finding:
     if one.provisionable:
         return Finding("health", "ok", "not checked: its packages are missing")
     try:
-        done = one.link.connection().run([one.link.python, "-c", _program(), "facts"], timeout=_PATIENCE)
+        done = one.link.connection().run([one.link.python, "-c", _program(), "facts"], timeout=_TIMEOUT)
         return Health.model_validate_json(done.stdout)
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
     except MusterError as error:
         return Finding("health", "warning", f"its hardware could not be read: {error.message}")
-
-
-def _ready(able: Sequence[Examined]) -> list[tuple[Link, Facts]]:
-    sound = [one.readiness for one in able if one.readiness.problem is None]
-    return [(one.link, one.facts) for one in sound if one.facts is not None]
-
-
-def _add_job(able: Sequence[Examined], healths: Sequence[Health | Finding], job: JobLook) -> None:
-    for one, health in zip(able, healths):
-        if one.readiness.problem is None:
-            one.findings += job.of(one.name, health if isinstance(health, Health) else None)
-    starter = next((one for one in able if one.readiness.link.machine.here), able[0])
-    starter.findings += job.here
-
-
-def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Mapping[str, list[Finding]]) -> None:
-    mtus = {}
-    for one, health in zip(able, healths):
-        facts = one.readiness.facts
-        if isinstance(health, Finding):
-            one.findings.append(health)
-        else:
-            one.findings += judge_health(health)
-            one.memory = free_memory(health)
-            if facts is not None and facts.interface in health.mtu:
-                mtus[one.name] = (facts.interface, health.mtu[facts.interface])
-    sizes = judge_mtu(mtus)
-    for one in able:
-        one.findings += ways.get(one.name, [])
-        one.findings += [sizes[one.name]] if one.name in sizes else []
 
 
 # ---------------------------------------------------------------------------------------------------------------- ways
@@ -159,9 +152,7 @@ def _add(able: Sequence[Examined], healths: Sequence[Health | Finding], ways: Ma
 def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
     """Let every machine connect to every other, and to this one, where the hub of a run listens."""
     links = [one.link for one in machines]
-    addresses = {
-        one.link.name: one.facts.address for one in machines if one.facts is not None and not one.link.machine.here
-    }
+    addresses = {one.link.name: one.facts.address for one in machines if one.facts and not one.link.machine.here}
     far = [link.host for link in links if link.host and not link.machine.here]
     own = [link.name for link in links if link.machine.here]
     if far and not own:
@@ -191,9 +182,9 @@ def _listeners(links: Sequence[Link]) -> Iterator[tuple[dict[str, int], dict[str
 
     def start(link: Link) -> None:
         try:
-            process = link.connection().stream([link.python, "-c", _program(), "listen", str(_LISTENING)])
+            process = link.connection().stream([link.python, "-c", _program(), "listen", str(_LISTEN_TIMEOUT)])
             processes.append(process)
-            ports[link.name] = int(process.read_line(_LISTENING))
+            ports[link.name] = int(process.read_line(_LISTEN_TIMEOUT))
         except (MusterError, TimeoutError, ValueError) as error:
             problem = error.message if isinstance(error, MusterError) else "it reported no port"
             deaf[link.name] = [Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")]
@@ -216,7 +207,7 @@ def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str
         return {}
     words = [str(part) for place in others.values() for part in place]
     try:
-        done = link.connection().run([link.python, "-c", _program(), "reach", *words], timeout=_PATIENCE)
+        done = link.connection().run([link.python, "-c", _program(), "reach", *words], timeout=_TIMEOUT)
         said = dict(json.loads(done.stdout))
     except (MusterError, ValueError, TypeError):
         return dict.fromkeys(others, "it could not be checked")

@@ -27,7 +27,7 @@ _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
 _LONGEST_LABEL = 40
 _LONGEST_VALUE = 200
 """Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _TYPE = f"{MUSTER}.local."
 
 
@@ -144,7 +144,7 @@ def _said(program: str, *arguments: str) -> str:
     if path is None:
         return ""
     try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -68,7 +68,7 @@ class Discovery:
         self._sources = sources or Sources()
         self._known = read_known_keys(self._sources.known_hosts)
         self._candidates = candidates(self._sources, self._known)
-        hosts = KnownHosts.read(path.expanduser() for path in self._sources.known_hosts)
+        hosts = KnownHosts.read(self._sources.known_hosts)
         self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
         self._interfaces = list_interfaces()
         self._browser = Browser(self._observe) if browse else None
@@ -120,7 +120,7 @@ class Discovery:
     async def _main(self) -> None:
         self._look_at_this_computer()
         self._look_ups_due.set()
-        self._spawn(self._look_up_when_due())
+        self._spawn(self._look_up_again_and_again())
         try:
             while not self._stop.is_set():
                 self._refresh_interfaces()
@@ -159,14 +159,8 @@ class Discovery:
         local = name if name.endswith(".local") else f"{name}.local"
         self._observe(Sighted(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces))))
 
-    async def _look_up_when_due(self) -> None:
-        """Look up all candidates again and again, but never twice at a time: interfaces may come and go."""
-        while True:
-            await self._look_ups_due.wait()
-            self._look_ups_due.clear()
-            await self._look_up_all()
-
-    async def _look_up_all(self) -> None:
+    async def _look_up_again_and_again(self) -> None:
+        """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
         limit = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
 
         async def one(candidate: Candidate) -> None:
@@ -176,7 +170,10 @@ class Discovery:
             if sighting is not None:
                 self._observe(Sighted(sighting))
 
-        await asyncio.gather(*map(one, self._candidates))
+        while True:
+            await self._look_ups_due.wait()
+            self._look_ups_due.clear()
+            await asyncio.gather(*map(one, self._candidates))
 
     _looked_at_interfaces = 0.0
 

@@ -13,8 +13,8 @@ from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
 from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
-from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, read_lines, resolve
-from distributed.ssh.host_keys import Expected, KnownHost, fingerprint, known_name, parse_line
+from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
+from distributed.ssh.host_keys import Expected, KnownHost, KnownHosts, fingerprint, known_name
 from distributed.ssh.wire import explain_name
 from profiles.errors import BadInput
 
@@ -113,13 +113,11 @@ def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
     """Read known_hosts files; what cannot be understood is passed over, as OpenSSH does."""
     names: dict[str, dict[str, None]] = {}
     hashed, local = 0, {}
-    for path in paths:
-        for number, line in enumerate(read_lines(path.expanduser()), start=1):
-            entry = parse_line(line, f"{path}:{number}")
-            if entry is not None and not entry.marker:
-                names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(_names_of(entry)))
-                hashed += entry.hosts.startswith("|")
-                local.update(dict.fromkeys(name for name in _names_of(entry) if _is_local(name)))
+    for entry in KnownHosts.read(paths).entries:
+        if not entry.marker:
+            names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(_names_of(entry)))
+            hashed += entry.hosts.startswith("|")
+            local.update(dict.fromkeys(name for name in _names_of(entry) if _is_local(name)))
     return KnownKeys({key: tuple(found) for key, found in names.items()}, hashed, tuple(local)[:_MOST_CANDIDATES])
 
 
@@ -151,13 +149,13 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
     if candidate.unread:
         message = f"the SSH configuration of its hosts file is not read here: {target.config_file}"
-        return Sighting(
-            key, target.name, problem=Problem("config_not_read", message, "see it with: access --hosts FILE")
-        )
+        unread = Problem("config_not_read", message, "see it with: access --hosts FILE")
+        return Sighting(key, target.name, problem=unread)
     try:
         host = resolve(target)
     except BadInput as error:
-        return Sighting(key, target.name, problem=_bad_config(target, error))
+        bad = Problem("bad_config", error.beside(target.name), error.hint)
+        return Sighting(key, target.name, problem=bad)
     if host.user == _CODE_HOST_USER and candidate.origin is Origin.SSH_CONFIG:
         return None
     if host.jumps or host.proxy_command:
@@ -197,10 +195,6 @@ def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ..
     scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in found)
     placed = (interfaces.place(address, host.port) for address in scoped)
     return tuple(dict.fromkeys(endpoint for endpoint in placed if endpoint is not None))
-
-
-def _bad_config(target: SshTarget, error: BadInput) -> Problem:
-    return Problem("bad_config", error.beside(target.name), error.hint)
 
 
 def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:

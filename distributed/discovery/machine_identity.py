@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.discovery.network_interfaces import Endpoint
-from distributed.discovery.sightings import Origin, PathState, Problem, Sighting, SightingKey, State, Status
+from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey, State, Status
 from distributed.ssh.host_keys import Expected
 
 _REFUTED = "other key:"
@@ -52,19 +52,18 @@ class FoundMachine:
     here: bool = False
 
 
+@dataclass
 class _Bucket:
     """Sightings and endpoints that belong to one machine, while the list is made."""
 
-    def __init__(self) -> None:
-        self.sightings: list[Sighting] = []
-        self.endpoints: set[Endpoint] = set()
+    sightings: list[Sighting] = field(default_factory=list)
+    endpoints: set[Endpoint] = field(default_factory=set)
 
 
 def machines(state: State) -> tuple[FoundMachine, ...]:
     """Return the machines of a state: this computer, then what answers, then the rest, by name."""
     found = []
-    for identity, bucket in _buckets(state).items():
-        machine = _machine(identity, bucket, state)
+    for machine in (_machine(identity, bucket, state) for identity, bucket in _buckets(state).items()):
         only_remembered = machine.found_by == (Origin.KNOWN_HOSTS,)
         if not only_remembered or machine.status in (Status.ONLINE, Status.OTHER_KEY):
             found.append(machine)
@@ -84,7 +83,8 @@ def _buckets(state: State) -> dict[str, _Bucket]:
                     e for e in sighting.endpoints
                     if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
                 }  # fmt: skip
-                refuted = any(_refuted(sighting, state.paths[e]) for e in mine)
+                shown = [state.paths[endpoint].keys for endpoint in mine if state.paths[endpoint].fingerprint]
+                refuted = any(sighting.expected.refutes(keys) for keys in shown)  # not who is known under this name
                 bucket = buckets.setdefault(f"{_REFUTED}{identity}" if refuted else identity, _Bucket())
                 bucket.sightings.append(sighting)
                 bucket.endpoints |= mine
@@ -98,11 +98,6 @@ def expected_at(state: State) -> dict[Endpoint, list[Expected]]:
         for endpoint in sighting.endpoints if sighting.expected.keys else ():
             found.setdefault(endpoint, []).append(sighting.expected)
     return found
-
-
-def _refuted(sighting: Sighting, path: PathState) -> bool:
-    """Whether who answers there is not the machine that is known under this name."""
-    return bool(path.fingerprint) and sighting.expected.refutes(path.keys)
 
 
 def _provisional(key: SightingKey) -> str:

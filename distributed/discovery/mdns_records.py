@@ -122,7 +122,9 @@ class RecordBook:
         place = (interface, source)
         speaker = self._speakers.get(place) or _Speaker()
         records = [record for record in packet if len(record.name) < 256]
-        lost = _take_in(speaker, records, now)
+        living = [record for record in records if record.ttl > 0]
+        lost = len({_note_instance(speaker, record, now) for record in living} - {""})
+        _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
         gone = list(_withdrawn(speaker, records))
         if speaker.instances:
             if place not in self._speakers and len(self._speakers) >= _MOST_SPEAKERS:
@@ -131,7 +133,9 @@ class RecordBook:
         else:
             self._speakers.pop(place, None)
         observations: list[Observation] = [Withdrawn(_key(one, place)) for one in gone]
-        observations += [Sighted(s) for s in _sightings(speaker, _mentioned(records), interfaces, place)]
+        aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
+        mentioned = aliases | {record.name.casefold() for record in records}
+        observations += [Sighted(one) for one in _sightings(speaker, mentioned, interfaces, place)]
         return observations + ([Ignored(source, lost)] if lost else [])
 
     def expire(self, now: float) -> list[Observation]:
@@ -180,14 +184,6 @@ def _split(full_name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _take_in(speaker: _Speaker, records: list[DNSRecord], now: float) -> int:
-    """Add what is alive; return how many names did not fit."""
-    living = [record for record in records if record.ttl > 0]
-    lost = {_note_instance(speaker, record, now) for record in living} - {""}
-    _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
-    return len(lost)
-
-
 def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
     """Keep what a record says of an instance; return the instance's name if there is no room for it."""
     full_name = record.alias if isinstance(record, DNSPointer) else record.name
@@ -218,18 +214,14 @@ def _note_addresses(speaker: _Speaker, records: list[DNSAddress]) -> None:
         host = record.name.casefold()
         if host not in speaker.addresses and len(speaker.addresses) >= MOST_PER_SOURCE:
             continue
-        text = _address_text(record)
+        family, size = (socket.AF_INET, 4) if record.type == _A else (socket.AF_INET6, 16)
+        text = socket.inet_ntop(family, record.address) if len(record.address) == size else ""
         known = speaker.addresses.setdefault(host, [])
         if record.unique and (host, record.type) not in fresh:  # the whole set is in this packet (RFC 6762, 10.2)
             known[:] = [one for one in known if (":" in one) != (record.type == _AAAA)]
         fresh.add((host, record.type))
         if text and text not in known and len(known) < MOST_ENDPOINTS:
             known.append(text)
-
-
-def _address_text(record: DNSAddress) -> str:
-    family, size = (socket.AF_INET, 4) if record.type == _A else (socket.AF_INET6, 16)
-    return socket.inet_ntop(family, record.address) if len(record.address) == size else ""
 
 
 def _withdrawn(speaker: _Speaker, records: list[DNSRecord]) -> Iterator[_Instance]:
@@ -254,15 +246,10 @@ def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
             yield f"{instance.name}.{DEVICE}.local.", _TXT
 
 
-def _mentioned(records: list[DNSRecord]) -> set[str]:
-    """Return the instances and hosts that a packet says something of."""
-    aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
-    return aliases | {record.name.casefold() for record in records}
-
-
 def _sightings(
     speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, place: tuple[str, str]
 ) -> Iterator[Sighting]:
+    """Give the instances that a packet says something of, by the names of instances and hosts in it."""
     for key, instance in speaker.instances.items():
         related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
         if not instance.host or not related & mentioned:

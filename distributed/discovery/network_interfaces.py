@@ -23,7 +23,7 @@ _VPN = re.compile(r"utun|tun|tap|wg|ppp|ipsec|tailscale|zt|nordlynx|gpd")
 _WIFI = re.compile(r"wl|wifi|ath\d")
 _CARRIER_GRADE = ipaddress.ip_network("100.64.0.0/10")
 """Shared address space (RFC 6598): at home it is a mesh VPN."""
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 
 
 class PathKind(str, Enum):
@@ -121,18 +121,13 @@ class Interfaces:
         if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
             return None
         if self.own(address):
-            return Endpoint(str(address), self._owner(address), port, PathKind.HERE)
-        interface = self._toward(address, self._scope(scope) or seen_on)
+            owner = next((i.name for i in self.all if any(address == one.ip for one in i.addresses)), "lo")
+            return Endpoint(str(address), owner, port, PathKind.HERE)
+        named = next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
+        interface = self._toward(address, named or seen_on)
         if interface is None:
             return None if address.is_link_local else Endpoint(str(address), "", port, _routed_kind(address))
         return Endpoint(str(address), interface.name, port, _path_kind(address, interface))
-
-    def _owner(self, address: Address) -> str:
-        holders = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
-        return next(holders, "lo")
-
-    def _scope(self, scope: str) -> str:
-        return next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
 
     def _toward(self, address: Address, seen_on: str) -> Interface | None:
         candidates = [interface for interface in self.all if interface.on_link(address)]
@@ -168,15 +163,12 @@ def list_interfaces() -> Interfaces:
             continue  # a port of a bridge: the bridge is what has the network
         flags = getattr(state, "flags", "").split(",")
         multicast = "multicast" in flags or flags == [""]
-        found.append(Interface(name, _index(name), attached, interface_kind(name, hardware_kinds()), multicast))
+        try:
+            index = socket.if_nametoindex(name)
+        except OSError:
+            index = 0
+        found.append(Interface(name, index, attached, interface_kind(name, hardware_kinds()), multicast))
     return Interfaces(tuple(found))
-
-
-def _index(name: str) -> int:
-    try:
-        return socket.if_nametoindex(name)
-    except OSError:
-        return 0
 
 
 def _attached(address: str, netmask: str | None) -> Attached | None:
@@ -209,7 +201,7 @@ def hardware_kinds() -> Mapping[str, PathKind]:
         return {}
     try:
         command = [program, "-listallhardwareports"]
-        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE).stdout
+        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT).stdout
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return parse_hardware_ports(said.splitlines())

@@ -95,8 +95,11 @@ class Link:
         """
         words = [self.python, "-", self.root, "probe", *modules]
         done = self.connection().run(words, input=_source(FILES), timeout=30.0)
+        if not done.ok and done.returncode in (126, 127):
+            fix = "name another with 'python' in the hosts file" if self.machine.python else "install Python 3.10 there"
+            raise SshError(self.name, f"no Python there: {self.python} ({done.problem})", fix)
         if not done.ok:
-            raise _no_python(self, done)
+            raise SshError(self.name, f"{self.python} does not work there: {done.problem}", "try it on that machine")
         return document(self.name, done.stdout)
 
     def ask_unprepared(self, *arguments: str, input: bytes | None = None, timeout: float = 60.0) -> Completed:
@@ -113,13 +116,6 @@ class Link:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _no_python(link: Link, done: Completed) -> SshError:
-    if done.returncode in (126, 127):
-        where = "name another with 'python' in the hosts file" if link.machine.python else "install Python 3.10 there"
-        return SshError(link.name, f"no Python there: {link.python} ({done.problem})", where)
-    return SshError(link.name, f"{link.python} does not work there: {done.problem}", "try it on that machine")
 
 
 def document(machine: str, said: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.ssh.host_keys import KnownHosts, known_name
+from distributed.ssh.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
 from training.approvals import approve, digest_of, has_changed, is_approved
 
@@ -32,7 +32,6 @@ OWN_KEY = "~/.ssh/muster_ed25519"
 _TIMEOUT = 15.0
 """Seconds for ``ssh -G``; a ``Match exec`` of the user's may take its time."""
 _MOST_FILES = 256
-_LARGEST_FILE = 4 * 1024 * 1024
 _COMMANDS = ("proxycommand", "localcommand", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
 """Settings that start a program or load a library; ``Match`` does where it says ``exec``."""
 
@@ -272,15 +271,6 @@ def _words(line: str) -> list[str]:
     elif len(words) > 1 and words[1] == "=":
         del words[1]
     return words
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file of a sensible size; none where it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
 
 
 def commands_in(config: str) -> list[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+_LARGEST_FILE = 4 * 1024 * 1024
 COMPARED = 8
 """Characters at the end of a fingerprint that a person is asked to compare."""
 
@@ -105,16 +106,18 @@ class KnownHosts:
     """The known_hosts files of the system and the user, read once."""
 
     def __init__(self, entries: Iterable[KnownHost]) -> None:
-        self._entries = list(entries)
+        self.entries = list(entries)
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> KnownHosts:
         """Read the files that exist; lines that cannot be understood are passed over, as OpenSSH does."""
-        return cls(entry for path in paths for entry in _read(path))
+        lines = ((path, *line) for path in paths for line in enumerate(read_lines(path.expanduser()), start=1))
+        found = (parse_line(line, f"{path}:{number}") for path, number, line in lines)
+        return cls(entry for entry in found if entry is not None)
 
     def of(self, name: str) -> list[KnownHost]:
         """Return the plain keys known for a host."""
-        return [entry for entry in self._entries if not entry.marker and entry.covers(name.lower())]
+        return [entry for entry in self.entries if not entry.marker and entry.covers(name.lower())]
 
     def expected(self, *names: str) -> Expected:
         """Return the keys known under the first of these names that has any."""
@@ -125,7 +128,7 @@ class KnownHosts:
 
     def judge(self, key: HostKeyInfo) -> Verdict:
         """Say whether a key is the known one."""
-        if any(e.marker == "@revoked" and e.blob == key.blob and e.covers(key.name.lower()) for e in self._entries):
+        if any(e.marker == "@revoked" and e.blob == key.blob and e.covers(key.name.lower()) for e in self.entries):
             return Verdict.REVOKED
         known = self.of(key.name)
         if any(entry.blob == key.blob for entry in known):
@@ -151,7 +154,11 @@ def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    name = _hash_name(key.name) if hashed else key.name
+    name = key.name
+    if hashed:
+        salt = os.urandom(hashlib.sha1().digest_size)
+        digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+        name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
     line = f"{name} {key.key_type} {base64.b64encode(key.blob).decode()}\n"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -162,15 +169,13 @@ def remember(key: HostKeyInfo, path: Path, hashed: bool = False) -> None:
         stream.write(("\n" if torn else "").encode() + line.encode())
 
 
-def _read(path: Path) -> Iterable[KnownHost]:
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a file of a sensible size; none where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as stream:
+            return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
     except OSError:
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        entry = parse_line(line, f"{path}:{number}")
-        if entry is not None:
-            yield entry
+        return []
 
 
 def parse_line(line: str, origin: str = "") -> KnownHost | None:
@@ -199,9 +204,3 @@ def _hashed_name_fits(hashed: str, name: str) -> bool:
         return version == "1" and hmac.compare_digest(found, base64.b64decode(digest))
     except ValueError:
         return False
-
-
-def _hash_name(name: str) -> str:
-    salt = os.urandom(hashlib.sha1().digest_size)
-    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
-    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
