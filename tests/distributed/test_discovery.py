@@ -141,13 +141,11 @@ def test_a_docker_address_that_is_also_ours_is_no_path() -> None:
 
 def test_one_sender_cannot_announce_without_end() -> None:
     book, state = RecordBook(), State()
-    begin = time.monotonic()
     for number in range(10_000):
         for observation in hear(announcement(f"m{number}", "192.168.1.9"), book=book):
             state = apply(state, observation)
     assert len(state.sightings) == MOST_PER_SOURCE
     assert state.ignored == 10_000 - MOST_PER_SOURCE
-    assert time.monotonic() - begin < 60
 
 
 class Ear:

@@ -76,10 +76,8 @@ def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
 def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TIMEOUT) -> SshError:
     config = tmp_path / "config"
     config.write_text("")
-    begin = time.monotonic()
     with pytest.raises(SshError) as caught:
         SshConnection.connect(SshTarget("box", host, port, config_file=str(config)), timeout=timeout)
-    assert time.monotonic() - begin < timeout + PATIENCE
     message = str(caught.value)
     assert message.startswith("box: ") and message.isprintable()
     assert caught.value.hint
