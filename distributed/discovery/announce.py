@@ -120,7 +120,10 @@ def describe_this_machine() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:  # started from a folder that was never installed
         version = "unknown"
     memory = str(psutil.virtual_memory().total)
-    told = {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": _model()}
+    model = f"{platform.system()} {platform.machine()}"
+    if sys.platform == "darwin":
+        model = _said("sysctl", "-n", "machdep.cpu.brand_string").strip()
+    told = {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": model}
     return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in told.items()}
 
 
@@ -131,12 +134,6 @@ def _devices() -> list[str]:
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append("mps")
     return [*found, f"cpu {os.cpu_count()} cores"]
-
-
-def _model() -> str:
-    if sys.platform == "darwin":
-        return _said("sysctl", "-n", "machdep.cpu.brand_string").strip()
-    return f"{platform.system()} {platform.machine()}"
 
 
 def _said(program: str, *arguments: str) -> str:

@@ -73,7 +73,13 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
     Raises:
         BadInput: a hosts file cannot be used, or what was typed is no address.
     """
-    found = [_typed(text) for text in sources.typed]
+    found = []
+    for text in sources.typed:
+        place = split_address(text)
+        if not place["name"] or place["name"].startswith("-"):
+            raise BadInput(f"'{text}' is not a machine", "write it as after ssh, for example ada@studio.local")
+        target = SshTarget(place["name"], place["name"], place["port"], place["user"] or "")
+        found.append(Candidate(Origin.TYPED, target))
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
         unread = bool(hosts.ssh_config) and not sources.configurations
@@ -87,14 +93,6 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
         target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)
         found.append(Candidate(Origin.KNOWN_HOSTS, target))
     return found[:_MOST_CANDIDATES]
-
-
-def _typed(text: str) -> Candidate:
-    place = split_address(text)
-    if not place["name"] or place["name"].startswith("-"):
-        raise BadInput(f"'{text}' is not a machine", "write it as after ssh, for example ada@studio.local")
-    target = SshTarget(place["name"], place["name"], place["port"], place["user"] or "")
-    return Candidate(Origin.TYPED, target)
 
 
 def config_names(path: Path) -> list[str]:

@@ -70,7 +70,9 @@ def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
             with contextlib.suppress(OSError):
                 _bind_to(stream, endpoint.interface, version6)
         stream.settimeout(timeout)
-        stream.connect(_socket_address(endpoint))
+        scope = socket.if_nametoindex(endpoint.interface) if "%" in endpoint.scoped else 0  # OSError: it is gone
+        place = endpoint.address, endpoint.port
+        stream.connect((*place, 0, scope) if version6 else place)
     except BaseException:
         stream.close()
         raise
@@ -83,18 +85,6 @@ def _bind_to(stream: socket.socket, interface: str, version6: bool) -> None:
         stream.setsockopt(level, option, socket.if_nametoindex(interface))
     elif hasattr(socket, "SO_BINDTODEVICE"):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
-
-
-def _socket_address(endpoint: Endpoint) -> tuple[str, int] | tuple[str, int, int, int]:
-    """Return what ``connect`` takes.
-
-    Raises:
-        OSError: its interface is gone.
-    """
-    if ":" not in endpoint.address:
-        return endpoint.address, endpoint.port
-    scope = socket.if_nametoindex(endpoint.interface) if "%" in endpoint.scoped else 0
-    return endpoint.address, endpoint.port, 0, scope
 
 
 def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Failure | None:

@@ -257,17 +257,12 @@ def left(root: Path, run: str) -> dict[str, list[str]]:
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     named = [(pid, pgid) for pid, pgid, command in rows if "training.worker" in command and folder in command]
-    groups = {pgid for _, pgid in named} | {workers_group(path) for path in Path(folder).glob("*/agent.json")}
+    groups = {pgid for _, pgid in named}
+    for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            groups.add(int(json.loads(state.read_text())["worker"]))
     mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
     return {"processes": [f"{pid} {command[:200]}" for pid, command in mine]}
-
-
-def workers_group(state: Path) -> int:
-    """Return the process group of a worker, as its agent wrote it down; -1 where that cannot be read."""
-    try:
-        return int(json.loads(state.read_text())["worker"])
-    except (OSError, ValueError, KeyError):
-        return -1
 
 
 def main() -> int:

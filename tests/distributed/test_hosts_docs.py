@@ -10,7 +10,8 @@ import pytest
 from distributed.hosts.file import Machine, parse_hosts
 from distributed.ssh import errors as ssh_errors
 
-PAGE = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "hosts.md").read_text()
 
 
 @pytest.mark.parametrize("text", re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
@@ -19,7 +20,7 @@ def test_every_example_is_a_hosts_file(text: str) -> None:
 
 
 def test_every_field_and_every_cause_is_explained() -> None:
-    words = set(re.findall(r"`([\w_]+)`", PAGE))
+    words = set(re.findall(r"`([\w_]+)`", PAGE + (DOCS / "access.md").read_text()))
     kinds = ssh_errors.SshError.__subclasses__()
     assert len(kinds) > 10
     assert {*Machine.model_fields, *(kind.cause for kind in kinds)} <= words
