@@ -12,6 +12,9 @@ import math
 import os
 import shlex
 import sys
+import tempfile
+import time
+import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 200
+KEPT_CRASH_LOGS = 20
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 
@@ -131,3 +135,25 @@ def energy_text(joules: float | None) -> str:
         return "-"
     hours = joules / 3600
     return f"{hours:.3g} Wh" if hours < 999.5 else f"{hours / 1000:.3g} kWh"
+
+
+def save_traceback() -> Path:
+    """Write the traceback of the current exception into the user's log folder and return the file's path."""
+    import platformdirs  # only after a fault
+
+    try:
+        folder = Path(platformdirs.user_log_dir("muster", ensure_exists=True))
+        for path in sorted(folder.glob("crash-*.log"))[: -KEPT_CRASH_LOGS + 1]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return _write_traceback(folder)
+    except OSError:
+        return _write_traceback(Path(tempfile.gettempdir()))
+
+
+def _write_traceback(folder: Path) -> Path:
+    prefix = time.strftime("crash-%Y%m%d-%H%M%S-")
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".log", dir=folder)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(traceback.format_exc())
+    return Path(name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from app.history import in_order
-from app.run_curves import RUN, evaluated, names, of_member, of_run
+from app.member_state import MemberState
+from app.run_series import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
-from training.events import EvaluationEvent, SyncEvent
+from training.events import EvaluationEvent, Event, TimingEvent
 
 RATES = ("wer", "cer", "accuracy", "cut")
 """Metrics that are shares of one and read best as per cent."""
@@ -72,22 +73,35 @@ def evaluated_series(state: RunState) -> dict[str, str]:
     }
 
 
+def start_line(events: Iterable[Event]) -> str:
+    """Return the parts of the newest start in the order in which they ended; empty where nothing was measured.
+
+    A part that several machines have is as long as the slowest of them took. Parts overlap, so they do not add up.
+    """
+    newest = {(event.part, event.member): event for event in events if isinstance(event, TimingEvent)}
+    seconds: dict[str, float] = {}
+    for (part, _), event in sorted(newest.items(), key=lambda item: item[1].time):
+        seconds[part] = max(event.seconds, seconds.get(part, 0.0))
+    return ", ".join(f"{part} {value:.1f} s" for part, value in seconds.items())
+
+
+_OF_STATE = (
+    "status", "step", "total_steps", "samples_per_second", "seconds_left", "snapshot_step", "weights_differ", "joules",
+    "message", "resume_step", "started", "updated",
+)  # fmt: skip
+_OF_MEMBER = (
+    "rank", "name", "device", "status", "step", "loss", "learning_rate", "samples_per_second", "message", "epoch",
+    "snapshot_step", "memory_peak", "device_memory_peak", "joules", "meters", "throttled",
+)  # fmt: skip
+_OF_MACHINE = ("cpu_percent", "celsius", "watts", "battery_percent", "on_mains")
+_OF_SYNC = {"round", "step", "bytes_sent", "bytes_received", "seconds", "wait", "weight_hash", "time"}
+
+
 def state_document(state: RunState) -> dict[str, object]:
     """Return the state as JSON-able data, for ``--json``."""
     return {
-        "status": state.status,
-        "step": state.step,
-        "total_steps": state.total_steps,
-        "samples_per_second": state.samples_per_second,
-        "seconds_left": state.seconds_left,
-        "snapshot_step": state.snapshot_step,
-        "weights_differ": state.weights_differ,
-        "joules": state.joules,
-        "message": state.message,
-        "resume_step": state.resume_step,
-        "started": state.started,
-        "updated": state.updated,
-        "members": [_member_document(state, rank) for rank in state.members],
+        **{name: getattr(state, name) for name in _OF_STATE},
+        "members": [_member_document(member) for member in state.members.values()],
         "evaluations": evaluations_document(state),
         "series": series_document(state),
         "happenings": [one._asdict() for one in in_order(state.chronicles)],
@@ -123,43 +137,19 @@ def evaluations_document(state: RunState) -> dict[str, dict[str, Mapping[str, ob
     }
 
 
-def _member_document(state: RunState, rank: int) -> dict[str, object]:
-    member = state.members[rank]
+def _member_document(member: MemberState) -> dict[str, object]:
     compute, wait, transfer = member.shares
+    sync = member.last_sync
     return {
-        "rank": rank,
-        "name": member.name,
-        "device": member.device,
-        "status": member.status,
-        "step": member.step,
-        "loss": member.loss,
-        "learning_rate": member.learning_rate,
-        "samples_per_second": member.samples_per_second,
+        **{name: getattr(member, name) for name in _OF_MEMBER},
+        **{name: getattr(member.machine, name, None) for name in _OF_MACHINE},
         "compute_share": compute,
         "wait_share": wait,
         "transfer_share": transfer,
         "bytes_sent": member.work.bytes_sent,
         "bytes_received": member.work.bytes_received,
         "synchronisations": member.work.syncs,
-        "weight_hash": member.last_sync.weight_hash if member.last_sync else "",
-        "message": member.message,
-        "epoch": member.epoch,
-        "snapshot_step": member.snapshot_step,
-        "cpu_percent": member.cpu_percent,
-        "last_synchronisation": _sync_document(member.last_sync) if member.last_sync else None,
-        "memory_peak": member.memory_peak,
-        "device_memory_peak": member.device_memory_peak,
-        "celsius": member.celsius,
+        "weight_hash": sync.weight_hash if sync else "",
+        "last_synchronisation": {**sync.model_dump(include=_OF_SYNC), "members": len(sync.members)} if sync else None,
         "hottest_celsius": member.hottest,
-        "watts": member.watts,
-        "joules": member.joules,
-        "meters": member.meters,
-        "throttled": member.throttled,
-        "battery_percent": member.battery_percent,
-        "on_mains": member.on_mains,
     }
-
-
-def _sync_document(sync: SyncEvent) -> dict[str, object]:
-    names = {"round", "step", "bytes_sent", "bytes_received", "seconds", "wait", "weight_hash", "time"}
-    return {**sync.model_dump(include=names), "members": len(sync.members)}

@@ -106,9 +106,9 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
         case SnapshotEvent():
             return said("snapshot", f"snapshot of step {event.step} written", step=event.step)
         case WarningEvent():
-            return said("warning", event.message, step=_step(event.step))
+            return said("warning", event.message, step=-1 if event.step is None else event.step)
         case ErrorEvent():
-            return said("error", event.message, event.hint, _step(event.step))
+            return said("error", event.message, event.hint, -1 if event.step is None else event.step)
         case RequestEvent():
             what = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
             return said("request", because(what, event.message))
@@ -145,10 +145,6 @@ def _metric_text(name: str, value: float) -> str:
     if name == "cut":
         return f"cut texts {value * 100:.1f} %"
     return f"{name.upper()} {value * 100:.1f} %" if name in ("wer", "cer") else f"{name} {value:.4g}"
-
-
-def _step(step: int | None) -> int:
-    return -1 if step is None else step
 
 
 def _placed(row: tuple[Happening, ...], new: Happening) -> tuple[Happening, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from app.frozen import changed
 from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, SnapshotEvent, StepEvent, SyncEvent
 
 WINDOW_SECONDS = 30.0
@@ -17,7 +17,22 @@ TROUBLE = ("lost", "failed")
 HELLOS = ("started", "joined", "ready")
 """What a member says, or the hub says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
+_KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters")
+"""What is still true of a member that starts again."""
 OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent
+State = TypeVar("State")
+
+
+def changed(state: State, /, **changes: Any) -> State:
+    """``dataclasses.replace`` for states that change with every event: it copies ten times as fast.
+
+    For frozen dataclasses without slots or ``__post_init__``.
+    """
+    fields = state.__dict__
+    assert changes.keys() <= fields.keys(), f"no such fields: {changes.keys() - fields.keys()}"
+    copy = object.__new__(type(state))
+    copy.__dict__.update(fields, **changes)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -108,26 +123,17 @@ class MemberState:
     times_lost: int = 0
     window: tuple[StepEvent, ...] = ()
     """Its newest steps, oldest first: what speeds and shares are means over."""
-    cpu_percent: float | None = None
-    others_percent: float | None = None
-    """Of its machine's processors, used by programs that do not belong to the run."""
-    memory_used: int = 0
+    machine: MachineEvent | None = None
+    """The newest load of its machine since its start."""
     memory_peak: int = 0
-    memory_total: int = 0
     device_memory_peak: int | None = None
-    celsius: float | None = None
     hottest: float | None = None
-    throttled: bool = False
-    """Whether heat slows its GPU down."""
-    watts: float | None = None
     counted_joules: float | None = None
     """Energy since its start, and ..."""
     earlier_joules: float | None = None
     """... of its starts before that; ``None``: nothing counted it."""
     meters: tuple[str, ...] = ()
     """What watts and joules are of."""
-    battery_percent: float | None = None
-    on_mains: bool | None = None
     snapshot_step: int | None = None
     snapshot_live: tuple[int, ...] = ()
     """Who trained when it wrote that snapshot."""
@@ -152,6 +158,11 @@ class MemberState:
         return phase_text(self.phase, self.phase_done, self.phase_total) if self.phase else ""
 
     @property
+    def throttled(self) -> bool:
+        """Whether heat slows its GPU down."""
+        return self.machine is not None and bool(self.machine.throttled)
+
+    @property
     def last_sync(self) -> SyncEvent | None:
         return self.recent_syncs[-1] if self.recent_syncs else None
 
@@ -163,7 +174,7 @@ class MemberState:
     @property
     def joules(self) -> float | None:
         """Energy that its meters counted, over all its starts; ``None``: there is no meter."""
-        return _sum(self.earlier_joules, self.counted_joules)
+        return sum_of_known((self.earlier_joules, self.counted_joules))
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -219,9 +230,18 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case StepEvent():
             return _step(member, event)
         case SyncEvent():
-            return _sync(member, event)
+            recent = (*member.recent_syncs, event)[-KEPT_SYNCS:]
+            return changed(member, recent_syncs=recent, work=member.work.with_sync(event))
         case MachineEvent():
-            return _machine(member, event)
+            return changed(
+                member,
+                machine=event,
+                memory_peak=max(event.memory_used, member.memory_peak),
+                device_memory_peak=_highest(member.device_memory_peak, event.device_memory_used),
+                hottest=_highest(member.hottest, event.celsius),
+                counted_joules=event.joules if event.joules is not None else member.counted_joules,
+                meters=event.meters or member.meters,
+            )
         case SnapshotEvent():
             return changed(member, snapshot_step=event.step, snapshot_live=event.live)
         case ErrorEvent():
@@ -231,20 +251,8 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
     if event.status == "started":
-        member = MemberState(
-            member.rank,
-            name=member.name,
-            device=member.device,
-            snapshot_step=member.snapshot_step,
-            snapshot_live=member.snapshot_live,
-            since=member.since,
-            updated=member.updated,
-            times_lost=member.times_lost,
-            hottest=member.hottest,
-            earlier=member.total,
-            earlier_joules=member.joules,
-            meters=member.meters,
-        )
+        kept = {name: getattr(member, name) for name in _KEPT}
+        member = changed(MemberState(member.rank), **kept, earlier=member.total, earlier_joules=member.joules)
     named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
     if event.status in (*TROUBLE, "left"):
         return _gone(named, event.status, event.message)
@@ -276,34 +284,6 @@ def _step(member: MemberState, event: StepEvent) -> MemberState:
     )
 
 
-def _sync(member: MemberState, event: SyncEvent) -> MemberState:
-    return changed(
-        member,
-        recent_syncs=(*member.recent_syncs, event)[-KEPT_SYNCS:],
-        work=member.work.with_sync(event),
-    )
-
-
-def _machine(member: MemberState, event: MachineEvent) -> MemberState:
-    return changed(
-        member,
-        cpu_percent=event.cpu_percent,
-        others_percent=event.others_percent,
-        memory_used=event.memory_used,
-        memory_peak=max(event.memory_used, member.memory_peak),
-        memory_total=event.memory_total,
-        device_memory_peak=_highest(member.device_memory_peak, event.device_memory_used),
-        celsius=event.celsius,
-        hottest=_highest(member.hottest, event.celsius),
-        throttled=bool(event.throttled),
-        watts=event.watts,
-        counted_joules=event.joules if event.joules is not None else member.counted_joules,
-        meters=event.meters or member.meters,
-        battery_percent=event.battery_percent,
-        on_mains=event.on_mains,
-    )
-
-
 _Number = TypeVar("_Number", int, float)
 
 
@@ -311,7 +291,7 @@ def _highest(known: _Number | None, new: _Number | None) -> _Number | None:
     return max((value for value in (known, new) if value is not None), default=None)
 
 
-def _sum(*values: float | None) -> float | None:
+def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of what is known; ``None`` where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

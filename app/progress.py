@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from app.console import diagnostics, duration_text, interactive, say, visible
 from app.figures import four_digits, headline
@@ -31,8 +30,6 @@ from training.events import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.live import Live
-    from typing_extensions import Self
 
 PAINTS_PER_SECOND = 4
 PLAIN_INTERVAL = 10.0
@@ -40,25 +37,19 @@ PLAIN_INTERVAL = 10.0
 PLAIN_BURST = 24
 """Plain lines about warnings and changes in one interval; what is more is only counted."""
 
-Clock = Callable[[], float]
-Write = Callable[[str], None]
 
-
-class Progress(Protocol):
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Shows a run; a context manager around it."""
 
-    state: RunState
+    def __init__(self, title: str, state: RunState) -> None:
+        self.state = state
+        self._title = title
 
-    def __call__(self, event: Event) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __call__(self, event: Event) -> None:
+        self.state = apply(self.state, event)
 
 
-def progress_for(title: str, state: RunState | None = None, write: Write | None = None) -> Progress:
+def progress_for(title: str, state: RunState | None = None, write: Callable[[str], None] | None = None) -> Progress:
     """Return the display that fits where stderr goes.
 
     Args:
@@ -66,51 +57,47 @@ def progress_for(title: str, state: RunState | None = None, write: Write | None 
         state: the state so far, for a run that is resumed.
         write: takes lines, where they are to be lines and not a picture.
     """
-    shown = state or RunState()
-    live = interactive() and write is None
-    return LiveProgress(title, shown, diagnostics()) if live else PlainProgress(title, shown, write or say)
+    if interactive() and write is None:
+        return LiveProgress(title, state or RunState(), diagnostics())
+    return PlainProgress(title, state, write or say)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A picture that is painted at most four times a second, by a thread of its own."""
 
     def __init__(self, title: str, state: RunState, console: Console) -> None:
-        self.state = state
-        self._title = title
-        self._console = console
-        self._live: Live | None = None
-
-    def __call__(self, event: Event) -> None:
-        self.state = apply(self.state, event)
-
-    def __enter__(self) -> Self:
         from rich.live import Live
 
         from app.run_view import RunView
 
+        super().__init__(title, state)
         self._live = Live(
-            console=self._console,
+            console=console,
             get_renderable=lambda: RunView(self._title, self.state),
             refresh_per_second=PAINTS_PER_SECOND,
             redirect_stdout=False,
         )
+
+    def __enter__(self) -> Progress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone; the run is not
-                self._live.stop()
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone; the run is not
+            self._live.stop()
 
 
-class PlainProgress:
+class PlainProgress(Progress):
     """Lines for logs and pipes: no escape codes, and a bounded number of them."""
 
-    def __init__(self, title: str, state: RunState, write: Write = say, clock: Clock = time.monotonic) -> None:
-        self.state = state
-        self._title = title
+    def __init__(
+        self,
+        title: str,
+        state: RunState | None = None,
+        write: Callable[[str], None] = say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(title, state or RunState())
         self._write = write
         self._clock = clock
         self._start = clock()
@@ -118,18 +105,16 @@ class PlainProgress:
         self._window = (self._start, 0)
         self._dropped = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Progress:
         self._line(self._title)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._tell_dropped()
 
     def __call__(self, event: Event) -> None:
         before = self.state
-        self.state = apply(before, event)
+        super().__call__(event)
         match event:
             case StepEvent():
                 if self._is_due("step") and self.state.step > 0:
@@ -143,12 +128,9 @@ class PlainProgress:
             case SnapshotEvent():
                 if event.step != before.snapshot_step:
                     self._bounded(f"snapshot of step {event.step} written")
-            case RunEvent():  # what the run is comes through, whatever its members have to say
-                if text := change_line(before, event):
-                    self._line(text)
             case _:
-                if text := change_line(before, event):
-                    self._bounded(text)
+                if text := change_line(before, event):  # what the run is comes through, whatever its members say
+                    (self._line if isinstance(event, RunEvent) else self._bounded)(text)
 
     def _is_due(self, kind: str, once: bool = False) -> bool:
         now = self._clock()

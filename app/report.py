@@ -73,17 +73,14 @@ def completed_lines(ended: Ended) -> list[str]:
         lines.append(f"short   {remark}")
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
+    speech = _speech_commands(ended) if ended.plan.profile.model.task == "whisper" else []
+    commands = [*speech, command_about(ended.run_dir, "runs", "show")]
     return [
         *lines,
         f"model   {ended.model}",
         "next",
-        *[f"  {command}" for command in _next_commands(ended)],
+        *[f"  {command}" for command in commands],
     ]
-
-
-def _next_commands(ended: Ended) -> list[str]:
-    speech = _speech_commands(ended) if ended.plan.profile.model.task == "whisper" else []
-    return [*speech, command_about(ended.run_dir, "runs", "show")]
 
 
 def _speech_commands(ended: Ended) -> list[str]:

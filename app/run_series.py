@@ -1,16 +1,20 @@
-"""A figure over the steps of a run in bounded memory, whatever the length of the run.
+"""Every figure over the steps of a run in bounded memory, whatever the length of the run.
 
 A series is a row of buckets, each with the least, the greatest and the mean of what fell into it. All buckets are as
 wide, a power of two of steps, and lie at multiples of their width; when there are too many, neighbours are joined and
-the width doubles. So the series of several members, and of a run and a former one, always fit on each other.
+the width doubles. So the series of several members, and of a run and a former one, always fit on each other. Every
+member has its own, so no order between members matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
+
+from training.events import EvaluationEvent, MachineEvent, StepEvent, SyncEvent
 
 MOST_BUCKETS = 1024
 
@@ -112,28 +116,23 @@ def coarser(series: Series, width: int) -> Series:
 
 def merged(several: Iterable[Series]) -> Series:
     """Return what all members together show: means by weight, the least and the greatest of all."""
-    every = [series for series in several if series.last is not None]
-    if len(every) < 2:
-        return every[0] if every else Series()
-    width = max(series.width for series in every)
-    found: dict[int, Bucket] = {}
-    for series in every:
-        for bucket in coarser(series, width).buckets:
-            known = found.get(bucket.place)
-            found[bucket.place] = bucket if known is None else _join(known, bucket)
-    buckets = [found[place] for place in sorted(found)]
-    return Series(width, tuple(buckets[:-1]), buckets[-1], sum(series.invalid for series in every))
+    return _together(several, lambda buckets: reduce(_join, buckets))
 
 
 def summed(several: Iterable[Series]) -> Series:
     """Return the sum of the members' means, bucket by bucket, where at least one of them has a value."""
+    return _together(several, _sum)
+
+
+def _together(several: Iterable[Series], one_of: Callable[[list[Bucket]], Bucket]) -> Series:
+    """Return one series with, for every place, one bucket made of those that the members have there."""
     every = [series for series in several if series.last is not None]
     width = max((series.width for series in every), default=1)
     found: dict[int, list[Bucket]] = {}
     for series in every:
         for bucket in coarser(series, width).buckets:
             found.setdefault(bucket.place, []).append(bucket)
-    buckets = [_sum(place, found[place]) for place in sorted(found)]
+    buckets = [one_of(found[place]) for place in sorted(found)]
     return Series(width, tuple(buckets[:-1]), buckets[-1] if buckets else None, sum(s.invalid for s in every))
 
 
@@ -172,7 +171,107 @@ def _join(one: Bucket, other: Bucket) -> Bucket:
     )
 
 
-def _sum(place: int, buckets: list[Bucket]) -> Bucket:
+def _sum(buckets: list[Bucket]) -> Bucket:
     total = sum(bucket.mean for bucket in buckets)
     low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
-    return Bucket(place, max(bucket.amount for bucket in buckets), low, high, total, 1.0)
+    return Bucket(buckets[0].place, max(bucket.amount for bucket in buckets), low, high, total, 1.0)
+
+
+Curves = Mapping[str, Series]
+"""Series by name."""
+
+RUN = -1
+"""Stands for the run itself where a rank is expected."""
+
+SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes", "power")
+"""Series whose values add up over the members; of all others the mean is shown."""
+
+
+class Figure(NamedTuple):
+    """One value of one series."""
+
+    name: str
+    step: int
+    value: float
+    weight: float = 1.0
+
+
+def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step: int) -> Iterator[Figure]:
+    """Yield the figures of an event.
+
+    Args:
+        step: the newest step of the event's member, for events that say none.
+    """
+    weight: dict[str, float] = {}
+    found: dict[str, float | None]
+    match event:
+        case StepEvent():
+            step, seconds = event.step, event.seconds
+            found = {"loss": event.loss, "learning rate": event.learning_rate, "gradient norm": event.grad_norm}
+            weight = {"loss": event.weight}
+            if seconds > 0:
+                found |= {"samples/s": event.samples / seconds, "wait share": event.wait / seconds}
+                weight |= {"samples/s": seconds, "wait share": seconds}
+            found |= {"step time": seconds, "bytes/step": event.bytes_sent + event.bytes_received}
+        case SyncEvent():
+            step, moved = event.step, event.bytes_sent + event.bytes_received
+            found = {"sync bytes": moved, "sync time": event.seconds, "sync wait": event.wait, "drift": event.drift}
+        case EvaluationEvent():
+            step = event.step
+            found = {evaluated(event.split, name): value for name, value in event.figures.items()}
+            weight = dict.fromkeys(found, float(event.samples or 1))
+        case MachineEvent():
+            found = {"processor": event.cpu_percent / 100, "memory": event.memory_used, "power": event.watts}
+            found |= {"device memory": event.device_memory_used, "temperature": event.celsius}
+    for name, value in found.items():
+        if value is not None:
+            yield Figure(name, step, value, weight.get(name, 1.0))
+
+
+def evaluated(split: str, metric: str) -> str:
+    """Return the name of the series of a metric on a split."""
+    return f"{split} {metric}"
+
+
+def extended(curves: Mapping[int, Curves], rank: int, found: Iterator[Figure]) -> Mapping[int, Curves]:
+    """Return all curves with the figures of one event of one member."""
+    own = dict(curves.get(rank, {}))
+    for name, step, value, weight in found:
+        own[name] = add(own.get(name, _EMPTY), step, value, weight)
+    every = {**curves, rank: own}
+    return every if rank in curves else dict(sorted(every.items()))
+
+
+def names(curves: Mapping[int, Curves]) -> list[str]:
+    """Return the names of all series: losses and error rates first."""
+    every = {name for own in curves.values() for name in own}
+    return sorted(every, key=lambda name: (_rank(name), name))
+
+
+def of_run(curves: Mapping[int, Curves], name: str) -> Series:
+    """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
+    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+    return (summed if name in SUMMED else merged)(own)
+
+
+def newest(curves: Mapping[int, Curves], name: str) -> float | None:
+    """Return the newest value of :func:`of_run` from the last bucket of every member, without joining the rest."""
+    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+    ends = [Series(series.width, (), series.last) for series in own]
+    return (summed if name in SUMMED else merged)(ends).newest
+
+
+def of_member(curves: Mapping[int, Curves], rank: int, name: str) -> Series:
+    """Return one member's series; an empty one where it has none."""
+    return curves.get(rank, {}).get(name, _EMPTY)
+
+
+_EMPTY = Series()
+_ORDER = ("loss", "wer", "cer", "samples/s", "step time", "wait share", "learning rate", "gradient norm")
+
+
+def _rank(name: str) -> tuple[int, int]:
+    last = name.split(" ")[-1]
+    if name in _ORDER:
+        return (_ORDER.index(name), 0)
+    return (_ORDER.index(last), 1) if last in ("wer", "cer", "loss") else (len(_ORDER), 0)

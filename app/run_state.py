@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from app.frozen import changed
 from app.history import Chronicles, Happening, happening, in_order, newest, noted
-from app.member_state import GONE, MemberState, OfMember, advance, phase_text, stopped
-from app.run_curves import RUN, Curves, extended, figures
+from app.member_state import GONE, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
+from app.run_series import RUN, Curves, extended, figures
 from training.events import (
     AnswerEvent,
     ErrorEvent,
@@ -69,9 +68,8 @@ class RunState:
     members: Mapping[int, MemberState] = field(default_factory=dict)
     evaluations: Mapping[str, SplitResults] = field(default_factory=dict)
     snapshot_step: int | None = None
-    snapshot_path: str = ""
     curves: Mapping[int, Curves] = field(default_factory=dict)
-    """Every figure over the steps, by rank (:data:`app.run_curves.RUN`: of the run) and name."""
+    """Every figure over the steps, by rank (:data:`app.run_series.RUN`: of the run) and name."""
     chronicles: Chronicles = field(default_factory=dict)
     """What happened, by kind; :func:`app.history.in_order` makes one list of it."""
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
@@ -114,8 +112,7 @@ class RunState:
     @property
     def joules(self) -> float | None:
         """Energy that the meters of all members counted; ``None``: there is none."""
-        known = [member.joules for member in self.members.values() if member.joules is not None]
-        return sum(known) if known else None
+        return sum_of_known(member.joules for member in self.members.values())
 
     @property
     def seconds_left(self) -> float | None:
@@ -128,16 +125,9 @@ class RunState:
     @property
     def weights_differ(self) -> bool:
         """Whether two members report different weights after the same synchronisation."""
-        hashes: dict[tuple[int, int], str] = {}
         syncs = [member.last_sync for member in self.members.values()]
-        for sync in syncs:
-            if (
-                sync
-                and sync.weight_hash
-                and hashes.setdefault((sync.step, sync.round), sync.weight_hash) != (sync.weight_hash)
-            ):
-                return True
-        return False
+        told = {(sync.step, sync.round, sync.weight_hash) for sync in syncs if sync and sync.weight_hash}
+        return len(told) > len({(step, number) for step, number, _ in told})
 
 
 def reduce_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
@@ -159,7 +149,8 @@ def apply(state: RunState, event: Event) -> RunState:
         case EvaluationEvent():
             return _with_figures(_evaluation(state, event), event)
         case SnapshotEvent():
-            return _with_member(_snapshot(state, event), event)
+            state = changed(state, snapshot_step=max(event.step, state.snapshot_step or 0))
+            return _with_member(state, event)
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
@@ -249,15 +240,6 @@ def _run(state: RunState, event: RunEvent) -> RunState:
         total_steps=event.total_steps if event.total_steps is not None else state.total_steps,
     )
     return _at_rest(now)
-
-
-def _snapshot(state: RunState, event: SnapshotEvent) -> RunState:
-    if (event.step, event.path) <= (
-        state.snapshot_step if state.snapshot_step is not None else -1,
-        state.snapshot_path,
-    ):
-        return state
-    return changed(state, snapshot_step=event.step, snapshot_path=event.path)
 
 
 def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:

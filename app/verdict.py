@@ -200,11 +200,12 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     if state.weights_differ:
         found.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active]
-    found += [f"{member.name or f'member {member.rank}'} is slowed down by heat" for member in hot[:2]]
-    crowded = [one for one in state.members.values() if one.active and slows(one.others_percent, one.cpu_percent)]
-    if crowded:  # members on one machine all say the same of it
-        most = max(crowded, key=lambda member: member.others_percent or 0.0)
-        found.append(f"other programs use {most.others_percent:.0f} % of the processors of {most.label}")
+    found += [f"{member.label} is slowed down by heat" for member in hot[:2]]
+    loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
+    shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
+    if shares:  # members on one machine all say the same of it
+        busiest = max(shares, key=lambda name: shares[name])
+        found.append(f"other programs use {shares[busiest]:.0f} % of the processors of {busiest}")
     return tuple(found)
 
 

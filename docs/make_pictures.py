@@ -144,16 +144,15 @@ async def _reach(wizard: Wizard, until: Callable[[WizardState], bool]) -> None:
 # ------------------------------------------------------------------------------------------------------- the dashboard
 
 
-class Still:
+class Still(Follower):
     """A run at one moment: all events until then, and a present that stands still."""
 
     def __init__(self, path: Path, moment: float) -> None:
-        self._follower = Follower(path)
-        self.path, self.plan, self.ended = path, self._follower.plan, self._follower.ended
+        super().__init__(path)
         self._moment = moment
 
     def events(self) -> Iterator[Event | None]:
-        yield from (event for event in self._follower.events() if event is not None)
+        yield from (event for event in super().events() if event is not None)
         while True:
             yield None
             time.sleep(0.02)

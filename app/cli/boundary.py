@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from app.console import say_error, show_json
-from app.crash_log import save_traceback
+from app.console import save_traceback, say_error, show_json
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 

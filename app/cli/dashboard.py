@@ -18,14 +18,14 @@ def fits_here() -> bool:
 
 def ascii_lines() -> Callable[[str], None]:
     """Return what writes lines of nothing but ASCII to stderr."""
-    from app.shell.filters import ascii_text  # loads textual
+    from app.shell.look import ascii_text  # loads textual
 
     return lambda line: say(ascii_text(line))
 
 
 def dashboard_command(path: Path, ascii_only: bool) -> ExitCode:
     """Show a run in the dashboard; the exit code is the run's where it has ended, else 0."""
-    from app.dashboard import run_dashboard  # loads textual
+    from app.dashboard.app import run_dashboard  # loads textual
 
     code = ExitCode(run_dashboard(path, ascii_only))
     tell_of_run(path)

@@ -17,12 +17,12 @@ from app.cli.approval import read_hosts, somebody, stand_behind
 from app.cli.dashboard import ascii_lines, dashboard_command, fits_here, goes_on
 from app.cli.train import TrainRequest, profile_of, resumable, tell, title_of
 from app.console import command_about, say, show_json, show_line, visible
-from app.follow import Follower, follow_lines
+from app.follow import Follower
 from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import Ended
 from app.run_state import RunState, reduce_events
-from app.trackers.start import checked_trackers, start_trackers
+from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS
 from distributed.launcher import DistributedLauncher, resume_run
@@ -36,6 +36,7 @@ from distributed.ssh.connection import Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, MusterError
+from training.event_log import follow_lines
 from training.run_files import is_live
 from training.run_folder import RunFolder
 from training.runs import find_run

@@ -12,7 +12,7 @@ from app.cli.arguments import RunReference
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
-    from app.replay import Replay
+    from app.follow import Replay
 
 
 def replay(
@@ -27,13 +27,13 @@ def replay(
 ) -> ExitCode:
     """Replay a finished run, in its own time or faster."""
     from app.cli.dashboard import fits_here
-    from app.replay import Replay
+    from app.follow import Replay
     from training.runs import find_run
 
     source = Replay(find_run(output, run), speed)
     if not fits_here():
         return _plainly(source, ascii_only)
-    from app.dashboard import run_dashboard  # loads textual, which a pipe does not need
+    from app.dashboard.app import run_dashboard  # loads textual, which a pipe does not need
 
     run_dashboard(source.path, ascii_only, source=source)
     return ExitCode.DONE

@@ -26,7 +26,7 @@ def report(
 ) -> ExitCode:
     """Write a report of a run: one HTML file with its charts, machines, traffic and result."""
     from app.console import say, show_json, show_line, visible
-    from app.html_report import show_report, write_report
+    from app.html_report.page import show_report, write_report
     from training.runs import find_run
 
     folder = find_run(output, run)

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 from app.console import command_about, say, show_json, show_line, visible
-from app.follow import follow_lines
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from distributed.run.run_machines import all_hosts
 from profiles.errors import BadInput, ExitCode
+from training.event_log import follow_lines
 from training.events import RequestEvent, RunEvent, from_line
 from training.run_files import is_live
 from training.run_folder import RunFolder

@@ -23,10 +23,9 @@ from app.console import (
     show_line,
     visible,
 )
-from app.figures import metric_label, metric_text, state_document
+from app.figures import metric_label, metric_text, start_line, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
-from app.start_times import start_line
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_folder import RunFolder

@@ -25,8 +25,7 @@ def track(
 ) -> ExitCode:
     """Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."""
     from app.console import say, show_json, show_line, visible
-    from app.trackers.start import checked_trackers
-    from app.trackers.tracking import Tracking
+    from app.trackers.tracking import Tracking, checked_trackers
     from training.runs import find_run
 
     folder = find_run(output, run)

@@ -11,7 +11,7 @@ from app.console import command_about, command_line, say, say_error, show_json, 
 from app.progress import progress_for
 from app.report import Ended, completed_lines, document, failure_hint, stopped_line
 from app.run_state import reduce_events
-from app.trackers.start import checked_trackers, start_trackers
+from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.preparation.members import room_here
 from profiles.counts import counted

@@ -25,8 +25,8 @@ def web(
 ) -> ExitCode:
     """Show a run, or the guided set-up, in the browser of this machine."""
     from app.console import say, show_line
-    from app.web.serving import listen as listen_on
-    from app.web.serving import serve
+    from app.web.server import listen as listen_on
+    from app.web.server import serve
     from training.runs import find_run
 
     path = find_run(output, run) if run else None

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.dashboard.screen import DashboardScreen
-from app.event_source import EventSource
-from app.shell.base_app import CommandRecord, MusterApp
+from app.follow import Follower
+from app.shell.base_app import MusterApp
+from app.shell.dialogs import CommandRecord
 from profiles.errors import ExitCode
 
 TERMINAL = 1.0
@@ -35,7 +36,7 @@ class DashboardApp(MusterApp):
         ascii_only: nothing but ASCII reaches the terminal.
     """
 
-    def __init__(self, run_dir: Path, source: EventSource | None = None, *, ascii_only: bool = False) -> None:
+    def __init__(self, run_dir: Path, source: Follower | None = None, *, ascii_only: bool = False) -> None:
         super().__init__(ascii_only=ascii_only)
         self.dashboard = DashboardScreen(run_dir, source)
 
@@ -54,7 +55,7 @@ class DashboardApp(MusterApp):
         self.exit()
 
 
-def run_dashboard(run_dir: Path, ascii_only: bool = False, *, source: EventSource | None = None) -> int:
+def run_dashboard(run_dir: Path, ascii_only: bool = False, *, source: Follower | None = None) -> int:
     """Show a run on this terminal until the person leaves, and return the exit code.
 
     It is that of the run where it has ended and everything was read, else 0: the run goes on.

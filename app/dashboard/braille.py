@@ -7,8 +7,11 @@ means, marks under the curve, gaps where there are no values, a logarithmic scal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
 
 from app.run_series import Point
 
@@ -53,8 +56,7 @@ class Window:
         return math.log10(max(value, 1e-300)) if self.log else value
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Neighbouring cells of one style."""
 
     text: str
@@ -112,14 +114,7 @@ class Raster:
     def lines(self) -> Iterator[list[Run]]:
         """Yield the cells from the top line on, neighbours of one style together."""
         for row in range(self.height):
-            runs: list[Run] = []
-            for column in range(self.width):
-                text, style = self._cell(row * self.width + column)
-                if runs and runs[-1].style == style:
-                    runs[-1] = Run(runs[-1].text + text, style)
-                else:
-                    runs.append(Run(text, style))
-            yield runs
+            yield together(self._cell(row * self.width + column) for column in range(self.width))
 
     def _cell(self, place: int) -> tuple[str, str]:
         for layer in (LINE, BAND):
@@ -180,6 +175,11 @@ class Raster:
             self._bits[layer][place] = 0  # what is drawn last keeps its colour
         self._bits[layer][place] = self._bits[layer].get(place, 0) | bit
         self._styles[layer][place] = style
+
+
+def together(cells: Iterable[tuple[str, str]]) -> list[Run]:
+    """Return texts and styles with neighbours of one style joined."""
+    return [Run("".join(text for text, _ in same), style) for style, same in groupby(cells, key=itemgetter(1))]
 
 
 def ticks(window: Window, most: int) -> list[float]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.content import Content
 from textual.widgets import Static
 
-from app.dashboard.braille import Curve, Raster, Window, ticks, window_of
-from app.shell.frame import muster
+from app.dashboard.braille import Curve, Raster, Window, ticks, together, window_of
+from app.shell.frame import app_of
 from app.shell.text import literal
 
 _LEFT = 8
@@ -65,7 +64,7 @@ class Chart(Static):
     def render(self) -> Content:
         width, height = self.content_size
         if self._drawn is None or self._drawn[:3] != (self._data, width, height):
-            plain = muster(self).ascii_only
+            plain = app_of(self).ascii_only
             self._drawn = (self._data, width, height, Content("\n").join(drawn(self._data, width, height, plain)))
         return self._drawn[3]
 
@@ -88,7 +87,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     for row, runs in enumerate(raster.lines()):
         label = f"{labels.get(row, ''):>{_LEFT}.{_LEFT}}"
         edge = ("+" if ascii_only else "┤") if row in labels else wall
-        lines.append(Content.assemble((label + edge, "$text-muted"), *[(run.text, run.style) for run in runs]))
+        lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
     return [*lines, _axis(data, window, across, ascii_only), _steps(window, across)]
 
 
@@ -133,17 +132,7 @@ def _axis(data: ChartData, window: Window, across: int, ascii_only: bool) -> Con
         if 0 <= place <= 1:
             cells[min(across - 1, int(place * across))] = (mark.plain if ascii_only else mark.sign, mark.style)
     corner = "+" if ascii_only else "└"
-    return Content.assemble((" " * _LEFT + corner, "$text-muted"), *_together(cells))
-
-
-def _together(cells: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    runs: list[tuple[str, str]] = []
-    for sign, style in cells:
-        if runs and runs[-1][1] == style:
-            runs[-1] = (runs[-1][0] + sign, style)
-        else:
-            runs.append((sign, style))
-    return runs
+    return Content.assemble((" " * _LEFT + corner, "$text-muted"), *together(cells))
 
 
 def _steps(window: Window, across: int) -> Content:

@@ -12,10 +12,9 @@ from app.dashboard.braille import Curve
 from app.dashboard.chart import Chart, ChartData, value_text
 from app.dashboard.overview import marks
 from app.dashboard.pane import Pane
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.figures import RATES, evaluated_series
-from app.run_curves import names, newest, of_member, of_run
-from app.run_series import Series, smoothed
+from app.run_series import Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
@@ -74,8 +73,6 @@ class Charts(Pane):
         self._zoom = 0
         self._shift = 0.0
         """How far the zoomed part is moved to the left, in parts of its own width."""
-        self._wants_former = False
-        self._picture: Picture | None = None
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -83,15 +80,14 @@ class Charts(Pane):
             yield RowTable(columns, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")
 
-    def show(self, picture: Picture) -> None:
-        self._picture = picture
+    def draw(self, picture: Picture) -> None:
         every = names(picture.state.curves)
         self.query_one(RowTable).show([_row(name, picture) for name in every])
         name = self.query_one(RowTable).cursor
         self.query_one(Chart).show(self._data(name, picture) if name else ChartData(empty=""))
 
     def on_row_table_moved(self) -> None:
-        self._again()
+        self.draw_again()
 
     def press(self, key: str) -> None:
         if key == "l":
@@ -105,15 +101,7 @@ class Charts(Pane):
         elif key in "[]":
             most = 1 / ZOOMS[self._zoom] - 1
             self._shift = min(most, max(0.0, self._shift + (0.5 if key == "[" else -0.5)))
-        self._again()
-
-    def copied(self) -> str:
-        row = self.query_one(RowTable).row
-        return row.plain if row else ""
-
-    def _again(self) -> None:
-        if self._picture is not None:
-            self.show(self._picture)
+        self.draw_again()
 
     def _data(self, name: str, picture: Picture) -> ChartData:
         left, right = self._part(picture)

@@ -1,13 +1,22 @@
-"""What a person asks of the run from the dashboard, and what became of it."""
+"""What a person asks of the run from the dashboard, and what became of it; of a stop, the proof that all is gone."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.dashboard.picture import Picture
-from app.shell.base_app import CommandRecord
+from textual.content import Content
+from textual.widgets import Static
+
+from app.console import command_about
+from app.dashboard.pane import LEVELS
+from app.dashboard.reader import Picture
+from app.shell.dialogs import CommandRecord, Dialog
+from app.shell.frame import app_of
+from app.shell.text import Mark, literal
+from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import without_strange_pythons
 from distributed.hosts.schema import Machine
@@ -17,6 +26,7 @@ from profiles.errors import BadInput, MusterError
 from training.run_files import is_live
 
 HOSTS = "hosts.json"
+_EVERY = 0.25
 
 
 @dataclass(frozen=True)
@@ -104,3 +114,51 @@ class Proof:
             name: answer.message if isinstance(answer, MusterError) else "; ".join(answer)
             for name, answer in found.items()
         }
+
+
+class StopDialog(Dialog):
+    """Shows how a stop goes on; closing it changes nothing."""
+
+    def __init__(self, proof: Proof, picture: Callable[[], Picture]) -> None:
+        super().__init__("Stopping")
+        self._proof, self._picture = proof, picture
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.set_interval(_EVERY, self._draw)
+
+    def _draw(self) -> None:
+        self.query_one("#content Static", Static).update(self.content())
+
+    def content(self) -> Content:
+        picture, plain = self._picture(), app_of(self).ascii_only
+        ended = not picture.live and picture.read
+        if ended:
+            self._proof.run_ended()
+        kept = "" if picture.state.status == "completed" else f"; {picture.state.kept}"
+        lines = [Mark.DONE.show("the run was asked to stop", ascii_only=plain)]
+        if not ended:
+            doing = "the current step is finished, then a snapshot is written"
+            return Content("\n").join([*lines, Mark.WORKING.show(doing, ascii_only=plain)])
+        mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
+        lines.append(mark.show(f"the run has ended ({picture.state.status}){kept}", ascii_only=plain))
+        return Content("\n").join([*lines, *self._proofs(plain), *_next(picture)])
+
+    def _proofs(self, plain: bool) -> list[Content]:
+        if not self._proof.needed:
+            return [Mark.DONE.show("its run folder is free", ascii_only=plain)]
+        if self._proof.answers is None:
+            return [Mark.WORKING.show("asking every machine what is left", ascii_only=plain)]
+        lines = []
+        for name, left in self._proof.answers.items():
+            mark = Mark.PROBLEM if left else Mark.DONE
+            lines.append(Content.assemble(mark.show("", ascii_only=plain), " ", literal(name, "bold"), ": ",
+                                          literal(left or "nothing is left")))  # fmt: skip
+        return lines
+
+
+def _next(picture: Picture) -> list[Content]:
+    if picture.plan is None or picture.state.status == "completed":
+        return []
+    command = command_about(picture.path, "distributed-train", "--resume")
+    return [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]

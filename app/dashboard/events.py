@@ -1,22 +1,23 @@
-"""The sixth tab: what has happened, the newest first."""
+"""The sixth tab: what has happened, the newest first; and happenings as lines, for other tabs."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 
 from textual.app import ComposeResult
+from textual.content import Content
 
 from app.console import bytes_text
 from app.dashboard.chart import value_text
-from app.dashboard.event_words import MARKS, clock_text, what
 from app.dashboard.pane import Pane
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.history import Happening, in_order
-from app.shell.frame import muster
+from app.shell.frame import app_of
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.symbols import Mark
-from app.shell.text import literal
+from app.shell.text import Mark, literal
 from profiles.counts import counted
 
 COLUMNS = (
@@ -25,6 +26,17 @@ COLUMNS = (
     Column("words", "", most=400, least=20),
 )
 MOST_ROWS = 400
+MARKS = {
+    "run": Mark.RUNNING,
+    "machine": Mark.WAITING,
+    "lost": Mark.LOST,
+    "back": Mark.ONLINE,
+    "error": Mark.PROBLEM,
+    "warning": Mark.WARNING,
+    "evaluation": Mark.DONE,
+    "snapshot": Mark.DONE,
+    "request": Mark.CHOSEN,
+}
 
 
 class Events(Pane):
@@ -40,21 +52,17 @@ class Events(Pane):
     def compose(self) -> ComposeResult:
         yield RowTable(COLUMNS, empty="Nothing has happened yet.", id="happened")
 
-    def show(self, picture: Picture) -> None:
+    def draw(self, picture: Picture) -> None:
         state = picture.state
         last = tuple(member.work.syncs for member in state.members.values())
         seen = (state.chronicles, last)
         if seen == self._seen:
             return
         self._seen = seen
-        plain = muster(self).ascii_only
+        plain = app_of(self).ascii_only
         rows = [_row(one, picture, plain) for one in in_order(state.chronicles)[-MOST_ROWS:]]
         together = sorted([*rows, *_syncs(picture, plain)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
-
-    def copied(self) -> str:
-        row = self.query_one(RowTable).row
-        return row.plain if row else ""
 
 
 def _row(one: Happening, picture: Picture, plain: bool) -> tuple[float, Row]:
@@ -84,3 +92,31 @@ def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
             if key not in found or found[key][0] > sync.time:
                 found[key] = row
     return found.values()
+
+
+def clock_text(moment: float) -> str:
+    """``14:03:21``, local; dashes for what is no time."""
+    if not math.isfinite(moment) or not 0 <= moment < 1e11:
+        return "--:--:--"
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def happening_line(one: Happening, picture: Picture, ascii_only: bool) -> Content:
+    """Return time, symbol and words in one line."""
+    words = what(one, picture)
+    bad = one.kind in ("lost", "error")
+    return Content.assemble(
+        (clock_text(one.time), "$text-muted"),
+        "  ",
+        MARKS[one.kind].show("", ascii_only=ascii_only),
+        " ",
+        literal(words, "$text-error" if bad else ""),
+    )
+
+
+def what(one: Happening, picture: Picture) -> str:
+    """Return the words, with machine and step where they are not said."""
+    name = picture.name(one.member) if one.member >= 0 else ""
+    who = f"{name}: " if name and name not in one.text and one.kind not in ("evaluation",) else ""
+    at = f" (step {one.step})" if one.step >= 0 and one.kind in ("evaluation", "warning", "error") else ""
+    return f"{who}{one.text}{at}"

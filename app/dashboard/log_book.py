@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +28,7 @@ MOST_FILES = 256
 Level = Literal["error", "warning", "info"]
 _ERROR = re.compile(r"error\b|exception\b|\b(critical|fatal|traceback)\b", re.IGNORECASE)
 _WARNING = re.compile(r"warn(ing)?\b", re.IGNORECASE)
-_TIME = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(?:(Z)|([+-]\d\d):?(\d\d))?\]?\s+")
+_TIME = re.compile(r"^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(?:(Z)|([+-]\d\d):?(\d\d))?\]?\s+")
 
 
 @dataclass(frozen=True)
@@ -143,24 +143,13 @@ def _by_time(found: Iterable[tuple[str, str]]) -> list[tuple[str, float | None, 
 
 
 def time_of(text: str) -> tuple[float | None, str]:
-    """Return the time at the beginning of a line, and the rest of it."""
+    """Return the time at the beginning of a line, and the rest of it; without a zone it is local."""
     match = _TIME.match(text)
     if match is None:
         return None, text
+    said, fraction, utc, hours, minutes = match.groups(default="")
+    zone = "+00:00" if utc else f"{hours}:{minutes}" if hours else ""
     try:
-        said = datetime.fromisoformat(match[1].replace(",", ".").ljust(19)[:19])
-    except ValueError:
-        return None, text
-    fraction = match[1].replace(",", ".")[19:]
-    try:
-        return said.replace(tzinfo=_zone(match)).timestamp() + float(fraction or 0), text[match.end() :]
+        return datetime.fromisoformat(f"{said}.{fraction:0<6}{zone}").timestamp(), text[match.end() :]
     except (ValueError, OverflowError, OSError):  # a zone or a year that no clock has
         return None, text
-
-
-def _zone(match: re.Match[str]) -> timezone | None:
-    """Return the zone that a line names; without one it is in the time of this machine."""
-    if match[3]:
-        hours, minutes = int(match[3]), int(match[4])
-        return timezone(timedelta(hours=hours, minutes=-minutes if match[3][0] == "-" else minutes))
-    return timezone.utc if match[2] else None

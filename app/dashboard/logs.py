@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,15 +17,13 @@ from textual.visual import Visual
 from textual.widgets import Input
 
 from app.console import visible
-from app.dashboard.event_words import clock_text, what
+from app.dashboard.events import clock_text, what
 from app.dashboard.log_book import LogLine
-from app.dashboard.pane import Pane
-from app.dashboard.picture import Picture
-from app.dashboard.words import Words
-from app.shell.frame import muster
+from app.dashboard.pane import Pane, Words
+from app.dashboard.reader import Picture
+from app.shell.frame import app_of
 from app.shell.keys import Key
-from app.shell.symbols import Mark
-from app.shell.text import literal
+from app.shell.text import Mark, literal
 from app.verdict import problems
 from profiles.counts import counted
 
@@ -111,16 +110,10 @@ class LogView(ScrollView, can_focus=True):
     def _content(self, line: LogLine) -> Content:
         words = literal(visible(line.text)[self._shift :], _STYLES[line.level])
         if self._wanted:
-            words = words.highlight_regex(_literally(self._wanted), style="reverse")
+            words = words.highlight_regex(f"(?i){re.escape(self._wanted)}", style="reverse")
         name = literal(line.machine, "$text-primary").truncate(_NAME, ellipsis=True)
         at = f"{clock_text(line.time)} " if line.time is not None else ""
         return Content.assemble((at, "$text-muted"), name, " " * (_NAME + 1 - name.cell_length), words)
-
-
-def _literally(text: str) -> str:
-    import re  # only while somebody searches
-
-    return f"(?i){re.escape(text)}"
 
 
 class SearchLine(Input):
@@ -168,7 +161,6 @@ class Logs(Pane):
         super().__init__(id=id)
         self._machine = ""
         self._level = 0
-        self._picture: Picture | None = None
         self._sieved: tuple[object, list[LogLine]] = ((), [])
 
     def compose(self) -> ComposeResult:
@@ -177,10 +169,9 @@ class Logs(Pane):
         yield LogView(id="lines")
         yield SearchLine(placeholder="search: only lines that contain this; esc ends it", select_on_focus=False)
 
-    def show(self, picture: Picture) -> None:
-        self._picture = picture
+    def draw(self, picture: Picture) -> None:
         cause = self.query_one("#cause", Words)
-        pinned = root_cause(picture, muster(self).ascii_only)
+        pinned = root_cause(picture, app_of(self).ascii_only)
         cause.display = pinned is not None
         if pinned is not None:
             cause.show(pinned)
@@ -192,18 +183,18 @@ class Logs(Pane):
     def press(self, key: str) -> None:
         if key == "l":
             self._level = (self._level + 1) % len(self.LEVELS)
-        elif key == "m" and self._picture is not None:
-            machines = ["", *sorted({line.machine for line in self._picture.lines})]
+        elif key == "m" and self.picture is not None:
+            machines = ["", *sorted({line.machine for line in self.picture.lines})]
             place = machines.index(self._machine) if self._machine in machines else 0
             self._machine = machines[(place + 1) % len(machines)]
-        self._again()
+        self.draw_again()
 
     def search(self) -> None:
         """Open the line that asks what to search for."""
         self.query_one(SearchLine).open()
 
     def on_input_changed(self) -> None:
-        self._again()
+        self.draw_again()
 
     def on_input_submitted(self) -> None:
         self.query_one(SearchLine).close()
@@ -211,10 +202,6 @@ class Logs(Pane):
     def copied(self) -> str:
         line = self.query_one(LogView).line_at(self.query_one(LogView).size.height - 1)
         return line.text if line else ""
-
-    def _again(self) -> None:
-        if self._picture is not None:
-            self.show(self._picture)
 
     def _sieve(self, lines: Sequence[LogLine], wanted: str) -> list[LogLine]:
         key = (lines[-1].number if lines else 0, len(lines), wanted, self._machine, self._level)

@@ -10,15 +10,15 @@ from textual.content import Content
 
 from app.console import bytes_text
 from app.dashboard.chart import value_text
-from app.dashboard.pane import Pane, age_of, seconds_text, shares_bar, state_of
-from app.dashboard.picture import Picture
-from app.dashboard.words import Words
+from app.dashboard.pane import Pane, Words, age_of, seconds_text, shares_bar, state_of
+from app.dashboard.reader import Picture
 from app.member_state import MemberState
-from app.shell.frame import muster
+from app.shell.frame import app_of
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
 from app.verdict import lag, slowest
+from training.events import MachineEvent
 
 COLUMNS = (
     Column("name", "machine", most=18, least=8),
@@ -62,9 +62,9 @@ class Machines(Pane):
         yield Words(id="who")
         yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
 
-    def show(self, picture: Picture) -> None:
+    def draw(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
-        columns, rows = table_of(picture, muster(self).ascii_only)
+        columns, rows = table_of(picture, app_of(self).ascii_only)
         self.query_one(RowTable).show(rows, columns=columns)
 
     @property
@@ -72,10 +72,6 @@ class Machines(Pane):
         """Rank of the machine under the cursor."""
         key = self.query_one(RowTable).cursor
         return int(key) if key else None
-
-    def copied(self) -> str:
-        row = self.query_one(RowTable).row
-        return row.plain if row else ""
 
 
 def who_is_slow(picture: Picture) -> Content:
@@ -92,16 +88,12 @@ def who_is_slow(picture: Picture) -> Content:
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
-    own, rest = _seconds(compute[brake.rank]), _seconds(statistics.fmean(others))
+    own, rest = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
         f" is the slowest: {own} of computing a step, the others {rest}",
         (f"; they wait {idle:.0%} of their time", "$text-muted"),
     )  # fmt: skip
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def table_of(picture: Picture, plain: bool = False) -> tuple[list[Column], list[Row]]:
@@ -128,6 +120,8 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
     since = None if member.since is None else max(0.0, picture.now - member.since)
+    load = member.machine
+    here = None if member.status in _AWAY else load
     cells = (
         literal(picture.name(member.rank), "bold"),
         state_of(member, picture, plain),
@@ -139,27 +133,27 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
         shares_bar(member, _BAR, plain) if busy else Content(""),
         literal(f"{wait:.0%}" if busy and wait == wait else "-"),
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
-        _memory(member),
-        _heat(member),
-        literal("-" if member.watts is None or member.status in _AWAY else value_text(member.watts, "W")),
+        _memory(load),
+        _heat(here),
+        literal("-" if here is None or here.watts is None else value_text(here.watts, "W")),
         literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
-        literal("-" if member.cpu_percent is None else f"{member.cpu_percent:.0f} %"),
+        literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return Row(str(member.rank), cells, _details(member))
 
 
-def _memory(member: MemberState) -> Content:
-    if not member.memory_used:
+def _memory(load: MachineEvent | None) -> Content:
+    if load is None or not load.memory_used:
         return literal("-")
-    full = member.memory_total and member.memory_used > 0.9 * member.memory_total
-    return literal(bytes_text(member.memory_used), "$text-warning" if full else "")
+    full = load.memory_total and load.memory_used > 0.9 * load.memory_total
+    return literal(bytes_text(load.memory_used), "$text-warning" if full else "")
 
 
-def _heat(member: MemberState) -> Content:
-    if member.celsius is None or member.status in _AWAY:
+def _heat(load: MachineEvent | None) -> Content:
+    if load is None or load.celsius is None:
         return literal("-")
-    return literal(f"{member.celsius:.0f}°C", "$text-warning" if member.throttled else "")
+    return literal(f"{load.celsius:.0f}°C", "$text-warning" if load.throttled else "")
 
 
 def _details(member: MemberState) -> tuple[Content, ...]:
@@ -173,7 +167,8 @@ def _details(member: MemberState) -> tuple[Content, ...]:
         lines.append(literal(f"was lost {times}, and came back", "$text-muted"))
     if member.throttled and member.active:
         lines.append(literal("slowed down by heat", "$text-warning"))
-    if member.on_mains is False and member.active:
-        left = "" if member.battery_percent is None else f", {member.battery_percent:.0f} %"
+    if member.machine is not None and member.machine.on_mains is False and member.active:
+        battery = member.machine.battery_percent
+        left = "" if battery is None else f", {battery:.0f} %"
         lines.append(literal(f"runs on its battery{left}", "$text-warning"))
     return tuple(lines)

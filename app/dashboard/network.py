@@ -10,9 +10,8 @@ from textual.content import Content
 
 from app.console import bytes_text
 from app.dashboard.chart import value_text
-from app.dashboard.pane import Pane
-from app.dashboard.picture import Picture
-from app.dashboard.words import Words
+from app.dashboard.pane import Pane, Words
+from app.dashboard.reader import Picture
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
@@ -34,6 +33,7 @@ COLUMNS = (
 _WORTH = 1.05
 """Predicted gain from which on another way is worth a line."""
 _SHOWN = 64
+_NONE_YET = "Synchronisations appear here as they happen."
 
 
 class Network(Pane):
@@ -53,22 +53,13 @@ class Network(Pane):
         yield Words(id="sums")
         yield RowTable(COLUMNS, id="syncs")
 
-    def show(self, picture: Picture) -> None:
+    def draw(self, picture: Picture) -> None:
         self.query_one("#sums", Words).show(Content("\n").join([*_sums(picture), *advice(picture)]))
         table = self.query_one(RowTable)
-        table.say_when_empty(literal(_nothing(picture), "$text-muted"))
+        none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
+        table.say_when_empty(literal(none, "$text-muted"))
         planned = picture.planned.exchange if picture.planned else 0.0
         table.show([_row(rank, syncs, picture, planned) for rank, syncs in _rounds(picture)])
-
-    def copied(self) -> str:
-        row = self.query_one(RowTable).row
-        return row.plain if row else ""
-
-
-def _nothing(picture: Picture) -> str:
-    if picture.expected == 1:
-        return "One machine alone exchanges nothing."
-    return "Synchronisations appear here as they happen."
 
 
 def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, SyncEvent]]]]:

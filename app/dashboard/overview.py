@@ -13,19 +13,16 @@ from textual.content import Content
 from app.console import duration_text
 from app.dashboard.braille import Curve
 from app.dashboard.chart import Chart, ChartData, Mark, value_text
-from app.dashboard.event_words import happening_line
-from app.dashboard.pane import Pane, shares_bar, sparks, state_of
-from app.dashboard.picture import Picture
-from app.dashboard.words import Words
+from app.dashboard.events import happening_line
+from app.dashboard.pane import Pane, Words, shares_bar, sparks, state_of
+from app.dashboard.reader import Picture
 from app.figures import course, evaluated_series
 from app.history import in_order
 from app.member_state import TROUBLE, MemberState
-from app.run_curves import names, of_run
-from app.run_series import smoothed
+from app.run_series import names, of_run, smoothed
 from app.run_state import RunState, machine_changes
-from app.shell.frame import muster
-from app.shell.symbols import bar
-from app.shell.text import literal
+from app.shell.frame import app_of
+from app.shell.text import bar, literal
 
 SMOOTHING = 0.8
 _BESIDE = 62
@@ -63,8 +60,8 @@ class Overview(Pane):
         yield Words(id="strips")
         yield Words(id="latest")
 
-    def show(self, picture: Picture) -> None:
-        state, plain = picture.state, muster(self).ascii_only
+    def draw(self, picture: Picture) -> None:
+        state, plain = picture.state, app_of(self).ascii_only
         width, height = self.size
         self.query_one("#progress", Words).show(_progress(state, picture.now, width, plain))
         self.query_one("#loss", Chart).show(loss_chart(picture))

@@ -1,4 +1,4 @@
-"""What the tabs have in common, and how members look on several of them."""
+"""What the tabs have in common: texts that are drawn when they change, and how members look on several of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import ClassVar
 
 from textual.containers import Vertical
 from textual.content import Content
+from textual.widgets import Static
 
 from app.dashboard.braille import sparkline
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.member_state import MemberState
-from app.run_curves import of_member
-from app.run_series import Series
+from app.run_series import Series, of_member
 from app.shell.keys import Key
-from app.shell.symbols import Mark
+from app.shell.row_table import RowTable
+from app.shell.text import Mark
 from app.verdict import Level, age
 
 LEVELS: dict[Level, Mark] = {
@@ -35,8 +36,23 @@ _STATES = {
 }
 
 
+class Words(Static):
+    """A text that is drawn only when it has changed: a picture comes twice a second, and most of it is the last one."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(markup=False, id=id, classes=classes)
+        self._shown = Content("")
+        self.auto_links = False
+
+    def show(self, content: Content) -> None:
+        """Show another content; does nothing where it is the same."""
+        if not content.is_same(self._shown):
+            self._shown = content
+            self.update(content)
+
+
 class Pane(Vertical):
-    """One tab."""
+    """One tab. A subclass says in :meth:`draw` how a picture looks."""
 
     SCOPED_CSS = False
     KEYS: ClassVar[tuple[Key, ...]] = ()
@@ -44,15 +60,28 @@ class Pane(Vertical):
     ABOUT: ClassVar[str] = ""
     """What this tab shows, for the help."""
 
+    picture: Picture | None = None
+    """What is shown."""
+
     def show(self, picture: Picture) -> None:
+        """Show another picture."""
+        self.picture = picture
+        self.draw(picture)
+
+    def draw(self, picture: Picture) -> None:
         """Draw a picture."""
+
+    def draw_again(self) -> None:
+        """Draw the same picture after a key has changed how it is to look."""
+        if self.picture is not None:
+            self.draw(self.picture)
 
     def press(self, key: str) -> None:
         """Do what a key of :attr:`KEYS` means."""
 
     def copied(self) -> str:
-        """Return what ``y`` copies from here; empty: nothing of its own."""
-        return ""
+        """Return what ``y`` copies from here: the row under the cursor; empty: nothing of its own."""
+        return next((table.row.plain for table in self.query(RowTable) if table.row), "")
 
 
 def state_of(member: MemberState, picture: Picture, ascii_only: bool) -> Content:
@@ -97,15 +126,10 @@ def resampled(series: Series, last: int, width: int) -> list[float | None]:
             sums[place] += bucket.mean
             counts[place] += 1
     found: list[float | None] = [sums[n] / counts[n] if counts[n] else None for n in range(width)]
-    stretch = last + 1 < width  # fewer steps than cells: what lies between two steps is no gap
-    return _filled(found) if stretch else found
-
-
-def _filled(values: list[float | None]) -> list[float | None]:
-    filled: list[float | None] = []
-    for value in values:
-        filled.append(value if value is not None else (filled[-1] if filled else None))
-    return filled
+    if last + 1 < width:  # fewer steps than cells: what lies between two steps is no gap
+        for place in range(1, width):
+            found[place] = found[place - 1] if found[place] is None else found[place]
+    return found
 
 
 def shares_bar(member: MemberState, cells: int, ascii_only: bool) -> Content:

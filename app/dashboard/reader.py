@@ -10,17 +10,19 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from app.dashboard.log_book import LogBook
-from app.dashboard.picture import Former, Picture
-from app.event_source import EventSource
+from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
+from app.member_state import changed
 from app.report import Ended
-from app.run_curves import names, of_run
+from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
-from distributed.planning.document import Planning
+from app.verdict import Alone
+from distributed.planning.document import Candidate, Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event
@@ -40,6 +42,65 @@ BREATH = 512
 _BREATHER = 0.002
 
 
+@dataclass(frozen=True)
+class Former:
+    """The curves of a former run, to be laid under."""
+
+    name: str
+    curves: Mapping[str, Series]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A run at one moment."""
+
+    path: Path
+    state: RunState = field(default_factory=RunState)
+    now: float = 0.0
+    """The present by the clock of the events."""
+    plan: RunPlan | None = None
+    metadata: RunMetadata | None = None
+    planning: Planning | None = None
+    live: bool = True
+    read: bool = False
+    """Whether everything that was there at the start has been read."""
+    events: int = 0
+    heard: Mapping[int, float] = field(default_factory=dict)
+    """Seconds since each member was last heard of, for those heard of while we watched."""
+    lines: tuple[LogLine, ...] = ()
+    former: Former | None = None
+    ended: Ended | None = None
+    damage: str = ""
+    """What is wrong with the folder; empty if nothing is."""
+
+    @property
+    def expected(self) -> int:
+        """How many members there should be."""
+        return max(self.plan.world_size if self.plan else 0, len(self.state.members))
+
+    @property
+    def planned(self) -> Candidate | None:
+        """What the planner predicted for the way that this run takes; ``None`` where it could not."""
+        best = self.planning.best if self.planning else None
+        return best if best is not None and best.predicted else None
+
+    @property
+    def alone(self) -> Alone | None:
+        """The best single machine, as it was predicted."""
+        singles = [one for one in self.planning.ranking if one.choice.alone and one.fits] if self.planning else []
+        best = max(singles, key=lambda one: one.samples_per_second, default=None)
+        return Alone(best.choice.members[0], best.samples_per_second) if best else None
+
+    def name(self, rank: int) -> str:
+        """Return the name of a member."""
+        member = self.state.members.get(rank)
+        if member is not None and member.name:
+            return member.name
+        if self.plan is not None and 0 <= rank < self.plan.world_size:
+            return self.plan.members[rank].name
+        return f"member {rank}" if rank >= 0 else "run"
+
+
 class RunReader:
     """Keeps :attr:`picture` up to date until it is closed.
 
@@ -48,24 +109,16 @@ class RunReader:
         source: where events come from; ``None``: the folder.
     """
 
-    def __init__(self, path: Path, source: EventSource | None = None) -> None:
-        self.path = path
-        self._given = source
-        self._source: EventSource | None = source
-        self._state = RunState()
-        self._events = 0
-        self._read = False
+    def __init__(self, path: Path, source: Follower | None = None) -> None:
+        self._given = self._source = source
+        self._known = Picture(path)
+        """All that does not depend on the moment; both threads write into it, by :meth:`_note`."""
+        self._writing = threading.Lock()
         self._heard: dict[int, float] = {}
-        self._ended: Ended | None = None
-        self._damage = ""
-        self._plan: RunPlan | None = None
-        self._metadata: RunMetadata | None = None
-        self._planning: Planning | None = None
         self._last_alive = time.monotonic()
         self._logs = LogBook(path / "logs")
         self._former: list[Path] | None = None
         self._former_place = -1
-        self._former_shown: Former | None = None
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"dashboard-{target.__name__.strip('_')}", daemon=True)
@@ -84,46 +137,34 @@ class RunReader:
     @property
     def picture(self) -> Picture:
         """The run at this moment."""
-        heard, now = dict(self._heard), time.monotonic()
-        return Picture(
-            path=self.path,
-            state=self._state_in_the_end(),
-            now=self._now(),
-            plan=self._plan,
-            metadata=self._metadata,
-            planning=self._planning,
-            live=self._alive,
-            read=self._read,
-            events=self._events,
+        known, heard, now = self._known, dict(self._heard), time.monotonic()
+        live = self._given is not None or now - self._last_alive < GRACE
+        return replace(
+            known,
+            state=self._state_in_the_end(known, live),
+            now=self._source.now() if self._source is not None else time.time(),
+            live=live,
             heard={rank: now - at for rank, at in heard.items()},
-            lines=self._logs.lines,
-            former=self._former_shown,
-            ended=self._ended,
-            damage=self._damage,
         )
+
+    def _note(self, **changes: Any) -> None:
+        with self._writing:
+            self._known = changed(self._known, **changes)
 
     def next_former(self) -> None:
         """Lay the next older run of the same profile under the curves, or none after the last; reads in a thread."""
         threading.Thread(target=self._load_former, name="dashboard-former", daemon=True).start()
 
-    @property
-    def _alive(self) -> bool:
-        """Whether somebody works on it, or it is played again."""
-        return self._given is not None or time.monotonic() - self._last_alive < GRACE
-
-    def _state_in_the_end(self) -> RunState:
+    def _state_in_the_end(self, known: Picture, live: bool) -> RunState:
         """Return the state, with the end that the metadata tell, or nobody told, where no event could be written."""
-        state, metadata = self._state, self._metadata
-        if self._given is not None and self._ended is not None:
-            return self._ended.state
-        if self._alive or not self._read:
+        state, metadata = known.state, known.metadata
+        if self._given is not None and known.ended is not None:
+            return known.ended.state
+        if live or not known.read:
             return state
         if metadata is None or metadata.status not in FINAL:
             return at_its_end(state, INTERRUPTED)
         return at_its_end(state, metadata.status, metadata.error_message)
-
-    def _now(self) -> float:
-        return self._source.now() if self._source is not None else time.time()
 
     # ----------------------------------------------------------------------------------------------------- events
 
@@ -133,60 +174,59 @@ class RunReader:
             if self._closed.is_set():
                 return
             if event is None:
-                self._read = True
+                self._note(read=True)
                 since_breath = 0
                 continue
-            self._state = apply(self._state, event)
-            self._events += 1
-            if self._read and event.member is not None:
+            self._note(state=apply(self._known.state, event), events=self._known.events + 1)
+            if self._known.read and event.member is not None:
                 self._heard[event.member] = time.monotonic()
             since_breath += 1
             if since_breath >= BREATH:
                 since_breath = 0
                 time.sleep(_BREATHER)
-        self._read = True
+        self._note(read=True)
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
-                self._ended = self._source.ended(self._state)
+                self._note(ended=self._source.ended(self._known.state))
 
     def _all_events(self) -> Iterator[Event | None]:
+        path = self._known.path
         try:
             if self._source is None:
-                self._source = Follower(self.path)
-            self._plan = self._source.plan
+                self._source = Follower(path)
+            self._note(plan=self._source.plan)
             yield from self._source.events()
         except (MusterError, OSError) as error:
-            self._damage = error.message if isinstance(error, MusterError) else f"{self.path}: {error.strerror}"
+            self._note(damage=error.message if isinstance(error, MusterError) else f"{path}: {error.strerror}")
             if self._given is None:
                 self._source = None
-                yield from read_events(self.path / "events.jsonl")
+                yield from read_events(path / "events.jsonl")
 
     # ------------------------------------------------------------------------------------------------------- files
 
     def _look(self) -> None:
+        path = self._known.path
         while not self._closed.is_set():
-            if is_live(self.path):
+            if is_live(path):
                 self._last_alive = time.monotonic()
             with contextlib.suppress(MusterError, OSError):
-                self._metadata = read_metadata(self.path)
-            self._look_at_plans()
-            self._logs.look()
+                self._note(metadata=read_metadata(path))
+            if self._known.plan is None:
+                with contextlib.suppress(BadInput):
+                    self._note(plan=read_plan(path / "plan.json"))
+            if self._known.planning is None and (path / PLANNING).is_file():
+                with contextlib.suppress(BadInput):
+                    self._note(planning=Planning.read(path / PLANNING))
+            if self._logs.look():
+                self._note(lines=self._logs.lines)
             self._closed.wait(LOOK)
-
-    def _look_at_plans(self) -> None:
-        if self._plan is None:
-            with contextlib.suppress(BadInput):
-                self._plan = read_plan(self.path / "plan.json")
-        if self._planning is None and (self.path / PLANNING).is_file():
-            with contextlib.suppress(BadInput):
-                self._planning = Planning.read(self.path / PLANNING)
 
     def _load_former(self) -> None:
         if self._former is None:
             self._former = self._runs_like_this()
         self._former_place = -1 if self._former_place + 1 >= len(self._former) else self._former_place + 1
         if self._former_place < 0:
-            self._former_shown = None
+            self._note(former=None)
             return
         path = self._former[self._former_place]
         state = RunState()
@@ -194,11 +234,13 @@ class RunReader:
             state = apply(state, event)
             if self._closed.is_set():
                 return
-        self._former_shown = Former(path.name[:20], {name: of_run(state.curves, name) for name in names(state.curves)})
+        curves = {name: of_run(state.curves, name) for name in names(state.curves)}
+        self._note(former=Former(path.name[:20], curves))
 
     def _runs_like_this(self) -> list[Path]:
-        profile = self._plan.profile.name if self._plan else ""
+        path, plan = self._known.path, self._known.plan
+        profile = plan.profile.name if plan else ""
         with contextlib.suppress(BadInput):
-            runs = list_runs(Path(os.path.abspath(self.path)).parent)
-            return [run.path for run in runs if run.profile == profile and run.path.name < self.path.name]
+            runs = list_runs(Path(os.path.abspath(path)).parent)
+            return [run.path for run in runs if run.profile == profile and run.path.name < path.name]
         return []

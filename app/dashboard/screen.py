@@ -16,20 +16,19 @@ from textual.widgets import ContentSwitcher
 
 from app.console import command_about, visible
 from app.dashboard.charts import Charts
-from app.dashboard.commands import Commands, Proof
+from app.dashboard.commands import Commands, Proof, StopDialog
 from app.dashboard.events import Events
 from app.dashboard.logs import Logs
 from app.dashboard.machines import Machines
 from app.dashboard.network import Network
 from app.dashboard.overview import Overview
-from app.dashboard.pane import LEVELS, Pane
-from app.dashboard.picture import Picture
-from app.dashboard.reader import RunReader
-from app.dashboard.words import Words
-from app.event_source import EventSource
+from app.dashboard.pane import LEVELS, Pane, Words
+from app.dashboard.reader import Picture, RunReader
+from app.follow import Follower
 from app.history import because
 from app.shell.base_screen import BaseScreen
-from app.shell.frame import muster
+from app.shell.dialogs import QuestionDialog, TextDialog
+from app.shell.frame import app_of
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
@@ -82,26 +81,17 @@ class DashboardScreen(BaseScreen):
     DashboardScreen Pane { height: 100%; padding-top: 1; }
     """
 
-    def __init__(self, run_dir: Path, source: EventSource | None = None) -> None:
+    def __init__(self, run_dir: Path, source: Follower | None = None) -> None:
         super().__init__()
         self._reader = RunReader(run_dir, source)
-        self._commands = Commands(run_dir)
-        self._picture = Picture(run_dir)
+        self.commands = Commands(run_dir)
+        self.picture = Picture(run_dir)
+        """What is painted at the moment."""
         self._frozen = False
         self._replay = source is not None
         self._tab = "overview"
 
     # ------------------------------------------------------------------------------------------------- the frame
-
-    @property
-    def picture(self) -> Picture:
-        """What is painted at the moment."""
-        return self._picture
-
-    @property
-    def commands(self) -> Commands:
-        """What was asked of the run from here."""
-        return self._commands
 
     def body(self) -> ComposeResult:
         yield Words(id="tabs")
@@ -122,7 +112,7 @@ class DashboardScreen(BaseScreen):
 
     def _paint_first(self) -> None:
         self._paint()
-        if not self._picture.read and self._picture.events < 2000:
+        if not self.picture.read and self.picture.events < 2000:
             self.set_timer(FIRST, self._paint_first)
 
     def on_resize(self) -> None:
@@ -130,7 +120,7 @@ class DashboardScreen(BaseScreen):
             self._draw()
 
     def title_line(self) -> Content:
-        picture = self._picture
+        picture = self.picture
         plan = picture.plan
         name = plan.profile.name if plan else picture.path.name
         how = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
@@ -155,7 +145,7 @@ class DashboardScreen(BaseScreen):
             report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
             leave = Key("d", "detach", "Leave", "Leave.")
             rest = (report, leave, *[key for key in self.KEYS if key.action not in (*gone, "report", "detach")])
-        elif self._picture.state.status == "paused":
+        elif self.picture.state.status == "paused":
             rest = tuple(Key("p", "pause", "Go on", "Go on.") if key.key == "p" else key for key in rest)
         return (rest[0], *own, *rest[1:])
 
@@ -164,10 +154,10 @@ class DashboardScreen(BaseScreen):
 
     def headless(self) -> str:
         words = ("logs", "-f") if self._tab == "logs" else ("attach", "--plain")
-        return command_about(self._picture.path, *words)
+        return command_about(self.picture.path, *words)
 
     def copied(self) -> str:
-        return self._pane.copied() or (self._picture.plan.run_id if self._picture.plan else str(self._picture.path))
+        return self._pane.copied() or (self.picture.plan.run_id if self.picture.plan else str(self.picture.path))
 
     def leave_question(self) -> str:
         return "The run goes on without this screen. Leave it?" if self._alive else ""
@@ -176,7 +166,7 @@ class DashboardScreen(BaseScreen):
 
     @property
     def _alive(self) -> bool:
-        return self._picture.live and not self._replay and self._picture.state.ended is None
+        return self.picture.live and not self._replay and self.picture.state.ended is None
 
     @property
     def _pane(self) -> Pane:
@@ -186,11 +176,11 @@ class DashboardScreen(BaseScreen):
         newest = self._reader.picture
         self._tell(newest)
         if not self._frozen:
-            self._picture = newest
+            self.picture = newest
             self._draw()
 
     def _draw(self) -> None:
-        picture = self._picture
+        picture = self.picture
         self.refresh_frame()
         self.query_one("#verdict", Words).show(self._verdict_line(picture))
         self._pane.show(picture)
@@ -202,13 +192,13 @@ class DashboardScreen(BaseScreen):
         if picture.damage and not picture.state.members:
             said = Verdict("bad", "Damaged", (picture.damage,))
         mark = LEVELS[said.level]
-        parts = [mark.show(said.word, ascii_only=muster(self).ascii_only).stylize("bold")]
+        parts = [mark.show(said.word, ascii_only=app_of(self).ascii_only).stylize("bold")]
         parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")
                   for place, part in enumerate(said.parts)]  # fmt: skip
         return Content(" · ").join(parts)
 
     def _tell(self, picture: Picture) -> None:
-        for asked in self._commands.news(picture):
+        for asked in self.commands.news(picture):
             if asked.outcome == "accepted":
                 continue  # that it was asked for was said; what becomes of it is yet to come
             words = because(f"{asked.text} {asked.outcome}", asked.message)
@@ -274,11 +264,9 @@ class DashboardScreen(BaseScreen):
         self._confirm("Stop training on all machines, with a snapshot?", "Stop", self._stop)
 
     def _stop(self) -> None:
-        from app.dashboard.stop_dialog import StopDialog  # only when asked for
-
         if self._ask("stop"):
-            plan = self._picture.plan
-            proof = Proof(self._picture.path, plan.run_id if plan else "")
+            plan = self.picture.plan
+            proof = Proof(self.picture.path, plan.run_id if plan else "")
             self.app.push_screen(StopDialog(proof, lambda: self._reader.picture))
 
     def action_drop(self) -> None:
@@ -289,15 +277,13 @@ class DashboardScreen(BaseScreen):
             return
         rank = self.query_one(Machines).selected
         if rank is not None:
-            name = self._picture.name(rank)
+            name = self.picture.name(rank)
             question = f"Drop {visible(name)}? The others continue."
             self._confirm(question, "Drop it", lambda: self._ask("drop", name))
 
     def action_add(self) -> None:
         """Ask which machine is to take part."""
-        from app.shell.entry import TextDialog  # only when asked for
-
-        away = [(m.name, f"{m.status} {m.message}".strip()) for m in self._picture.state.members.values()
+        away = [(m.name, f"{m.status} {m.message}".strip()) for m in self.picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
         other = "user@host of another one"
         about = (literal(f"A machine of this run that is away, or {other}." if away else f"None is away: {other}."),)
@@ -308,7 +294,7 @@ class DashboardScreen(BaseScreen):
         if text is None:
             return
         text = text.strip()
-        if any(member.name == text for member in self._picture.state.members.values()):
+        if any(member.name == text for member in self.picture.state.members.values()):
             self._ask("add", text)
             return
         try:
@@ -321,19 +307,17 @@ class DashboardScreen(BaseScreen):
         self.run_worker(self._report, thread=True, exclusive=True, group="report")
 
     def _report(self) -> None:
-        from app.html_report import open_report, served_report  # only when asked for
+        from app.html_report.page import open_report, served_report  # only when asked for
 
         if address := served_report():
             self.app.call_from_thread(self.app.open_url, address)
             return
         try:
-            self.app.call_from_thread(self._say, open_report(self._picture.path), "information", 8)
+            self.app.call_from_thread(self._say, open_report(self.picture.path), "information", 8)
         except MusterError as error:
             self.app.call_from_thread(self._say, error.message, "error", 8)
 
     def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
-        from app.shell.dialogs import QuestionDialog  # only when asked for
-
         if not self._alive:
             self._say("this is a replay" if self._replay else "this run has ended")
             return
@@ -345,7 +329,7 @@ class DashboardScreen(BaseScreen):
         self.app.push_screen(QuestionDialog(question, yes, "No"), answered)
 
     def _ask(self, action: Action, machine: str = "", entry: Machine | None = None) -> bool:
-        wrong = "this is a replay" if self._replay else self._commands.ask(action, time.time(), machine, entry)
+        wrong = "this is a replay" if self._replay else self.commands.ask(action, time.time(), machine, entry)
         if wrong:
             self._say(wrong)
         else:

@@ -6,15 +6,14 @@ A chart that has nothing to show is left out.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.console import visible
 from app.figures import RATES, metric_label
 from app.html_report.evidence import Evidence
-from app.run_curves import evaluated, of_member, of_run
-from app.run_series import Point, coarser
+from app.run_series import Series, coarser, evaluated, of_member, of_run
 from app.run_state import RunState, machine_changes
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
@@ -23,6 +22,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
 _SHOWN_MARKS = 12
 THROUGHPUT_POINTS = 80
 """Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
+_THROUGHPUT_NOTE = "Samples a second of training time, all machines together; evaluations and snapshots are not in it."
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ def label(text: object) -> str:
 def charts_of(evidence: Evidence) -> list[Chart]:
     """Return the charts that have something to show."""
     state = evidence.state
-    rate = of_run(state.curves, "samples/s")
+    rate, learning_rate = of_run(state.curves, "samples/s"), of_run(state.curves, "learning rate")
     width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
     every = (
         _loss(evidence),
-        _rates(state),
-        _other_metrics(state),
-        _learning_rate(of_run(state.curves, "learning rate").points()),
-        _throughput(coarser(rate, width).points()),
+        _metrics(state, rates=True),
+        _metrics(state, rates=False),
+        _line("learning-rate", learning_rate, ORANGE, "learning rate", "learning rate", exponentformat="e"),
+        _line("throughput", coarser(rate, width), GREEN, "samples/s", "all machines", _THROUGHPUT_NOTE),
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),
@@ -135,32 +135,26 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
     return {"shapes": lines, "annotations": texts}
 
 
-def _rates(state: RunState) -> Chart | None:
-    shown = {(split, name) for split, name in _metrics(state) if name in RATES}
-    names = sorted({metric_label(name) for _, name in shown})
-    note = "Measured on data that is not used for training."
-    layout = _over_steps("per cent", rangemode="tozero")
-    title = ", ".join(label(name) for name in names)
-    return _chart("rates", title, note, _metric_lines(state, shown, 100), **layout) if shown else None
-
-
-def _other_metrics(state: RunState) -> Chart | None:
-    shown = {(split, name) for split, name in _metrics(state) if name not in (*RATES, "loss")}
-    return _chart("metrics", "Other metrics", "", _metric_lines(state, shown, 1), **_over_steps("")) if shown else None
-
-
-def _metrics(state: RunState) -> set[tuple[str, str]]:
-    """Return splits and metrics that were measured."""
-    every = ((split, one) for split, results in state.evaluations.items() for one in (results.first, results.last))
-    return {(split, name) for split, one in every for name in one.figures}
-
-
-def _metric_lines(state: RunState, shown: Iterable[tuple[str, str]], factor: float) -> list[dict[str, Any]]:
+def _metrics(state: RunState, *, rates: bool) -> Chart | None:
+    """Return the course of what is a share of one, in per cent, or that of all other metrics but the loss."""
+    shown = sorted(
+        (split, name)
+        for split, results in state.evaluations.items()
+        for name in {**results.first.figures, **results.last.figures}
+        if name != "loss" and (name in RATES) == rates
+    )
     lines: list[dict[str, Any]] = []
-    for split, name in sorted(shown):
+    for split, name in shown:
         words = f"{label(metric_label(name))} {label(split)}"
-        lines += _measured(state, split, name, words, {"color": _COLOURS[len(lines) % len(_COLOURS)]}, factor)
-    return lines
+        colour = {"color": _COLOURS[len(lines) % len(_COLOURS)]}
+        lines += _measured(state, split, name, words, colour, 100 if rates else 1)
+    if not shown:
+        return None
+    if not rates:
+        return _chart("metrics", "Other metrics", "", lines, **_over_steps(""))
+    title = ", ".join(label(name) for name in sorted({metric_label(name) for _, name in shown}))
+    note = "Measured on data that is not used for training."
+    return _chart("rates", title, note, lines, **_over_steps("per cent", rangemode="tozero"))
 
 
 def _measured(
@@ -173,29 +167,18 @@ def _measured(
     return [{**line, "x": x, "y": y}] if points else []
 
 
-def _learning_rate(points: Sequence[Point]) -> Chart | None:
-    line = {
+def _line(name: str, series: Series, colour: str, unit: str, line: str, note: str = "", **axis: Any) -> Chart | None:
+    """Return the chart of one series."""
+    points = series.points()
+    trace = {
         "x": [point.step for point in points],
         "y": [point.mean for point in points],
         "mode": "lines",
-        "name": "learning rate",
-        "line": {"color": ORANGE},
+        "name": line,
+        "line": {"color": colour},
     }
-    layout = _over_steps("learning rate", rangemode="tozero", exponentformat="e")
-    return _chart("learning-rate", "Learning rate", "", [line], **layout) if points else None
-
-
-def _throughput(points: Sequence[Point]) -> Chart | None:
-    line = {
-        "x": [point.step for point in points],
-        "y": [point.mean for point in points],
-        "mode": "lines",
-        "name": "all machines",
-        "line": {"color": GREEN},
-    }
-    note = "Samples a second of training time, all machines together; evaluations and snapshots are not in it."
-    layout = _over_steps("samples/s", rangemode="tozero")
-    return _chart("throughput", "Throughput", note, [line], **layout) if points else None
+    layout = _over_steps(unit, rangemode="tozero", **axis)
+    return _chart(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
 
 
 def _bars(evidence: Evidence, name: str, values: Sequence[float], colour: str) -> dict[str, Any]:

@@ -65,7 +65,12 @@ def read_evidence(path: Path) -> Evidence:
         BadInput: there is no run, or its metadata is damaged.
     """
     folder = RunFolder.open(path)
-    planning, metrics = _planning(path / "planning.json"), _metrics(path / "metrics.json") or folder.metadata.metrics
+    plan = planning = None
+    with contextlib.suppress(BadInput):
+        plan = folder.plan()
+    with contextlib.suppress(BadInput):
+        planning = Planning.read(path / "planning.json")
+    metrics = _metrics(path / "metrics.json") or folder.metadata.metrics
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
     summary, state = summarise(path), reduce_events(folder.events())
     if not summary.live:
@@ -75,7 +80,7 @@ def read_evidence(path: Path) -> Evidence:
         metadata=folder.metadata,
         summary=summary,
         state=state,
-        plan=_plan(folder),
+        plan=plan,
         planning=planning,
         comparison=_comparison(metrics.get("prediction"), planning, folder),
         metrics=metrics,
@@ -83,20 +88,6 @@ def read_evidence(path: Path) -> Evidence:
         model_bytes=size_of(model) if model else 0,
         predictions=predictions_in(path),
     )
-
-
-def _plan(folder: RunFolder) -> RunPlan | None:
-    try:
-        return folder.plan()
-    except BadInput:
-        return None
-
-
-def _planning(path: Path) -> Planning | None:
-    try:
-        return Planning.read(path)
-    except BadInput:
-        return None
 
 
 def _comparison(written: object, planning: Planning | None, folder: RunFolder) -> Comparison | None:

@@ -9,6 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import sys
+import webbrowser
+from collections.abc import Iterable
 from pathlib import Path
 
 from app.html_report import sections
@@ -21,6 +25,8 @@ from training.run_files import explain, write_whole
 from training.run_metadata import finite, utc_now
 
 NAME = "report.html"
+SERVED = "MUSTER_SERVED_REPORT"
+"""Variable of a screen in a browser: where that browser finds the report."""
 _HERE = Path(__file__).parent
 
 
@@ -41,6 +47,33 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     except OSError as error:
         raise BadInput(*explain(error, path, "--out")) from error
     return path
+
+
+def open_report(run_dir: Path) -> str:
+    """Write a run's report, open it where there is a browser, and return one line that says where it is.
+
+    Raises:
+        BadInput: there is no run, or the report cannot be written.
+    """
+    return show_report(write_report(run_dir))
+
+
+def show_report(path: Path) -> str:
+    """Open a report that is written, where there is a browser, and return one line that says where it is."""
+    path = path.resolve()
+    return f"report opened: {path}" if has_display() and webbrowser.open(path.as_uri()) else f"report: {path}"
+
+
+def served_report() -> str:
+    """Return the address of the report where this screen is in a browser, which opens no file of this machine."""
+    return os.environ.get(SERVED, "")
+
+
+def has_display() -> bool:
+    """Whether a browser that is opened here is seen by the person: not over SSH, not from a page of ``web``."""
+    if "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def page(evidence: Evidence) -> str:
@@ -66,13 +99,15 @@ def embedded(content: object) -> str:
     return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def script_hashes(scripts: Iterable[str]) -> str:
+    """Return what a content security policy names the scripts of a page by."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
 def _policy(scripts: tuple[str, ...]) -> str:
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
-    )
-    allowed = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
-    )
+    loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
+    allowed = f"default-src 'none'; script-src {script_hashes(scripts)}; {loads}"
     return f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
 
 

@@ -105,13 +105,8 @@ def marked(one: Prediction, before: Prediction | None = None) -> str:
 
 def _wrong_places(one: Prediction) -> set[int]:
     """Return which of the said words were not heard as they are."""
-    found, place = set(), 0
-    for said, heard in aligned(one):
-        if said:
-            if said != heard:
-                found.add(place)
-            place += 1
-    return found
+    words = [(said, heard) for said, heard in aligned(one) if said]
+    return {place for place, (said, heard) in enumerate(words) if said != heard}
 
 
 def players(chosen: Sequence[Prediction], plan: RunPlan | None) -> list[str]:

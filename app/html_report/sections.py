@@ -12,7 +12,6 @@ from app.console import bytes_text, command_line, duration_text, energy_text, vi
 from app.figures import metric_label, metric_text, metrics_of
 from app.history import Happening
 from app.html_report.evidence import Evidence
-from app.member_state import MemberState
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.counts import counted
@@ -85,36 +84,24 @@ def machines(evidence: Evidence) -> str:
     header = ("rank", "machine", "device", "state", "batch", "steps", "samples", "compute", "wait", "transfer")
     rows = []
     hosts = {host.get("rank"): host for host in evidence.metadata.hosts}
-    members = evidence.state.members
+    members, energy = evidence.state.members, evidence.state.joules is not None
+    heat = any(member.hottest is not None for member in members.values())
     for rank in sorted({*members, *(rank for rank in hosts if isinstance(rank, int))}):
         member, host = members.get(rank), hosts.get(rank, {})
         done = member.total if member and member.total.steps else None
         device = (member.device if member else "") or host.get("device", "")
-        status = f"{member.status}: {member.message}" if member and _telling(member.status) else ""
-        row = [rank, evidence.name(rank), device, status or (member.status if member else "-")]
+        status = member.status if member else "-"
+        told = f"{status}: {member.message}" if member and status in ("lost", "failed", "left") else status
+        row = [rank, evidence.name(rank), device, told]
         row += [host.get("batch_size", "-"), done.steps if done else "-", done.samples if done else "-"]
         wall, parts = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
         row += [f"{duration_text(part)} ({part / wall:.0%})" for part in parts] or ["-"] * 3
         memory = member.memory_peak if member else 0
-        rows.append([*row, bytes_text(memory) if memory else "-", *_heat_and_energy(evidence, member)])
-    every = (*header, "peak memory", *_known(evidence))
+        row += [bytes_text(memory) if memory else "-"]
+        row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
+        rows.append([*row, *[energy_text(member.joules if member else None)] * energy])
+    every = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)
     return table(every, rows, numbers=(0, *range(4, len(every)))) + _energy_note(evidence)
-
-
-def _known(evidence: Evidence) -> tuple[str, ...]:
-    """Return the columns of heat and energy that a machine of this run could fill."""
-    state = evidence.state
-    heat = any(member.hottest is not None for member in state.members.values())
-    return (*(("hottest",) if heat else ()), *(("energy",) if state.joules is not None else ()))
-
-
-def _heat_and_energy(evidence: Evidence, member: MemberState | None) -> list[str]:
-    hottest = member.hottest if member else None
-    cells = {
-        "hottest": "-" if hottest is None else f"{hottest:.0f} °C",
-        "energy": energy_text(member.joules if member else None),
-    }
-    return [cells[name] for name in _known(evidence)]
 
 
 def _energy_note(evidence: Evidence) -> str:
@@ -126,10 +113,6 @@ def _energy_note(evidence: Evidence) -> str:
     silent = f" Machines without a meter that could be read: {unknown}." if unknown else ""
     words = f"Total energy: {energy_text(state.joules)}, as meters in the machines counted it ({', '.join(measured)});"
     return f"<p>{text(words)} screens, memory and power supplies are not in it.{silent}</p>"
-
-
-def _telling(status: str) -> bool:
-    return status in ("lost", "failed", "left")
 
 
 def network(evidence: Evidence) -> str:
@@ -218,7 +201,11 @@ def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[st
 def result(evidence: Evidence) -> str:
     """Return what was reached, where the model is and what it can be used for."""
     rows = [
-        (split, metric_label(name), *_course(name, [metrics_of(one) for one in (found.first, found.best, found.last)]))
+        (
+            split,
+            metric_label(name),
+            *(metric_text(name, one.figures.get(name)) for one in (found.first, found.best, found.last)),
+        )
         for split, found in evidence.state.evaluations.items()
         for name in metrics_of(found.last)
     ]
@@ -229,10 +216,6 @@ def result(evidence: Evidence) -> str:
     speech = evidence.plan is not None and evidence.plan.profile.model.task == "whisper"
     use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""
     return reached + where + use
-
-
-def _course(name: str, values: Sequence[dict[str, float]]) -> tuple[str, ...]:
-    return tuple(metric_text(name, value.get(name)) for value in values)
 
 
 def _snapshot(evidence: Evidence) -> str:

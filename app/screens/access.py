@@ -11,12 +11,10 @@ from app.console import command_line, visible
 from app.screens.steering import cause_lines, shown_state, shown_status
 from app.screens.step_screen import GO_ON, NEXT, StepScreen
 from app.shell.base_app import MusterApp
-from app.shell.dialogs import TrustDialog
-from app.shell.entry import TextDialog
+from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
-from app.shell.symbols import Mark
-from app.shell.text import literal, muted
+from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import Access, Need, Status
 from app.wizard.state import WizardState

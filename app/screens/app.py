@@ -21,7 +21,7 @@ from app.screens.plan import PlanScreen
 from app.screens.steering import SteeredApp, Steering
 from app.screens.step_screen import StepScreen
 from app.screens.strategy import StrategyScreen
-from app.shell.base_app import CommandRecord
+from app.shell.dialogs import CommandRecord
 from app.wizard.engine import Wizard
 from app.wizard.records import Status
 from app.wizard.services import Services

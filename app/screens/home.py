@@ -15,8 +15,7 @@ from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.row_layout import Column, Row
-from app.shell.symbols import Mark
-from app.shell.text import join, literal, muted
+from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
 from app.wizard.records import KnownProfile, Presence

@@ -11,11 +11,10 @@ from app.console import bytes_text, command_line
 from app.screens.steering import cause_lines, mark, shown_status
 from app.screens.step_screen import StepScreen
 from app.shell.base_app import MusterApp
-from app.shell.entry import ChoiceDialog, TextDialog
+from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
-from app.shell.symbols import Mark
-from app.shell.text import join, literal, muted
+from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
 from app.wizard.state import Part, WizardState

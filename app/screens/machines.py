@@ -11,12 +11,11 @@ from app.console import command_line
 from app.screens.steering import cause_lines, shown_state
 from app.screens.step_screen import GO_ON, StepScreen
 from app.shell.base_app import MusterApp
-from app.shell.entry import TextDialog
+from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.symbols import Mark
-from app.shell.text import literal, muted
+from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import MachineRow
 from app.wizard.state import WizardState

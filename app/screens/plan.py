@@ -11,11 +11,10 @@ from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import StepScreen
-from app.shell.entry import TextDialog
+from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
-from app.shell.symbols import Mark
-from app.shell.text import literal, muted
+from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Change, Plan, Status
 from app.wizard.state import WizardState

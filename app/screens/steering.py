@@ -8,8 +8,7 @@ from typing import Protocol
 from textual.content import Content
 
 from app.shell.base_app import MusterApp
-from app.shell.symbols import Mark
-from app.shell.text import literal
+from app.shell.text import Mark, literal
 from app.wizard.records import Assessment, Status
 from app.wizard.state import WizardState
 from app.wizard.transitions import Action

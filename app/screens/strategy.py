@@ -13,8 +13,7 @@ from app.shell.base_app import MusterApp
 from app.shell.frame import WIDE
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
-from app.shell.symbols import Mark, bar
-from app.shell.text import literal, muted
+from app.shell.text import Mark, bar, literal, muted
 from app.wizard import actions
 from app.wizard.records import Status, Way
 from app.wizard.state import WizardState

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
@@ -21,14 +20,13 @@ from textual.screen import Screen
 from textual.scrollbar import ScrollBar
 from textual.widgets import Input
 
-from app.console import command_line, visible
+from app.console import command_line, save_traceback, visible
 from app.shell.base_screen import BaseScreen
-from app.shell.filters import PureAscii, WithoutColour
+from app.shell.dialogs import CommandLogDialog, CommandRecord, QuestionDialog
 from app.shell.frame import fit, too_small
 from app.shell.keys import BESIDES, EVERYWHERE, bindings
-from app.shell.scrollbars import ThinBar
-from app.shell.symbols import Mark, spinner
-from app.shell.themes import FOR_ALL, OWN, after
+from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
+from app.shell.text import Mark, spinner
 from profiles.errors import ExitCode
 
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
@@ -36,19 +34,6 @@ _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
 """Keys that decide nothing but to go."""
 OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
 """Seconds in which a screen that has just opened takes no key; the variable is for programs that press keys."""
-
-
-@dataclass(frozen=True)
-class CommandRecord:
-    """One command that was run on a machine; without a machine, one line of what was done."""
-
-    machine: str
-    command: str
-    outcome: str = ""
-    """``ok``, ``exit 1``, or what went wrong; empty while it runs."""
-    seconds: float | None = None
-    at: float | None = None
-    """Unix time of its start."""
 
 
 class MusterApp(App[None]):
@@ -83,7 +68,7 @@ class MusterApp(App[None]):
         self.opening_pause = OPENING_PAUSE
         self._opened = float("-inf")
         self.no_color = bool(os.environ.get("NO_COLOR"))
-        for theme in OWN:
+        for theme in THEMES:
             self.register_theme(theme)
         self.theme = "muster-dark"
         ScrollBar.renderer = ThinBar
@@ -153,8 +138,6 @@ class MusterApp(App[None]):
 
     def _fatal_error(self) -> None:
         """End in one line instead of a picture of all variables, in which a secret might stand."""
-        from app.crash_log import save_traceback  # only after a fault
-
         error = self._exception
         about = Text.assemble(("error: ", "bold red"), visible(f"unexpected: {type(error).__name__}: {error}"))
         about.append(f"\nhint: please report this; the details are in {save_traceback()}")
@@ -169,7 +152,6 @@ class MusterApp(App[None]):
         if not question:
             self.exit()
             return
-        from app.shell.dialogs import QuestionDialog  # only when asked for
 
         def answered(sure: bool | None) -> None:
             if sure:
@@ -184,29 +166,20 @@ class MusterApp(App[None]):
         self.action_leave()
 
     def action_next_theme(self) -> None:
-        self.theme = after(self.theme)
+        self.theme = theme_after(self.theme)
         self.notify(self.theme, timeout=1.5)
 
     def action_command_log(self) -> None:
-        from app.shell.dialogs import CommandLogDialog  # only when asked for
-
         self.push_screen(CommandLogDialog(self.command_records()))
 
     def copy(self, text: str) -> None:
         """Copy a text to the clipboard of the person, and say so."""
         if not text:
             return
-        tool = next((words for words in _clipboard_tools() if shutil.which(words[0])), None)
-        if tool is None:
-            self.copy_to_clipboard(text)
-        else:
+        on_this_mac = sys.platform == "darwin" and not os.environ.get("SSH_CONNECTION")
+        if on_this_mac and shutil.which("pbcopy"):  # the terminal's own escape code may not reach the clipboard
             with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(tool, input=text, text=True, timeout=2, check=True)
+                subprocess.run(["pbcopy"], input=text, text=True, timeout=2, check=True)
+        else:
+            self.copy_to_clipboard(text)
         self.notify(visible(text), title="Copied", timeout=2, markup=False)
-
-
-def _clipboard_tools() -> tuple[tuple[str, ...], ...]:
-    """Programs that reach a clipboard which the terminal's own escape code may not."""
-    if sys.platform == "darwin" and not os.environ.get("SSH_CONNECTION"):
-        return (("pbcopy",),)
-    return ()

@@ -11,9 +11,10 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from app.shell.frame import TooSmall, fit, muster
-from app.shell.key_bar import KeyBar
-from app.shell.keys import BESIDES, EVERYWHERE, Key, bindings
+from app.shell.dialogs import CommandDialog, HelpDialog
+from app.shell.frame import TooSmall, app_of, fit
+from app.shell.keys import BESIDES, EVERYWHERE, Key, KeyBar, bindings
+from app.shell.row_table import RowTable
 
 
 class TitleBar(Static):
@@ -96,7 +97,7 @@ class BaseScreen(Screen[None]):
 
     def headless(self) -> str:
         """Return the command that does the same without a screen."""
-        return muster(self).headless_command()
+        return app_of(self).headless_command()
 
     def copied(self) -> str:
         """Return what ``y`` copies: what is selected, else the headless command."""
@@ -123,25 +124,19 @@ class BaseScreen(Screen[None]):
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
         else:
-            muster(self).action_leave()
+            app_of(self).action_leave()
 
     def action_help(self) -> None:
-        from app.shell.dialogs import HelpDialog  # only when asked for
-
         self.app.push_screen(HelpDialog(self.HEADING, self.help_text(), self.offered_keys()))
 
     def action_headless(self) -> None:
-        from app.shell.dialogs import CommandDialog  # only when asked for
-
         self.app.push_screen(CommandDialog(self.headless()))
 
     def action_copy(self) -> None:
-        muster(self).copy(self.copied())
+        app_of(self).copy(self.copied())
 
     def action_filter(self) -> None:
         """Ask for a filter for the first table that is shown."""
-        from app.shell.row_table import RowTable  # a cycle at the top
-
         tables = [table for table in self.query(RowTable) if table.is_on_screen]
         if tables:
             focused = self.focused
@@ -149,8 +144,6 @@ class BaseScreen(Screen[None]):
 
     def end_filters(self) -> bool:
         """Show all rows of all tables again; whether any were hidden."""
-        from app.shell.row_table import RowTable  # a cycle at the top
-
         ended = [table.end_filter() for table in self.query(RowTable)]
         return any(ended)
 
@@ -158,4 +151,4 @@ class BaseScreen(Screen[None]):
         """Try again; a screen that can says how."""
 
     def action_command_log(self) -> None:
-        muster(self).action_command_log()
+        app_of(self).action_command_log()

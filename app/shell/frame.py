@@ -17,7 +17,7 @@ LEAST = Size(72, 20)
 WIDE, WIDEST = 100, 140
 
 
-def muster(node: MessagePump) -> MusterApp:
+def app_of(node: MessagePump) -> MusterApp:
     """Return the application that a screen or widget is in."""
     return cast("MusterApp", node.app)
 
@@ -45,7 +45,7 @@ class TooSmall(Static):
     def render(self) -> Content:
         width, height = self.app.size
         least = f"needs {LEAST.width}x{LEAST.height}"
-        return Content(f"Too small: {width}x{height}, {least}. Or: {muster(self).headless_command()}")
+        return Content(f"Too small: {width}x{height}, {least}. Or: {app_of(self).headless_command()}")
 
 
 def fit(screen: Screen[Any], size: Size) -> None:

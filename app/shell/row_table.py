@@ -16,8 +16,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.style import Style
 from textual.visual import Visual
+from textual.widgets import Input
 
-from app.shell.frame import muster
+from app.shell.frame import app_of
 from app.shell.row_layout import MARGIN, Column, Line, Row, draw, header, widths
 from app.shell.text import literal
 
@@ -219,9 +220,9 @@ class RowTable(ScrollView, can_focus=True):
     def _cursor_line(self, line: Line, width: int) -> Strip:
         pointer = self._style("row-table--pointer").rich_style
         style = self._style("row-table--cursor") if self.has_focus else self._style("row-table--row")
-        if self.has_focus and muster(self).no_color:
+        if self.has_focus and app_of(self).no_color:
             style += Style(bold=True)
-        mark = ("> " if muster(self).ascii_only else "▌ ") if line.first else "  "
+        mark = ("> " if app_of(self).ascii_only else "▌ ") if line.first else "  "
         if not self.has_focus:
             pointer = self._style("row-table--header").rich_style
             mark = mark.replace("▌", "›")
@@ -274,14 +275,44 @@ class RowTable(ScrollView, can_focus=True):
 
     def open_filter(self) -> None:
         """Ask for a filter in a line under the table."""
-        from app.shell.filter_line import FilterLine  # only when asked for
-
-        FilterLine.open(self)
+        if not self.screen.query(FilterLine):
+            self.screen.mount(FilterLine(self), after=self)
+        self.screen.query_one(FilterLine).focus()
 
     def end_filter(self) -> bool:
         """Show all rows again; whether there was a filter."""
-        from app.shell.filter_line import FilterLine  # only when asked for
-
         was, self.filter_text = bool(self.filter_text), ""
         self.screen.query(FilterLine).remove()
         return was
+
+
+class FilterLine(Input):
+    """Filters its table with every letter; enter keeps the filter, esc ends it."""
+
+    DEFAULT_CSS = """
+    FilterLine { height: 1; border: none; padding: 0; margin: 1 0 0 2; background: $surface; }
+    FilterLine:focus { border: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", show=False),
+        Binding("enter,down", "keep", show=False),
+    ]
+
+    def __init__(self, table: RowTable) -> None:
+        super().__init__(table.filter_text, placeholder="filter: type a part of a row", select_on_focus=False)
+        self.cursor_blink = False
+        self._table = table
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._table.filter_text = event.value
+
+    def action_keep(self) -> None:
+        if not self.value:
+            self.remove()
+        self._table.focus()
+
+    def action_stop(self) -> None:
+        self._table.filter_text = ""
+        self._table.focus()
+        self.remove()

@@ -1,20 +1,28 @@
-"""Sends the events of a run to its trackers: all from the first one on, each once, however often it is started."""
+"""A run's events on their way to its trackers: all from the first one on, each once, however often it is started.
+
+Trackers run beside the run, in a process of their own; what they lack is said before the run.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.console import visible
+from app.console import say, visible
 from app.follow import Follower
-from app.trackers.base import OpenTracker, TrackedRun, Tracker
+from app.trackers.kinds import KINDS, TrackedRun, Tracker
+from profiles.declarations import OptionError
 from profiles.errors import BadInput
+from profiles.schema import tracker_names
 from training.events import Event, StepEvent
-from training.run_files import FolderLock, is_live, write_whole
+from training.run_files import FolderLock, is_live, private_file, write_whole
 from training.run_folder import RunFolder
 from training.run_metadata import FINAL
 
@@ -22,13 +30,48 @@ FOLDER = "trackers"
 """Folder in the run folder; every tracker has its own in it."""
 FLUSH_EVERY = 2.0
 _POSITION = "position"
-_CLASSES = {
-    "csv": ("app.trackers.csv_files", "CsvFiles"),
-    "tensorboard": ("app.trackers.tensorboard_files", "TensorboardFiles"),
-    "wandb": ("app.trackers.wandb_run", "WandbRun"),
-    "trackio": ("app.trackers.trackio_run", "TrackioRun"),
-}
+LOG = "trackers.log"
+_ROOT = Path(__file__).resolve().parents[2]
+_LIBRARIES = ("tensorboard", "wandb", "trackio")
+"""Trackers that need one; each is installed and imported under the tracker's name."""
 Say = Callable[[str], None]
+
+
+def checked_trackers(text: str) -> tuple[str, ...]:
+    """Return the trackers of a comma-separated list.
+
+    Raises:
+        BadInput: one is unknown, or its library is not installed here.
+    """
+    try:
+        names = tracker_names(text)
+    except OptionError as error:
+        raise BadInput(f"trackers: {error.problem}", "write for example csv,tensorboard") from error
+    missing = [name for name in names if name in _LIBRARIES and importlib.util.find_spec(name) is None]
+    if missing:
+        hint = f"{sys.executable} -m pip install {' '.join(missing)}"
+        raise BadInput(f"trackers: {', '.join(missing)} is not installed", hint)
+    return names
+
+
+def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
+    """Start the trackers of a run in a process of their own; that they cannot start is said, and no reason to stop."""
+    if not names:
+        return
+    try:
+        with open(run_dir / "logs" / LOG, "ab", opener=private_file) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "app.trackers", str(run_dir.resolve()), ",".join(names)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=_ROOT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        say(f"warning: trackers: {error.strerror}; the run goes on without them")
+        return
+    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on
 
 
 @dataclass
@@ -86,7 +129,7 @@ class Tracking:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()  # a second one would send everything twice
-            tracker = tracker_class(name)(run, folder)
+            tracker = KINDS[name](run, folder)
         except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
             self._say(f"{name}: could not be opened: {_told(error)}")
             lock.release()
@@ -120,13 +163,6 @@ class Tracking:
                 with contextlib.suppress(Exception):
                     sent.tracker.close("failed")
                 sent.lock.release()
-
-
-def tracker_class(name: str) -> OpenTracker:
-    """Return what opens a tracker; imports its library."""
-    module, kind = _CLASSES[name]
-    found: OpenTracker = getattr(importlib.import_module(module), kind)
-    return found
 
 
 def wait_until_it_lives(path: Path, patience: float) -> None:

@@ -1,16 +1,20 @@
-"""The server: textual-serve's, behind a :class:`app.web.gate.Gate`, with a page that loads nothing from elsewhere."""
+"""The server: textual-serve's, behind a :class:`app.web.gate.Gate`, with a page that loads nothing from elsewhere.
+
+:func:`serve` runs it until somebody ends it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
+import ipaddress
 import logging
 import re
 import shlex
+import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +23,15 @@ from aiohttp import web
 from textual_serve.app_service import AppService
 from textual_serve.server import Server, to_int
 
-from app.html_report import write_report
+from app.html_report.page import script_hashes, write_report
 from app.web.gate import Gate, Names, bracketed
-from profiles.errors import MusterError
+from profiles.errors import BadInput, MusterError
 
 REPORT = "/report"
 MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
 _PATIENCE = 5.0
+_SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
 _NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
@@ -144,27 +149,27 @@ class WebServer(Server):
         if self._screens >= MOST_SCREENS:
             raise web.HTTPServiceUnavailable(text=_FULL)
         self._screens += 1
-        socket = web.WebSocketResponse(heartbeat=15, max_msg_size=1 << 20)
+        connection = web.WebSocketResponse(heartbeat=15, max_msg_size=1 << 20)
 
         async def close() -> None:
-            await socket.close()
+            await connection.close()
 
         screen = AppService(
             self.command,
-            write_bytes=socket.send_bytes,
-            write_str=socket.send_str,
+            write_bytes=connection.send_bytes,
+            write_str=connection.send_str,
             close=close,
             download_manager=self.download_manager,
         )
         try:
-            await socket.prepare(request)
+            await connection.prepare(request)
             await screen.start(*(_size(request, *bounds) for bounds in (("width", 80), ("height", 24))))
             with contextlib.suppress(ValueError, AssertionError, KeyError, IndexError, TypeError):  # not of our page
-                await self._process_messages(socket, screen)
+                await self._process_messages(connection, screen)
         finally:
             self._screens -= 1
             await _end(screen)
-        return socket
+        return connection
 
 
 def _size(request: web.Request, name: str, default: int) -> int:
@@ -187,11 +192,78 @@ async def _end(screen: AppService) -> None:
 
 def _policy(page: str) -> str:
     """Return a content security policy: the scripts of this server and of its page, and no other."""
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
-    )
+    hashes = script_hashes(re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL))
     return (
         f"default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; font-src 'self' data:; "
         "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+# ------------------------------------------------------------------------------------------------------ serving
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        BadInput: not an address of this machine, or the port is taken.
+    """
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError as error:
+        hint = "for example 127.0.0.1, or 192.168.1.20 for others on that network"
+        raise BadInput(f"--listen {address}: not an address", hint) from error
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise BadInput(f"cannot listen on {address}, port {port}: {error.strerror}", "give another --port") from error
+    return listener
+
+
+def serve(run: Path | None, listener: socket.socket, tell: Callable[[str], None]) -> None:
+    """Serve until a signal; ``tell`` gets the addresses to open, the first one at once, one more with every Enter."""
+    title = run.name if run else "Muster"
+    place: tuple[str, int] = listener.getsockname()[:2]
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    asyncio.run(_serve(WebServer(run, place, title, (name, short, f"{short}.local")), listener, tell))
+
+
+async def _serve(server: WebServer, listener: socket.socket, tell: Callable[[str], None]) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ended.set)
+    runner = web.AppRunner(
+        await server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    tell(server.new_address())
+    with _asked_for_more(loop, lambda: tell(server.new_address())):
+        await ended.wait()
+    await runner.cleanup()
+
+
+@contextlib.contextmanager
+def _asked_for_more(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+    """Act on every Enter of the person at this terminal, if there is one."""
+    if not sys.stdin.isatty():
+        yield
+        return
+
+    def read() -> None:
+        if sys.stdin.readline():
+            act()
+        else:
+            loop.remove_reader(sys.stdin)
+
+    loop.add_reader(sys.stdin, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(sys.stdin)

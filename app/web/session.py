@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     """Show the run, or the guided set-up where none was named."""
     threading.Thread(target=_leave_with_the_server, args=(os.getppid(),), daemon=True).start()
     if arguments:
-        from app.dashboard import run_dashboard
-        from app.html_report.open import SERVED
+        from app.dashboard.app import run_dashboard
+        from app.html_report.page import SERVED
 
         os.environ[SERVED] = "/report"
         return run_dashboard(Path(arguments[0]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.follow import Follower
 from app.run_state import RunState, apply
-from app.trackers.start import checked_trackers, start_trackers
+from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.machines import trust_in
 from app.wizard.plan_view import chosen_planning

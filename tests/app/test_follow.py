@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.follow import Follower, follow_lines
+from app.follow import Follower
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 from training.bounded import LONGEST_LINE
+from training.event_log import follow_lines
 from training.events import ErrorEvent, Event, RunEvent, WarningEvent
 from training.local_plan import plan_local_run
 from training.outcome import write_end

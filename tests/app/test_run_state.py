@@ -88,7 +88,8 @@ def test_only_the_newest_warnings_are_kept() -> None:
 def test_peak_memory_does_not_fall() -> None:
     loads = [MachineEvent(member=0, cpu_percent=1, memory_used=used, memory_total=9) for used in (3, 7, 2)]
     member = reduce_events(loads).members[0]
-    assert (member.memory_used, member.memory_peak) == (2, 7)
+    assert member.machine is not None
+    assert (member.machine.memory_used, member.memory_peak) == (2, 7)
 
 
 def test_a_run_that_has_ended_has_nobody_at_work_whatever_was_said_last() -> None:

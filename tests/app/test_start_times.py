@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.start_times import start_line
+from app.figures import start_line
 from training.events import StepEvent, TimingEvent
 
 

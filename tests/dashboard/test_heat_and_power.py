@@ -11,14 +11,13 @@ from run_folders import BEGAN, started, steps
 from app.console import energy_text
 from app.dashboard.chart import value_text
 from app.dashboard.machines import table_of
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.demo.finished import write_demo_run
 from app.figures import state_document
 from app.html_report import sections
 from app.html_report.evidence import read_evidence
 from app.run_state import RunState, reduce_events
-from app.trackers.csv_files import cell
-from app.trackers.scalars import scalars_of
+from app.trackers.kinds import cell, scalars_of
 from app.verdict import verdict
 from tests.report.report_runs import write_run
 from training.events import Event, MachineEvent, MemberEvent
@@ -78,7 +77,7 @@ def test_heat_that_slows_and_a_battery_are_said() -> None:
 def test_energy_goes_on_over_a_new_start_and_is_summed_over_machines() -> None:
     again = MemberEvent(member=1, time=BEGAN + 5, status="started", name="air")
     state = going(*HOT, load(2, joules=100.0), again)
-    assert (state.members[1].joules, state.members[1].watts) == (7200.0, None)
+    assert (state.members[1].joules, state.members[1].machine) == (7200.0, None)
     state = reduce_events([load(1, BEGAN + 9, joules=50.0)], state)
     assert (state.members[1].joules, state.members[1].hottest, state.joules) == (7250.0, 71.4, 7350.0)
     assert state.members[0].joules is None

@@ -6,7 +6,7 @@ import pytest
 from run_folders import started, steps
 
 from app.dashboard.network import advice, mbit
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.run_state import reduce_events
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.job import Job

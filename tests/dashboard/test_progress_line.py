@@ -8,7 +8,7 @@ import pytest
 from run_folders import BEGAN, new_folder, started, steps
 
 from app.dashboard.overview import _progress, loss_chart
-from app.dashboard.picture import Picture
+from app.dashboard.reader import Picture
 from app.run_state import reduce_events
 from training.events import EvaluationEvent, MemberEvent
 from training.run_folder import RunFolder

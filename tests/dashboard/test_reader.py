@@ -9,7 +9,7 @@ from run_folders import BEGAN, live, new_folder, started, steps
 
 from app.dashboard import reader as reader_module
 from app.dashboard.reader import RunReader
-from app.run_curves import of_run
+from app.run_series import of_run
 from tests.waiting import until
 from training.events import ErrorEvent, RunEvent
 

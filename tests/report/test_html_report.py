@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from app.demo.finished import write_demo_run
-from app.html_report import open_report, write_report
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
-from app.html_report.page import body, embedded
+from app.html_report.page import body, embedded, open_report, write_report
 from cli_typer import main
 from distributed.planning.document import Choice
 from distributed.planning.feedback import Comparison

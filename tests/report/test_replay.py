@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.replay import LONGEST_SILENCE, Replay
+from app.follow import LONGEST_SILENCE, Replay
 from app.run_state import reduce_events
 from cli_typer import main
 from profiles.errors import BadInput

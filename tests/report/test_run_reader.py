@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.run_curves import evaluated, of_run
-from app.run_series import Point, coarser
+from app.run_series import Point, coarser, evaluated, of_run
 from app.run_state import machine_changes, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, rank, step, sync
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.base_screen import BaseScreen, TitleBar
-from app.shell.key_bar import KeyBar
+from app.shell.keys import KeyBar
 from app.wizard.state import Kind, Task
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run

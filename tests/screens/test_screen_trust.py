@@ -8,8 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.dialogs import TrustDialog
-from app.shell.entry import TextDialog
+from app.shell.dialogs import TextDialog, TrustDialog
 from app.wizard import actions as do
 from app.wizard.steps import Step
 from tests.screens.pilot import fixed_clock, run, text

@@ -17,11 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.trackers import tracking
-from app.trackers.csv_files import cell, columns
-from app.trackers.scalars import by_name, scalars_of
-from app.trackers.start import checked_trackers, start_trackers
-from app.trackers.tracking import Tracking, tracker_class
+from app.trackers.kinds import KINDS, by_name, cell, columns, scalars_of
+from app.trackers.tracking import Tracking, checked_trackers, start_trackers
 from cli_typer import main
 from profiles.errors import BadInput
 from profiles.schema import TRACKERS
@@ -169,7 +166,8 @@ def test_a_tracker_that_fails_is_let_go_of_and_the_others_go_on(
         def close(self, status: str) -> str:
             raise RuntimeError("again")
 
-    monkeypatch.setattr(tracking, "tracker_class", lambda name: Broken if name == "wandb" else tracker_class(name))
+    broken: Any = Broken
+    monkeypatch.setitem(KINDS, "wandb", broken)
     run = write_run(tmp_path, some_events())
     said = track(run, "wandb", "csv")
     assert said == ["wandb: gave up: RuntimeError: \\x1b[31mno room"]
@@ -184,7 +182,7 @@ def test_two_at_once_do_not_write_twice(tmp_path: Path) -> None:
 
 
 def test_every_name_of_the_option_is_a_tracker() -> None:
-    assert set(tracking._CLASSES) == set(TRACKERS)
+    assert set(KINDS) == set(TRACKERS)
 
 
 def test_a_missing_library_is_said_with_the_command_before_anything_starts(

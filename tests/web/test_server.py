@@ -15,8 +15,7 @@ import pytest
 from aiohttp import web
 
 from app.web import server as server_module
-from app.web.server import WebServer
-from app.web.serving import listen
+from app.web.server import WebServer, listen
 from cli_typer import main
 from profiles.errors import BadInput
 from tests.app.app_events import step
@@ -184,7 +183,7 @@ def test_who_listens_on_the_network_is_told_what_it_means(
     def end(run: Path | None, listener: socket.socket, tell: object) -> None:
         listener.close()
 
-    monkeypatch.setattr("app.web.serving.serve", end)
+    monkeypatch.setattr("app.web.server.serve", end)
     assert main(["web"]) == 0
     assert "warning" not in capsys.readouterr().err
     assert main(["web", "--listen", "0.0.0.0"]) == 0
