@@ -56,12 +56,15 @@ def course(results: SplitResults, split: str = "") -> str:
     if not last:
         return f"{f'{split}: ' if split else ''}evaluated at step {results.last.step}"
     name = next(iter(last))
-    now = metric_text(name, last[name])
     label = f"{metric_label(name)} on {split}:" if split else metric_label(name)
     cut = f", {metric_text('cut', last['cut'])} of the texts cut" if "cut" in last and results.last.step else ""
-    if results.first is not results.last:
-        now = f"{metric_text(name, metrics_of(results.first).get(name))} -> {now}"
-    return f"{label} {now}{cut}"
+    return f"{label} {change(results, name)}{cut}"
+
+
+def change(results: SplitResults, name: str, arrow: str = " -> ") -> str:
+    """``98.1 % -> 12.3 %``: a metric of the first and of the last evaluation; one value where there was only one."""
+    now = metric_text(name, results.last.figures.get(name))
+    return now if results.first is results.last else f"{metric_text(name, results.first.figures.get(name))}{arrow}{now}"
 
 
 def evaluated_series(state: RunState) -> dict[str, str]:

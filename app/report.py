@@ -10,7 +10,7 @@ from typing import Any
 
 from app.breakdown_words import run_lines
 from app.console import command_about, command_line, duration_text, visible
-from app.figures import evaluations_document, metric_label, metric_text, metrics_of
+from app.figures import change, evaluations_document, metric_label, metrics_of
 from app.run_state import RunState
 from profiles.counts import counted
 from profiles.locations import is_location
@@ -117,10 +117,8 @@ def evaluation_lines(state: RunState) -> list[str]:
     """Return one line a metric and split: ``WER test 97.9 % -> 3.1 %``, in columns."""
     cells = []
     for split, results in state.evaluations.items():
-        first, last = metrics_of(results.first), metrics_of(results.last)
-        for name, value in last.items():
-            before = f"{metric_text(name, first.get(name))} -> " if results.first is not results.last else ""
-            cells.append((metric_label(name), visible(split), f"{before}{metric_text(name, value)}"))
+        for name in metrics_of(results.last):
+            cells.append((metric_label(name), visible(split), change(results, name)))
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
     return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
 

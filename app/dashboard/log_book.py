@@ -6,7 +6,6 @@ out. Everything is in the files.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -57,7 +56,7 @@ class LogBook:
 
     def look(self) -> bool:
         """Read what is new; return whether there was anything."""
-        for path in self._logs():
+        for path in sorted(self._folder.glob("*.log")):
             if path not in self._files and len(self._files) < MOST_FILES:
                 self._files[path] = _Tail(path)
         found = [(tail.machine, text) for tail in self._files.values() for text in tail.look()]
@@ -69,13 +68,6 @@ class LogBook:
             every = sorted((line for own in self._lines.values() for line in own), key=lambda line: line.number)
             self.lines = tuple(every[-KEPT_IN_ALL:])
         return bool(found)
-
-    def _logs(self) -> list[Path]:
-        try:
-            with os.scandir(self._folder) as entries:
-                return sorted(Path(entry.path) for entry in entries if entry.name.endswith(".log"))
-        except OSError:
-            return []
 
 
 class _Tail:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import bytes_text, command_line, duration_text, energy_text, visible
-from app.figures import metric_label, metric_text, metrics_of
+from app.figures import change, metric_label, metric_text, metrics_of
 from app.history import Happening
 from app.html_report.evidence import Evidence
 from distributed.planning.document import Candidate, Reason
@@ -71,11 +71,8 @@ def _best_metrics(evidence: Evidence) -> list[tuple[str, str]]:
     """Return the most telling metric of every split, first and last."""
     cards = []
     for split, results in evidence.state.evaluations.items():
-        first, last = metrics_of(results.first), metrics_of(results.last)
-        if last:
-            name = next(iter(last))
-            before = f"{metric_text(name, first.get(name))} → " if results.first is not results.last else ""
-            cards.append((f"{metric_label(name)} on {split}", f"{before}{metric_text(name, last[name])}"))
+        if name := next(iter(metrics_of(results.last)), ""):
+            cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
     return cards
 
 
