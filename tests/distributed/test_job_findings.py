@@ -105,7 +105,9 @@ def test_what_travels_and_whether_there_is_room(tmp_path: Path) -> None:
     trees = {"inputs/dataset": tree}
 
     def seen(missing: bool, begun: int = 0, free: int = 10**12) -> list[str]:
-        lack = Lack((tree.name,), ("b" * 64,), {"b" * 64: begun}) if missing else Lack((), (), {})
+        lack = Lack(trees=(), blobs=(), begun={})
+        if missing:
+            lack = Lack(trees=(tree.name,), blobs=("b" * 64,), begun={"b" * 64: begun})
         facts = Facts(**{**FACTS.__dict__, "free": free})
         return [f"{finding.level}: {finding.seen}" for finding in judge_data(trees, lack, facts)]
 
