@@ -14,8 +14,7 @@ from app.figures import change, evaluations_document, metric_label, metrics_of
 from app.run_state import RunState
 from profiles.counts import counted
 from profiles.locations import is_location
-from training.kept import NOT_THIS_RUN
-from training.outcome import RunOutcome
+from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import RunPlan
 from training.runs import RunSummary
 from training.schedule import ends_in_warm_up

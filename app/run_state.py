@@ -33,7 +33,7 @@ from training.events import (
     UnknownEvent,
     WarningEvent,
 )
-from training.kept import kept_step, kept_text
+from training.outcome import kept_step, kept_text
 from training.run_metadata import FINAL
 
 INTERRUPTED = "interrupted"

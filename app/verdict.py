@@ -13,7 +13,7 @@ from app.console import duration_text
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_state import INTERRUPTED, RunState
-from training.other_load import slows
+from training.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""

@@ -101,10 +101,10 @@ def bare(steps: int, blocks: int) -> None:
 def core(steps: int, blocks: int) -> None:
     """The same through Trainer, schedule, and events to a file."""
     from profiles.schema import EvaluationSettings, Profile, SnapshotSettings, StrategySettings, TrainingSettings
-    from training.control import Control
     from training.events import EventSink, RunEvent, StepEvent
-    from training.exchange.solo import SoloExchange
+    from training.exchange.base import SoloExchange
     from training.local_plan import plan_local_run
+    from training.orders import Control
     from training.trainer import Trainer
 
     task = _task()

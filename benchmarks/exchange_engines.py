@@ -50,7 +50,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
         from training.exchange.torch_group import TorchGroup
 
         token = read_token(Path(secrets))
-        exchange = TorchGroup.connect(address, token, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
+        exchange = TorchGroup(address, token, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
     else:
         from training.exchange.member import HubMember
 
@@ -126,9 +126,10 @@ def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str
     if engine == "gloo":
         yield str(folder / "store")
     elif engine == "torch":
-        from training.exchange.store_server import serve_store
+        from training.exchange.store_server import StoreServer
 
-        store, port = serve_store()
+        store = StoreServer()
+        port = store.port
         store.admit(folder)
         yield f"127.0.0.1:{port}"
         store.close()

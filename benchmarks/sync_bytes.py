@@ -52,7 +52,7 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
         from training.exchange.torch_group import TorchGroup
 
         token = read_token(Path(secrets))
-        exchange = TorchGroup.connect(address, token, rank, world, torch.device("cpu"), "", 60, "bench")
+        exchange = TorchGroup(address, token, rank, world, torch.device("cpu"), "", 60, "bench")
     values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
     print("ready", flush=True)
     for codec in CODECS:
@@ -119,9 +119,10 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
 def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[], object]]:
     """Start hub or store; return its address and a function that ends it."""
     if engine == "torch":
-        from training.exchange.torch_group import serve_store
+        from training.exchange.store_server import StoreServer
 
-        store, port = serve_store()
+        store = StoreServer()
+        port = store.port
         store.admit(folder)
         return f"127.0.0.1:{port}", lambda: store and None
     from training.exchange.certificates import issue_run_certificates

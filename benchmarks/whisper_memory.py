@@ -82,9 +82,9 @@ def measure(profile: Profile) -> dict[str, int]:
     """Take a step as a run would that has taken some before, then evaluate a batch; return the peaks in bytes."""
     import torch
 
-    from training.control import Control
-    from training.exchange.solo import SoloExchange
+    from training.exchange.base import SoloExchange
     from training.local_plan import plan_local_run
+    from training.orders import Control
     from training.short_run import peak_memory
     from training.tasks.registry import task_from_profile
     from training.trainer import Trainer

@@ -29,10 +29,10 @@ import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from profiles.schema import DataSettings, ModelSettings, Profile, TrainingSettings
-from training.control import Control
 from training.events import StepEvent, _Event
-from training.exchange.solo import SoloExchange
+from training.exchange.base import SoloExchange
 from training.local_plan import plan_local_run
+from training.orders import Control
 from training.tasks.whisper.task import SpeechData, SpeechSample, WhisperTask
 from training.trainer import Trainer
 

@@ -16,8 +16,8 @@ from profiles.schema import Profile
 from training.background_process import BackgroundProcess
 from training.events import TimingEvent
 from training.plan import RunPlan
+from training.processes import Laps
 from training.run_folder import RunFolder
-from training.timing import Laps
 
 
 class DistributedLauncher:

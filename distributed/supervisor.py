@@ -47,7 +47,6 @@ from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
 from training.run_folder import RunFolder
-from training.timing import Laps
 
 _START_WARNING = 30.0
 """Seconds of a start between two lines about who is missing."""

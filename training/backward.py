@@ -10,8 +10,7 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from training.batches import StepBatches, move
-from training.memory import does_not_fit, give_back, is_out_of_memory
-from training.precision import Precision
+from training.device import Precision, does_not_fit, give_back, is_out_of_memory
 from training.strategies.base import Strategy
 from training.tasks.base import Task
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
 LONGEST_LINE = 1 << 18
@@ -79,3 +79,10 @@ def _scalars(value: object, depth: int) -> Iterator[object]:
         raise ValueError("nested too deeply")
     for part in value.values() if isinstance(value, dict) else value:
         yield from _scalars(part, depth - 1)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return where a document does not fit, and why: of the first place; nothing of what was sent."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -17,14 +17,13 @@ import hashlib
 import json
 import os
 import platform
-import random
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -53,15 +52,6 @@ class Snapshot:
     tensors: dict[str, Tensor]
     state: dict[str, Any] = field(default_factory=dict)
     """JSON-able; floats come back bit for bit."""
-
-
-class VerifiedSteps(NamedTuple):
-    """Outcome of checking all snapshots."""
-
-    steps: list[int]
-    """Sound ones, newest first."""
-    problems: list[str]
-    """One line for each damaged one."""
 
 
 class SnapshotStore:
@@ -102,24 +92,25 @@ class SnapshotStore:
 
     def steps(self) -> list[int]:
         """Return the steps of the snapshots that look complete, newest first."""
-        if not self.directory.is_dir():
-            return []
-        found = (_COMPLETE.fullmatch(folder.name) for folder in self.directory.iterdir())
-        return sorted((int(m[1]) for m in found if m and self._looks_complete(self._folder(int(m[1])))), reverse=True)
+        files = (_MANIFEST, _TENSORS)
+        return [step for step in self._there() if all((self._folder(step) / file).is_file() for file in files)]
 
-    def verified_steps(self) -> VerifiedSteps:
+    def verified_steps(self) -> tuple[list[int], list[str]]:
         """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
-        verified = VerifiedSteps([], [])
-        if not self.directory.is_dir():
-            return verified
-        names = (_COMPLETE.fullmatch(folder.name) for folder in self.directory.iterdir())
-        for step in sorted((int(name[1]) for name in names if name), reverse=True):
+        sound, problems = list[int](), list[str]()
+        for step in self._there():
             try:
                 _check(self._folder(step))
-                verified.steps.append(step)
+                sound.append(step)
             except DamagedSnapshot as error:
-                verified.problems.append(error.message)
-        return verified
+                problems.append(error.message)
+        return sound, problems
+
+    def _there(self) -> list[int]:
+        """Return the steps that have a folder, newest first."""
+        folders = self.directory.iterdir() if self.directory.is_dir() else ()
+        names = (_COMPLETE.fullmatch(folder.name) for folder in folders)
+        return sorted((int(name[1]) for name in names if name), reverse=True)
 
     def live(self, step: int) -> list[int]:
         """Return the ranks that trained when the snapshot of ``step`` was written.
@@ -149,10 +140,6 @@ class SnapshotStore:
 
     def _folder(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
-
-    @staticmethod
-    def _looks_complete(folder: Path) -> bool:
-        return (folder / _MANIFEST).is_file() and (folder / _TENSORS).is_file()
 
     def _publish(self, writing: Path, step: int) -> Path:
         folder, replaced = self._folder(step), self.directory / f".replaced-{step:08d}"
@@ -318,37 +305,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         index, name = key.split("/", 1)
         document["state"].setdefault(int(index), {})[name] = tensor.clone()
     optimizer.load_state_dict(document)
-
-
-def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of every random generator a training step may draw from: Python, numpy, torch, ``device``."""
-    _, keys, position, has_gauss, gauss = np.random.get_state()
-    version, internal, next_gauss = random.getstate()
-    tensors = {
-        "torch": torch.get_rng_state(),
-        "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-        "numpy_position": torch.tensor([position, has_gauss]),
-        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
-        "python": torch.tensor([version, *internal]),
-        "python_gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
-    }
-    if device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        tensors["mps"] = torch.mps.get_rng_state()
-    return tensors
-
-
-def restore_rng(tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Take back what :func:`rng_state` gave. A device generator that was not saved stays as it is."""
-    torch.set_rng_state(tensors["torch"])
-    position, has_gauss = tensors["numpy_position"].tolist()
-    keys = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, position, has_gauss, float(tensors["numpy_gauss"])))
-    version, *internal = tensors["python"].tolist()
-    gauss = tensors["python_gauss"].tolist()
-    random.setstate((version, tuple(internal), gauss[0] if gauss else None))
-    if device.type == "cuda" and "cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["cuda"], device)
-    elif device.type == "mps" and "mps" in tensors:
-        torch.mps.set_rng_state(tensors["mps"])

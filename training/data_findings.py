@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def findings(profile: Profile) -> dict[str, Any]:
     splits = present(tables)
     counts = {split: len(clips) for split, clips in splits.items()}
     found = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
-    return {**found, **_listen(_in_turn(splits.values()))}
+    return {**found, **_listen([clip for clips in splits.values() for clip in clips])}
 
 
 def _history(tables: SpeechTables) -> dict[str, int]:
@@ -81,10 +80,6 @@ def _columns(path: Path) -> list[str]:
     names = {name for names in SPLITS.values() for name in names} | {"metadata"}
     tables = [table for table in tables if path.is_file() or table.stem in names]
     return list(read_table(tables[0]).columns) if tables else []
-
-
-def _in_turn(splits: Iterable[list[Clip]]) -> list[Clip]:
-    return [clip for clips in splits for clip in clips]
 
 
 def _listen(clips: list[Clip]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Evaluation shared over the members."""
+"""Evaluation shared over the members, and of each member's own weights."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,16 +12,13 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import EvaluationSettings
-from training.answers import from_payloads, to_payload
-from training.batches import move
+from training.batches import Samples, move
+from training.bounded import LONGEST_TEXT, harmless
 from training.data import evaluation_slice
+from training.device import Precision, does_not_fit, evaluating, give_back, is_out_of_memory
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
-from training.exchange.documents import figures_by_rank
-from training.memory import does_not_fit, give_back, is_out_of_memory
-from training.modes import evaluating
-from training.precision import Precision
-from training.samples import Samples
+from training.exchange.payloads import documents, figures_by_rank
 from training.tasks.base import Answer, Task
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
@@ -29,6 +26,8 @@ _MOST = 1e15
 """Of anything that is counted."""
 PART = 32
 """Samples that a member evaluates until it tells the others, at most: who is slow must be in time for each round."""
+_ROOM = 4_000_000
+"""Bytes that one member sends, some 50,000 short texts; further ones stay out of the file."""
 
 
 class Evaluator:
@@ -233,3 +232,36 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for key, value in part.items():
             total[key] = total.get(key, 0.0) + value
     return total
+
+
+def to_payload(answers: Sequence[Answer]) -> bytes:
+    """Return what a member sends of its share: as many answers as there is room for."""
+    rows, room = [], _ROOM
+    for answer in answers:
+        row = json.dumps([answer.sample, harmless(answer.text), int(answer.cut)])
+        room -= len(row) + 1
+        if room < 0:
+            break
+        rows.append(row)
+    return f'{{"answers":[{",".join(rows)}]}}'.encode()
+
+
+def from_payloads(gathered: Mapping[int, bytes], shares: Mapping[int, Collection[int]]) -> list[Answer]:
+    """Return the answers of all members, each about its own share only."""
+    found: dict[int, Answer] = {}
+    for rank, document in documents(gathered).items():
+        rows = document.get("answers")
+        for row in rows if isinstance(rows, list) else ():
+            answer = _answer(row)
+            if answer is not None and answer.sample in shares.get(rank, ()):
+                found.setdefault(answer.sample, answer)
+    return [found[sample] for sample in sorted(found)]
+
+
+def _answer(row: object) -> Answer | None:
+    if not (isinstance(row, list) and len(row) == 3):
+        return None
+    sample, text, cut = row
+    if type(sample) is not int or not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        return None
+    return Answer(sample, harmless(text), bool(cut))

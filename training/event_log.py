@@ -102,7 +102,10 @@ class EventLog:
             try:
                 self._write((to_line(numbered) + "\n").encode())
             except OSError as error:
-                self._complain(error)
+                if not self._complained:
+                    self._complained = True
+                    message, hint = explain(error, self._path)
+                    raise RunFailed(f"events are being lost: {message}", hint) from error
             return numbered
 
     def close(self) -> None:
@@ -125,13 +128,6 @@ class EventLog:
                 os.ftruncate(self._descriptor, self._size)
             raise
         self._size = position
-
-    def _complain(self, error: OSError) -> None:
-        if self._complained:
-            return
-        self._complained = True
-        message, hint = explain(error, self._path)
-        raise RunFailed(f"events are being lost: {message}", hint) from error
 
     def _cut_torn_tail(self) -> int:
         size = os.fstat(self._descriptor).st_size

@@ -13,7 +13,20 @@ from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
-from training.bounded import MOST_RANKS, Count, Measured, Moment, Name, Number, Rank, Seconds, Step, Text, parse_object
+from training.bounded import (
+    MOST_RANKS,
+    Count,
+    Measured,
+    Moment,
+    Name,
+    Number,
+    Rank,
+    Seconds,
+    Step,
+    Text,
+    first_problem,
+    parse_object,
+)
 
 EVENTS_VERSION = 1
 
@@ -280,12 +293,7 @@ def from_line(line: str | bytes) -> Event:
     except ValidationError as error:
         if error.errors()[0]["type"] == "union_tag_invalid":
             return UnknownEvent.model_validate(data)
-        raise ValueError(_first_of(error)) from error
-
-
-def _first_of(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise ValueError(first_problem(error)) from error
 
 
 class EventSink:

@@ -46,6 +46,8 @@ _CLOCK = 86_400.0
 """Seconds that a machine's clock may be wrong; beyond them the time of arrival says more."""
 _MOST_NAMES = 256
 """Splits, metrics and parts of a start that one member may name: whoever shows the run keeps each of them."""
+_DECISIVE = (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent)
+"""Events on which the rest of the run depends, and not only a curve."""
 _OF_ITSELF = ("started", "ready", "joined", "left", "done")
 
 
@@ -246,7 +248,7 @@ class Intake:
         """
         speaker, now = self._speakers[source], time.monotonic()
         within = speaker.kept + size <= BUDGET or source == HUB
-        if within or _decides(event):
+        if within or isinstance(event, _DECISIVE):
             speaker.kept += size
             if speaker.kept > 2 * BUDGET and source != HUB:
                 self._give_up(source, f"it has written {speaker.kept >> 20} MiB of events")
@@ -258,11 +260,6 @@ class Intake:
             return False
         speaker.last_kept = now
         return True
-
-
-def _decides(event: Event) -> bool:
-    """Whether the rest of the run depends on an event, and not only a curve."""
-    return isinstance(event, (RunEvent, MemberEvent, EvaluationEvent, SnapshotEvent, ErrorEvent, RequestEvent))
 
 
 def _names(event: Event) -> Iterator[str]:

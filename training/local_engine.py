@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Protocol
 
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.store_server import StoreServer, serve_store
+from training.exchange.store_server import StoreServer
 from training.plan import RunPlan
 from training.processes import HubProcess
 from training.run_files import write_whole
@@ -79,10 +79,10 @@ class LocalEngine:
         if self._plan.world_size == 1:
             return ""
         if self._plan.engine == "torch":
-            self._store, port = serve_store(self._plan.profile.strategy.hub_port)
+            self._store = StoreServer(self._plan.profile.strategy.hub_port)
             for rank in range(self._plan.world_size):
                 self._store.admit(self._folder.secrets / f"member-{rank}")
-            return f"127.0.0.1:{port}"
+            return f"127.0.0.1:{self._store.port}"
         host = f"[{self._listen}]" if ":" in self._listen else self._listen
         return f"{host}:{self._start_hub()}"
 

@@ -8,10 +8,9 @@ import math
 from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.cores import whole_cores
 from training.data import shares_to_batch_sizes
-from training.gpus import count_gpus
 from training.plan import MemberPlan, RunPlan
+from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
 from training.strategies.registry import check_strategy, usual_strategy
 from training.tasks.published_models import with_local_model

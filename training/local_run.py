@@ -176,9 +176,12 @@ class LocalRun:
             self._seen.tally.note(event)
         self._progress(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._seen.tally.given_up:
-            self._tell_what_is_repeated(event.details["step"])
+            again = f"{counted(self._seen.tally.given_up, 'step is', 'steps are')} taken again"
+            step = event.details["step"]
+            message = f"the newest snapshot that all can go on from is of step {step}: {again}"
+            self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
-            self._note_step(source, event)
+            self.members.workers[source].step = event.step
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
 
@@ -207,12 +210,6 @@ class LocalRun:
         self.folder.begin(event.status)
         return True
 
-    def _tell_what_is_repeated(self, step: int) -> None:
-        given_up = self._seen.tally.given_up
-        again = f"{counted(given_up, 'step is', 'steps are')} taken again"
-        message = f"the newest snapshot that all can go on from is of step {step}: {again}"
-        self._record(WarningEvent(message=message))
-
     def _note_member(self, source: int, event: MemberEvent) -> bool:
         """Return whether the run's events do not tell it yet; after a stop :meth:`_ended` tells of who is lost."""
         if event.status == "lost" and event.member is not None and self._stopping.reason:
@@ -222,9 +219,6 @@ class LocalRun:
             news = self.members.note(source, event)
         self._conductor.look()
         return news
-
-    def _note_step(self, rank: int, event: StepEvent) -> None:
-        self.members.workers[rank].step = event.step
 
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
         self.members.workers[rank].error = event
@@ -353,7 +347,9 @@ class LocalRun:
         error = self._seen.first_error or (None if self.folder.model.is_dir() else self._seen.after_work)
         status: FinalStatus
         if error is not None:
-            status, code, message, hint = "failed", self._error_code(error), error.message, error.hint
+            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._seen.begun  # later it is the run's failure
+            code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
+            status, message, hint = "failed", error.message, error.hint
         elif self._stopping.reason and not self.members.all_done():
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
             message = "; ".join([self._progress.last_words, *self.members.complaints])
@@ -361,12 +357,6 @@ class LocalRun:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)
         return RunOutcome(status, self.folder.path, metrics, code, message, hint)
-
-    def _error_code(self, error: ErrorEvent) -> ExitCode:
-        """Bad input is exit code 2 only where nothing had begun yet."""
-        if error.exit_code == ExitCode.BAD_INPUT and not self._seen.begun:
-            return ExitCode.BAD_INPUT
-        return ExitCode.RUN_FAILED
 
     def _metrics(self) -> dict[str, Any]:
         kept = self._progress.metrics if self._stopping.reason else {}

@@ -13,8 +13,7 @@ import psutil
 import torch
 
 from training.events import MachineEvent
-from training.other_load import OtherLoad
-from training.sensors import Claim, Gpu, Meter, Packages, battery, nvidia_library, processor_celsius
+from training.sensors import Claim, Gpu, Meter, OtherLoad, Packages, battery, nvidia_library, processor_celsius
 
 INTERVAL = 5.0
 _PATIENCE = 2.0
@@ -37,36 +36,27 @@ def machine_events(
         run_id: of the run; without it nobody tells what other programs use.
     """
     stop = threading.Event()
-    thread = threading.Thread(
-        target=_report, args=(emit, device, private, stop, interval, run_id), name="machine-load", daemon=True
-    )
+
+    def report() -> None:
+        try:
+            load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None)
+            try:
+                load.event(time.monotonic())  # meters and the processor's load are counted from here
+                while not stop.wait(interval):
+                    emit(load.event(time.monotonic()))
+                emit(load.event(time.monotonic()))
+            finally:
+                load.close()
+        except Exception:  # noqa: BLE001 - figures for a person must never end a training; the log tells why they end
+            traceback.print_exc()
+
+    thread = threading.Thread(target=report, name="machine-load", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join(_PATIENCE)
-
-
-def _report(
-    emit: Callable[[MachineEvent], None],
-    device: torch.device,
-    private: Path,
-    stop: threading.Event,
-    interval: float,
-    run_id: str,
-) -> None:
-    try:
-        load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None)
-        try:
-            load.event(time.monotonic())  # meters and the processor's load are counted from here
-            while not stop.wait(interval):
-                emit(load.event(time.monotonic()))
-            emit(load.event(time.monotonic()))
-        finally:
-            load.close()
-    except Exception:  # noqa: BLE001 - figures for a person must never end a training; the log tells why they end
-        traceback.print_exc()
 
 
 class MachineLoad:

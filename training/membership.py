@@ -39,7 +39,8 @@ class Membership:
     """
 
     def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
+        self.plan = plan
+        """The plan with those that came later."""
         self._gate = threading.Lock()
         self._over = False
         self.workers: dict[int, Watched] = {}
@@ -59,13 +60,8 @@ class Membership:
         self._told: set[int] = set()
         """Members of whose end without a good-bye the run's events tell."""
 
-    @property
-    def plan(self) -> RunPlan:
-        """The plan with those that came later."""
-        return self._plan
-
     def name(self, rank: int) -> str:
-        return self._plan.seats[rank].name
+        return self.plan.seats[rank].name
 
     def announce(self, member: MemberPlan) -> None:
         """Make room for a member that was not planned; it has the next rank.
@@ -75,11 +71,11 @@ class Membership:
         """
         self.refuse_change()
         with self._gate:
-            if member.rank != len(self._plan.seats):
+            if member.rank != len(self.plan.seats):
                 raise BadInput("two machines joined at once", "try again")
-            if len(self._plan.added) == SPARE:
+            if len(self.plan.added) == SPARE:
                 raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)
-            self._plan = self._plan.model_copy(update={"added": (*self._plan.added, member)})
+            self.plan = self.plan.model_copy(update={"added": (*self.plan.added, member)})
             self.known_to[member.name] = set()
 
     def unaware(self, rank: int) -> list[int]:
@@ -208,7 +204,7 @@ class Membership:
 
     def refuse_change(self) -> None:
         """Raise ``BadInput`` where the members are bound to stay as they are."""
-        if self._plan.world_size == 1:
+        if self.plan.world_size == 1:
             raise BadInput("a run that began with one member takes no others", _ANOTHER)
-        if self._plan.engine == "torch":
+        if self.plan.engine == "torch":
             raise BadInput("the torch engine cannot change its members", _ANOTHER)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from profiles.counts import counted
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.events import ErrorEvent, EvaluationEvent, Event, RunEvent, StepEvent
 from training.run_files import explain
-from training.run_folder import RunFolder
+from training.run_folder import RunFolder, remove_unused
 from training.run_metadata import FINAL, FinalStatus
-from training.run_removal import remove_unused
 
 _ROOM = 1_000_000
 """Bytes without which the end of a run cannot be written down."""
+NOT_THIS_RUN = "start a new run instead"
+"""Said in the hint of an error after which the run itself cannot go on, whatever its events tell of snapshots."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,8 @@ class Tally:
             self._attempts.append(_Attempt(begun=event.time))
         elif isinstance(event, RunEvent) and event.status in FINAL:
             self._attempts[-1].ended = event.time
-        elif isinstance(event, RunEvent):
-            self._go_on_at(event.details.get("step"))
-
-    def _go_on_at(self, step: object) -> None:
-        """Steps after the snapshot that is resumed from are of a course that was given up."""
-        if isinstance(step, int):
+        elif isinstance(event, RunEvent) and isinstance(step := event.details.get("step"), int):
+            # Steps after the snapshot that is resumed from are of a course that was given up.
             self.given_up = max(0, self._steps - step)
             self._steps = min(self._steps, step)
 
@@ -216,3 +214,24 @@ class NewestAttempt:
         said = self.error.exit_code if self.error else ExitCode.RUN_FAILED
         early = said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
         return ExitCode(said) if early else ExitCode.RUN_FAILED
+
+
+def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:
+    """Return the newest step of which all who trained then have a snapshot; ``None``: there is none.
+
+    Args:
+        newest: step of the newest snapshot of every member, and who trained then (empty: all that are named here).
+    """
+    for step, live in sorted(newest.values(), key=lambda one: -one[0]):
+        if all(rank in newest and newest[rank][0] >= step for rank in live or newest):
+            return step
+    return None
+
+
+def kept_text(kept: int | None, newest: int) -> str:
+    """Say what is kept of a run whose last step was ``newest``."""
+    if kept is None and not newest:
+        return "no step was taken, so there is nothing to keep"
+    lost = max(0, newest - (kept or 0))
+    what = "no snapshot is kept" if kept is None else f"the snapshot of step {kept} is kept"
+    return f"{what}, {counted(lost, 'step')} lost"

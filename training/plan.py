@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
+from training.bounded import first_problem
 
 PLAN_VERSION = 1
 _LATER: dict[str, dict[str, Any]] = {"data": {"window": "full"}}
@@ -120,17 +121,13 @@ class RunPlan(BaseModel):
             own.pop("owned", None)
             own |= {"owned": changed} if (changed := owner.changed()) else {}
         for section in profile.keys() & _FIRST.keys():
-            before = {**_defaults(section), **_LATER.get(section, {})}
+            settings: BaseModel = Profile.model_fields[section].get_default(call_default_factory=True)
+            before = {**settings.model_dump(mode="json"), **_LATER.get(section, {})}
             names, said = always[section].split(), profile[section]
             counts = (name for name in said if name in names or said[name] != before.get(name, said))
             profile[section] = {name: said[name] for name in counts}
         document["profile"] = profile
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _defaults(section: str) -> dict[str, Any]:
-    settings: BaseModel = Profile.model_fields[section].get_default(call_default_factory=True)
-    return settings.model_dump(mode="json")
 
 
 def read_plan(path: Path) -> RunPlan:
@@ -144,6 +141,4 @@ def read_plan(path: Path) -> RunPlan:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "name the path of a run's plan.json") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{path}: {where}: {first['msg']}", "make the plan again with this version") from error
+        raise BadInput(f"{path}: {first_problem(error)}", "make the plan again with this version") from error

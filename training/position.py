@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from training.data import Cursor
-from training.early_stopping import EarlyStopping
-from training.named_tensors import part, prefixed
+from training.state import part, persistent_buffers, prefixed
 
 _BEST = "best"
 MOST_CUT_SHORT = 3
 """Evaluations in a row that members may cut short: who says so stops before its next step, unless it lies."""
+_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -53,3 +54,63 @@ class Position:
         self.next_evaluation, self.cut_short = int(state["next_evaluation"]), int(state.get("cut_short", 0))
         self.stopping.load(state["stopping"], part(_BEST, tensors))
         self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
+
+
+@dataclass
+class EarlyStopping:
+    """Stops after ``patience`` evaluations in a row without a better result; smaller is better."""
+
+    patience: int
+    min_delta: float
+    best: float = float("inf")
+    best_step: int = -1
+    waited: int = 0
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Trained weights and buffers of the best evaluation, on the CPU; empty where early stopping is off."""
+
+    def update(self, value: float, step: int) -> bool:
+        """Note a result; return whether it is the best so far."""
+        if value < self.best - self.min_delta:
+            self.best, self.best_step, self.waited = value, step, 0
+            return True
+        self.waited += 1
+        return False
+
+    def note(self, value: float | None, step: int, model: nn.Module) -> None:
+        """Note what an evaluation of ``model`` has measured; keep its state if it is the best so far."""
+        if value is not None and self.update(value, step) and self.patience:
+            self.kept = {name: value.detach().to(_CPU, copy=True) for name, value in _state(model).items()}
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module) -> None:
+        """Give ``model`` the best state, if one was kept."""
+        state = _state(model)
+        for name, value in self.kept.items():
+            state[name].copy_(value)
+
+    @property
+    def verdict(self) -> str:
+        """When it was best, in words."""
+        return f"was best at step {self.best_step} ({self.best:.4g})"
+
+    @property
+    def should_stop(self) -> bool:
+        return 0 < self.patience <= self.waited
+
+    def to_state(self) -> dict[str, float | int | None]:
+        """JSON-able state for a snapshot."""
+        best = None if self.best == float("inf") else self.best
+        return {"best": best, "best_step": self.best_step, "waited": self.waited}
+
+    def load(self, state: Mapping[str, float | int | None], kept: Mapping[str, torch.Tensor]) -> None:
+        """Take back what :meth:`to_state` gave, and :attr:`kept`."""
+        best = state["best"]
+        self.best = float("inf") if best is None else float(best)
+        self.best_step, self.waited = int(state["best_step"] or 0), int(state["waited"] or 0)
+        self.kept = dict(kept)
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What training changes: weights with a gradient, and persistent buffers. Their names do not meet."""
+    trained: dict[str, torch.Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return trained | persistent_buffers(model)

@@ -1,4 +1,4 @@
-"""A started worker process, seen from the process that started it."""
+"""The processes of a run, seen from the one that started them, and where the time of their start goes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
+import psutil
+
 from training.bounded import LONGEST_LINE
-from training.events import Event
+from training.events import Event, TimingEvent
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_PATIENCE = 120.0
@@ -87,14 +90,13 @@ def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: stream.readline(LONGEST_LINE), b"")
 
 
-class SubprocessWorker:
-    """``python -m training.worker`` in a session of its own, so that Ctrl-C reaches only the starter."""
+class _Module:
+    """``python -m MODULE``, told and telling line by line, in a session of its own, so that Ctrl-C reaches only the
+    starter."""
 
-    end_reason = ""
-
-    def __init__(self, arguments: list[str], threads: int, log: BinaryIO) -> None:
+    def __init__(self, module: str, arguments: list[str], threads: int, log: BinaryIO) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "training.worker", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -102,31 +104,44 @@ class SubprocessWorker:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._words, self._said = self._process.stdin, self._process.stdout
 
     def send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+        """Write one message; a process that is gone is not an error here."""
         with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self._words.write(json.dumps(message).encode() + b"\n")
+            self._words.flush()
 
     def lines(self) -> Iterator[bytes]:
-        assert self._process.stdout is not None
-        yield from bounded_lines(self._process.stdout)
-
-    def told(self, event: Event) -> Event:
-        return event
+        """Lines of its standard output until it ends."""
+        with self._said as stream:
+            yield from bounded_lines(stream)
 
     def exit_code(self) -> int:
+        """Wait for the end and return the exit code."""
         code = self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._words, self._said):
             with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
+                stream.close()
         return code
 
     def signal(self, number: int) -> None:
+        """Send a signal to the process and to what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+
+class SubprocessWorker(_Module):
+    """``python -m training.worker``."""
+
+    end_reason = ""
+
+    def __init__(self, arguments: list[str], threads: int, log: BinaryIO) -> None:
+        super().__init__("training.worker", arguments, threads, log)
+
+    def told(self, event: Event) -> Event:
+        return event
 
 
 class SpawnedWorker:
@@ -168,43 +183,48 @@ class SpawnedWorker:
             os.kill(self.pid, number)
 
 
-class HubProcess:
+class HubProcess(_Module):
     """``python -m training.exchange.hub_main``: says its port on stdout, ends when its standard input closes."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "training.exchange.hub_main", "--config", str(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment(1),
-            start_new_session=True,
-        )
-
-    def lines(self) -> Iterator[bytes]:
-        """Lines of standard output: first ``{"port": N}``, then events."""
-        assert self._process.stdout is not None
-        with self._process.stdout as stream:
-            yield from bounded_lines(stream)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one message; see :mod:`training.exchange.hub_main`."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+        super().__init__("training.exchange.hub_main", ["--config", str(config)], 1, log)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close its input and wait; kill it if it does not end."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._words.close()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self._process.wait()
 
-    def exit_code(self) -> int:
-        """Wait for the end and return the exit code."""
-        return self._process.wait()
+
+class Laps:
+    """Parts that follow each other.
+
+    Args:
+        emit: takes the event of every part.
+        whole_process: the first part begins with this process, not now, and the CPU seconds are those of all its
+            threads, not of the calling one.
+    """
+
+    def __init__(self, emit: Callable[[TimingEvent], object], whole_process: bool = True) -> None:
+        self._emit = emit
+        self._time = time.time() - (process_age() if whole_process else 0.0)
+        self._clock = time.process_time if whole_process else time.thread_time
+        self._cpu = 0.0 if whole_process else time.thread_time()
+
+    def end(self, part: str) -> None:
+        """Say that a part is over; the next one begins."""
+        now, cpu = time.time(), self._clock()
+        self._emit(TimingEvent(time=now, part=part, seconds=max(now - self._time, 0.0), cpu=cpu - self._cpu))
+        self._time, self._cpu = now, cpu
+
+
+def process_age() -> float:
+    """Return the seconds since this process was started."""
+    if sys.platform == "linux":  # psutil adds a boot time in whole seconds
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    return max(time.time() - psutil.Process().create_time(), 0.0)

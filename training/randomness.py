@@ -11,7 +11,7 @@ import hashlib
 import random
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -88,6 +88,35 @@ def _restore_device(device: torch.device, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
     else:
         torch.mps.set_rng_state(state)
+
+
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the state of every random generator a training step may draw from: Python, numpy, torch, ``device``."""
+    _, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, next_gauss = random.getstate()
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "numpy_position": torch.tensor([position, has_gauss]),
+        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
+        "python": torch.tensor([version, *internal]),
+        "python_gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
+    }
+    on_device = _device_state(device)
+    return tensors if on_device is None else {**tensors, device.type: on_device}
+
+
+def restore_rng(tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Take back what :func:`rng_state` gave. A device generator that was not saved stays as it is."""
+    torch.set_rng_state(tensors["torch"])
+    position, has_gauss = tensors["numpy_position"].tolist()
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, float(tensors["numpy_gauss"])))
+    version, *internal = tensors["python"].tolist()
+    gauss = tensors["python_gauss"].tolist()
+    random.setstate((version, tuple(internal), gauss[0] if gauss else None))
+    if device.type in ("cuda", "mps") and device.type in tensors:
+        _restore_device(device, tensors[device.type])
 
 
 class Closed(Exception):

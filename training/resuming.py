@@ -14,9 +14,9 @@ from pydantic import BaseModel, ValidationError
 from profiles.errors import BadInput
 from training.bounded import Rank, Step, Text
 from training.checkpoint import SnapshotStore
-from training.exchange.anchors import anchor_from_bytes, anchor_to_bytes
 from training.exchange.base import Anchor, Exchange
-from training.kept import NOT_THIS_RUN
+from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.outcome import NOT_THIS_RUN
 
 
 class Held(BaseModel):

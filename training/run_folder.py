@@ -5,10 +5,13 @@
     metadata.json   what, when, with which versions, how it ended      events.jsonl   everything that happened
     plan.json       what all members agreed on                          metrics.json   the figures at the end
     logs/  checkpoints/  model/                                         completed      marker of a finished run
+
+This is also the one place that removes run folders. One that holds a snapshot goes only when a person asked for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shutil
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from profiles.errors import BadInput, RunFailed
 from training.event_log import EventLog, read_events
-from training.events import Event
+from training.events import Event, SnapshotEvent
 from training.plan import RunPlan, read_plan
 from training.run_files import FolderLock, explain, is_live, private_folder, whole_folder, write_whole
 from training.run_metadata import (
@@ -35,10 +38,10 @@ from training.run_metadata import (
     read_metadata,
     utc_now,
 )
-from training.run_removal import remove_unused
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
@@ -78,9 +81,7 @@ class RunFolder:
         Raises:
             BadInput: the folder cannot be made; nothing is left behind.
         """
-        metadata = metadata_of(plan, command).model_copy(
-            update={"run_type": run_type, "strategy_reason": strategy_reason}
-        )
+        metadata = metadata_of(plan, command, run_type, strategy_reason)
         with whole_folder(output_dir, folder_name(plan)) as temporary:
             for name in ("logs", "checkpoints"):
                 (temporary / name).mkdir(mode=0o755)
@@ -278,3 +279,27 @@ class RunFolder:
 
 def _write_plan(folder: Path, plan: RunPlan) -> None:
     write_whole(folder / "plan.json", plan.model_dump_json(indent=2).encode() + b"\n")
+
+
+def has_snapshots(folder: Path) -> bool:
+    """Whether a run has snapshots: here, or on the machines that its events tell of."""
+    if any(folder.glob("checkpoints/*/step-*")):
+        return True
+    return any(isinstance(event, SnapshotEvent) for event in read_events(folder / "events.jsonl"))
+
+
+def remove_unused(folder: Path) -> bool:
+    """Remove the folder of a run that never began; return whether it is gone. One with snapshots stays."""
+    with contextlib.suppress(OSError):  # what is in doubt, or cannot be removed, stays
+        if not has_snapshots(folder):
+            shutil.rmtree(folder)
+    return not folder.exists()
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove a run with its snapshots, as a person asked.
+
+    Raises:
+        OSError: some of it cannot be removed.
+    """
+    shutil.rmtree(folder)

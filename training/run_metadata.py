@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from profiles.errors import BadInput
+from training.bounded import first_problem
 from training.plan import RunPlan
 
 Status = Literal["starting", "running", "paused", "completed", "failed", "cancelled"]
@@ -64,11 +65,12 @@ class RunMetadata(BaseModel):
     """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
 
 
-def metadata_of(plan: RunPlan, command: list[str]) -> RunMetadata:
+def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:
     """Return the metadata of a run that starts with ``plan``."""
     profile = plan.profile
     return RunMetadata(
         run_id=plan.run_id,
+        run_type=run_type,
         start_time=utc_now(),
         profile=profile.name,
         model=profile.model_name or profile.model.model_path,
@@ -76,6 +78,7 @@ def metadata_of(plan: RunPlan, command: list[str]) -> RunMetadata:
         config=profile.model_dump(mode="json"),
         hosts=[member.model_dump(mode="json") for member in plan.members],
         strategy=profile.strategy.strategy,
+        strategy_reason=reason,
         engine=plan.engine,
         versions=_versions(),
         command=command,
@@ -93,9 +96,7 @@ def read_metadata(path: Path) -> RunMetadata:
     except OSError as error:
         raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", "see: runs list", file=path) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "metadata.json"
-        raise BadInput(f"metadata.json is damaged: {where}: {first['msg']}", "see: runs list", file=path) from error
+        raise BadInput(f"metadata.json is damaged: {first_problem(error)}", "see: runs list", file=path) from error
 
 
 def _versions() -> dict[str, str]:

@@ -13,9 +13,8 @@ from typing import Any, get_args
 from profiles.errors import BadInput
 from training.plan import RunPlan
 from training.run_files import FolderLock, explain
-from training.run_folder import RUN_ID, RunFolder
+from training.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
 from training.run_metadata import FINAL, RunMetadata, Status
-from training.run_removal import has_snapshots, remove_run_folder
 
 SHOWN_CANDIDATES = 8
 
@@ -101,16 +100,13 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
     """
     try:
         with os.scandir(output_dir) as entries:
-            found = [Path(entry.path) for entry in entries if _looks_like_run(entry)]
+            runs = (entry for entry in entries if RUN_ID.match(entry.name) and entry.is_dir(follow_symlinks=False))
+            found = [Path(entry.path) for entry in runs]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"{output_dir}: {error.strerror}", "name the folder of the runs with --output") from error
     return sorted((summarise(path) for path in found), key=lambda run: run.path.name, reverse=True)
-
-
-def _looks_like_run(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) and RUN_ID.match(entry.name) is not None
 
 
 def find_run(output_dir: Path, reference: str) -> Path:

@@ -22,9 +22,9 @@ from torch import nn
 
 from profiles.counts import counted
 from profiles.errors import BadInput
+from training.batches import Samples
 from training.exchange.base import Exchange
-from training.kept import NOT_THIS_RUN
-from training.samples import Samples
+from training.outcome import NOT_THIS_RUN
 from training.tasks.base import Task
 
 LOOKS = 8

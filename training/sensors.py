@@ -1,4 +1,4 @@
-"""What a machine tells an ordinary user of its heat, power and battery. What cannot be read is ``None``, never 0.
+"""What a machine tells an ordinary user of its heat, power, battery and load. What cannot be read is ``None``, never 0.
 
 - Processor, Linux: temperature from the kernel's sensors; energy from the RAPL counters of its packages, which most
   systems let only root read.
@@ -6,7 +6,7 @@
   bindings (``nvidia-ml-py``) are installed.
 - Battery: wherever psutil knows it.
 
-macOS tells temperature and power only to an administrator, so there all but the battery is unknown.
+macOS tells temperature and power only to an administrator, so there all but battery and load is unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from training.meters import Counter, Integral
-
 RAPL = Path("/sys/class/powercap")
 _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "x86_pkg_temp")
 """Sensors in or beside a processor; the others of a machine are drives, network cards and batteries."""
 _SLOWED_BY_HEAT = 0x20 | 0x40
 """NVML's reasons for lower clocks: software and hardware thermal slowdown."""
+MOST_WATTS = 5000.0
+"""No single meter measures more: a counter that seems to has been reset."""
+LONGEST_GAP = 60.0
+"""Seconds between two readings of power over which nobody can say what was drawn."""
+BUSY = 0.2
+"""Share of the processors from which others are worth a word."""
+_FULL = 0.9
 
 
 class Meter(Protocol):
@@ -88,7 +93,10 @@ class Packages:
 
     def __init__(self, folder: Path | None = None) -> None:
         zones = sorted((folder or RAPL).glob("intel-rapl:*"))
-        self.zones = {zone: _counter(zone) for zone in zones if _is_package(zone)}
+        self.zones: dict[Path, Counter] = {}
+        for zone in filter(_is_package, zones):
+            wraps_at = _microjoules(zone / "max_energy_range_uj")
+            self.zones[zone] = Counter(None if wraps_at is None else wraps_at / 1e6)
         self._read = False
 
     @property
@@ -112,11 +120,6 @@ def _is_package(zone: Path) -> bool:
         return (zone / "name").read_text().startswith("package")
     except OSError:
         return False
-
-
-def _counter(zone: Path) -> Counter:
-    wraps_at = _microjoules(zone / "max_energy_range_uj")
-    return Counter(None if wraps_at is None else wraps_at / 1e6)
 
 
 def _microjoules(path: Path) -> int | None:
@@ -226,3 +229,119 @@ class Claim:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class Counter:
+    """Energy of a meter that counts joules.
+
+    Args:
+        wraps_at: joules after which the meter begins again at 0; ``None``: it never does.
+    """
+
+    def __init__(self, wraps_at: float | None = None) -> None:
+        self.joules = 0.0
+        """Since the first reading."""
+        self._wraps_at = wraps_at
+        self._last: tuple[float, float] | None = None
+
+    def add(self, counted: float, at: float) -> float | None:
+        """Take a reading at a time in seconds; return the mean watts since the one before, if it tells them.
+
+        It may wrap once between two readings. A counter that was reset, as a driver does that is loaded again, tells
+        nothing about the time before.
+        """
+        before = self._last
+        if before is not None and at <= before[1]:
+            return None
+        self._last = (counted, at)
+        if before is None:
+            return None
+        spent, seconds = counted - before[0], at - before[1]
+        if spent < 0 and self._wraps_at is not None:
+            spent += self._wraps_at
+        if not 0 <= spent <= MOST_WATTS * seconds:
+            return None
+        self.joules += spent
+        return spent / seconds
+
+
+class Integral:
+    """Energy of a meter that only tells its power: by the trapezoidal rule."""
+
+    def __init__(self) -> None:
+        self.joules = 0.0
+        """Since the first reading."""
+        self._last: tuple[float, float] | None = None
+
+    def add(self, watts: float, at: float) -> float | None:
+        """Take a reading at a time in seconds; return its watts if they make sense."""
+        if not 0 <= watts <= MOST_WATTS:
+            return None
+        before, self._last = self._last, (watts, at)
+        if before is not None and 0 < at - before[1] <= LONGEST_GAP:
+            self.joules += (watts + before[0]) / 2 * (at - before[1])
+        return watts
+
+
+class OtherLoad:
+    """Tells, at every look, what others have used since the look before.
+
+    Workers and hub of a run are its own: what has the run's id in its command line, and what the process that started
+    this one has started.
+
+    Args:
+        run_id: of the run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._parent = psutil.Process().ppid()
+        self._known: dict[int, bool] = {}
+        self._total, self._busy = _processors()
+        self._own = self._own_seconds()
+
+    def share(self) -> float | None:
+        """Return a number from 0 to 1; ``None`` where no time has passed by the system's count."""
+        total, busy = _processors()
+        own = self._own_seconds()
+        spent = sum(max(0.0, seconds - self._own.get(pid, 0.0)) for pid, seconds in own.items())
+        passed, used = total - self._total, busy - self._busy
+        self._total, self._busy, self._own = total, busy, own
+        return min(1.0, max(0.0, (used - spent) / passed)) if passed > 0 else None
+
+    def _own_seconds(self) -> dict[int, float]:
+        """Return the processor seconds of every process of the run, by its number."""
+        found: dict[int, float] = {}
+        alive = psutil.pids()
+        for pid in alive:
+            try:
+                process = psutil.Process(pid)
+                if pid not in self._known:
+                    kin = self._parent in (pid, process.ppid())
+                    self._known[pid] = kin or self._run_id in " ".join(process.cmdline())
+                if self._known[pid]:
+                    times = process.cpu_times()
+                    found[pid] = times.user + times.system
+            except (psutil.Error, OSError):  # it has just ended, or belongs to somebody else
+                continue
+        self._known = {pid: own for pid, own in self._known.items() if pid in set(alive)}
+        return found
+
+
+def _processors() -> tuple[float, float]:
+    """Return the seconds of all processors so far, and those of them in which they were busy."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in user and nice already
+    total = sum(times) - guests
+    return total, total - idle
+
+
+def slows(others_percent: float | None, cpu_percent: float | None) -> bool:
+    """Whether what others use of the processors is missed: it is much, and no processor is left.
+
+    Args:
+        others_percent: used by others, from 0 to 100.
+        cpu_percent: used by all together, from 0 to 100.
+    """
+    return (others_percent or 0.0) >= 100 * BUSY and (cpu_percent or 0.0) >= 100 * _FULL

@@ -32,20 +32,19 @@ import torch
 from torch import nn
 
 from profiles.errors import MusterError
-from profiles.schema import Profile
-from training.control import Control
-from training.cores import free_cores, granted_cores, quota, threads
+from training.device import select_device
 from training.events import StepEvent, _Event
-from training.exchange.solo import SoloExchange
-from training.memory_limit import total_memory
-from training.other_load import OtherLoad
+from training.exchange.base import SoloExchange
+from training.orders import Control
 from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
-from training.precision import select_device
+from training.resources import free_cores, granted_cores, quota, threads, total_memory
+from training.sensors import OtherLoad
 from training.strategies.registry import usual_strategy
 from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Ending, Trainer
+from training.worker import take_over_stdout
 
 MOST_STEPS = 100_000
 """Of one batch size; :mod:`training.pace` ends it sooner."""
@@ -168,11 +167,6 @@ def blocks(model: nn.Module) -> int:
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
 
-def _lenient(profile: Profile) -> Profile:
-    """Return a profile that bears any number of broken samples: in a few of them their share is a matter of luck."""
-    return profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
-
-
 def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: None) -> None:
     """Measure the plan's task on this machine.
 
@@ -188,7 +182,9 @@ def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: No
     told = facts(device)
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
-    task = task_from_profile(_lenient(plan.profile))
+    # Any number of broken samples is borne: in a few of them their share is a matter of luck.
+    data = plan.profile.data.model_copy(update={"max_broken_share": 1.0})
+    task = task_from_profile(plan.profile.model_copy(update={"data": data}))
     wait()
     task.device = device
     samples = task.prepare_some(
@@ -211,8 +207,7 @@ def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
     for name in ("--plan", "--rank", "--run-dir", "--secrets"):
         parser.add_argument(name, required=True)
     arguments = parser.parse_args()
-    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    lines = take_over_stdout()
 
     def tell(document: dict[str, Any]) -> None:
         lines.write(json.dumps(document) + "\n")
@@ -224,9 +219,8 @@ def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
         tell({"kind": "failure", "message": error.message, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - the process boundary: whoever asked must hear of it
         traceback.print_exc()
-        tell(
-            {"kind": "failure", "message": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "hint": ""}
-        )
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        tell({"kind": "failure", "message": said, "hint": ""})
     os._exit(0)  # threads of libraries must not delay the end
 
 

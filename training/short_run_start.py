@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 
-from training.cores import free_cores
+from training.resources import free_cores
 
 _LEAST_CORES = 2
 

@@ -22,16 +22,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
 from profiles.schema import Profile
 from training.events import Event, EventSink
-from training.kept import NOT_THIS_RUN
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import RunOutcome, noted_failure
+from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan, read_plan
 from training.processes import SpawnedWorker, Worker
-from training.run_folder import RunFolder
-from training.run_removal import has_snapshots
+from training.run_folder import RunFolder, has_snapshots
 from training.runs import find_run, plan_to_resume
-from training.stop_signals import stopped_by
+from training.stopping import stopped_by
 
 if TYPE_CHECKING:
     from torch import nn
@@ -170,15 +168,14 @@ class LocalTrainer(ObjectTrainer):
         return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), parts)
 
     def _carry_out(self, folder: RunFolder, parts: JobParts) -> RunOutcome:
-        with folder, noted_failure(folder), stopped_by((signal.SIGINT,), _say) as stop:
+        def say(text: str) -> None:
+            print(text, file=sys.stderr, flush=True)
+
+        with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
             run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
             run.start()
             stop.watch(run)
             return run.wait()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _failure(outcome: RunOutcome) -> MusterError:

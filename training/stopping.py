@@ -1,20 +1,23 @@
-"""Orders to a run's members, the end of them all, and what is kept then. Imports no torch."""
+"""How a run ends before its work is done: signals, orders to its members, and what is kept. Imports no torch."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
-from training.kept import kept_step, kept_text
 from training.membership import Membership
 from training.orders import GroupOrders, OrderAction
+from training.outcome import kept_step, kept_text
 from training.strategies.registry import strategy_class
 
 ANSWER_WITHIN = 30.0
@@ -38,6 +41,9 @@ _MOST_INTERVALS = 20
 _LEAST_SPREAD = 1000
 """Steps that it may be in any case."""
 _LOOK = 0.2
+ONE_PRESS = 1.0
+"""Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
+STOPPING = "stopping after the current step, with a snapshot (once more: end at once, without one)"
 
 
 class Conductor:
@@ -232,3 +238,59 @@ class Stopping:
 
 def _in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="stopping", daemon=True).start()
+
+
+class Stoppable(Protocol):
+    """A run; :class:`training.local_run.LocalRun` is one."""
+
+    def request_stop(self, message: str) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class StopSignals:
+    """Turns signals into a stop of the run; a second one ends everything at once.
+
+    Args:
+        say: takes what is told to the person.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._run: Stoppable | None = None
+        self._asked = 0
+        self._first = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._asked and now - self._first < ONE_PRESS:
+            return
+        self._first = self._first if self._asked else now
+        self._asked += 1
+        if self._run is not None:
+            self._act(self._run)
+
+    def watch(self, run: Stoppable) -> None:
+        """The run has started: carry out what was asked for meanwhile."""
+        self._run = run
+        if self._asked:
+            self._act(run)
+
+    def _act(self, run: Stoppable) -> None:
+        if self._asked > 1:
+            return run.kill()
+        self._say(STOPPING)
+        run.request_stop("stopped by the user")
+
+
+@contextlib.contextmanager
+def stopped_by(signals: Sequence[int], say: Callable[[str], None]) -> Iterator[StopSignals]:
+    """Let signals stop the run that :meth:`StopSignals.watch` is given; only the main thread hears any."""
+    stop = StopSignals(say)
+    heard = signals if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop) for number in heard}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -10,38 +10,31 @@ import enum
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from profiles.errors import RunFailed
 from training.backward import Backward, total_loss
-from training.batches import BatchSource, StepBatches
-from training.buffers import synchronise_buffers
+from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
-from training.control import Command, Control
 from training.data import SampleSchedule
-from training.early_stopping import EarlyStopping
+from training.device import Precision, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent, _Event
 from training.exchange.base import Anchor, Exchange, Traffic
-from training.member_state import MemberState, equalise_weights, longest_vector
-from training.modes import start_training
-from training.named_tensors import part, prefixed
 from training.optimizer import build_optimizer, set_learning_rate
-from training.own_weights import evaluate_own
+from training.orders import Control
 from training.plan import RunPlan
-from training.position import MOST_CUT_SHORT, Position
-from training.precision import Precision, select_device, select_precision
+from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
-from training.samples import Samples
 from training.schedule import learning_rate_at, scaled_learning_rate
+from training.state import MemberState, equalise_weights, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
-from training.strategies.flat import trainable
 from training.strategies.registry import strategy_class
+from training.strategies.weights import trainable
 from training.tasks.base import Task
 
 Emit = Callable[[_Event], None]
@@ -229,13 +222,29 @@ class Trainer:
             norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
             self.optimizer.zero_grad(set_to_none=True)
         if self.profile.evaluation.eval_local:
-            start += evaluate_own(self.evaluator, self.strategy, self.position, self.total_steps, self.emit)
+            start += self._evaluate_own()
         with self.source.turns.lent():
             report = self.strategy.end_step()
         self.position.step += 1
         self.position.cursor = batches.cursor
         self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
+
+    def _evaluate_own(self) -> float:
+        """Evaluate what this member holds, before the strategy ends a step, where the average of it is evaluated next.
+
+        Between two synchronisations of a strategy such as DiLoCo the members' weights differ: whether averaging helps
+        shows here. After the last step all splits are evaluated, as with the averaged weights.
+
+        Returns:
+            How many seconds it took; they belong to no step.
+        """
+        start, step, wait = time.monotonic(), self.position.step + 1, self.strategy.steps_to_average
+        last = step >= self.total_steps
+        if last or (wait is not None and 0 < self.position.next_evaluation <= step + wait):
+            for event in self.evaluator.evaluate_alone(step, every=last):
+                self.emit(event)
+        return time.monotonic() - start
 
     def _batches(self, most: int) -> StepBatches:
         """Return this member's batches of the step, at most so many samples in each; 0: as its batch size says."""
@@ -321,14 +330,11 @@ class Trainer:
                 case "snapshot":
                     self._snapshot()
                 case "stop":
-                    return self._stop(command)
+                    if command.snapshot and self.position.step:
+                        self._snapshot()
+                    self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
+                    return Ending.STOPPED
         return None
-
-    def _stop(self, command: Command) -> Ending:
-        if command.snapshot and self.position.step:
-            self._snapshot()
-        self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
-        return Ending.STOPPED
 
     def _warn(self, message: str) -> None:
         self.emit(WarningEvent(message=message, step=self.position.step))
@@ -370,7 +376,7 @@ class Trainer:
         return self.state.anchor(tensors, state)
 
     def _join(self, anchor: Anchor) -> None:
-        state: dict[str, Any] = dict(anchor.state)
+        state = anchor.state
         check_unchanged(state.get("data"), self.data, "the others have")
         self.state.adopt(anchor)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}

@@ -1,7 +1,7 @@
 """Process entry of one worker: ``python -m training.worker --plan plan.json --rank 0 --run-dir DIR --secrets DIR``.
 
 Standard input: one JSON object a line. The first is ``{"address": "host:port"}`` of the hub (or of the rendezvous
-store), all further ones are :class:`training.control.Command`; its end means that nobody watches the worker any more.
+store), all further ones are :class:`training.orders.Command`; its end means that nobody watches the worker any more.
 Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
 """
 
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from profiles.errors import ExitCode, MusterError, RunFailed
-from training.control import Command, Control
 from training.events import (
     ErrorEvent,
     EventSink,
@@ -29,8 +28,9 @@ from training.events import (
     StepEvent,
     _Event,
 )
+from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
-from training.timing import Laps
+from training.processes import Laps
 
 if TYPE_CHECKING:
     import torch
@@ -47,24 +47,22 @@ Emit = Callable[[_Event], None]
 def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device) -> Exchange:
     """Join the group of the run through the engine of its plan."""
     if plan.world_size == 1:
-        from training.exchange.solo import SoloExchange
+        from training.exchange.base import SoloExchange
 
         return SoloExchange()
+    seat, keys = plan.seats[rank], secrets / f"member-{rank}"
     if plan.engine == "torch":
         from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup
 
-        token, interface = read_token(secrets / f"member-{rank}"), plan.seats[rank].interface
-        beside = [one.rank for one in plan.members if one.local] if plan.seats[rank].local else []
-        return TorchGroup.connect(
-            address, token, rank, plan.world_size, device, interface, START_DEADLINE, plan.run_id, beside
+        token = read_token(keys)
+        beside = [one.rank for one in plan.members if one.local] if seat.local else []
+        return TorchGroup(
+            address, token, rank, plan.world_size, device, seat.interface, START_DEADLINE, plan.run_id, beside
         )
     from training.exchange.member import HubMember
 
-    seat, certificates = plan.seats[rank], secrets / f"member-{rank}"
-    return HubMember.connect(
-        address, certificates, plan.run_id, rank, plan.world_size, seat.name, START_DEADLINE, seat.local
-    )
+    return HubMember.connect(address, keys, plan.run_id, rank, plan.world_size, seat.name, START_DEADLINE, seat.local)
 
 
 def run_worker(
@@ -81,67 +79,52 @@ def run_worker(
 
     ``address`` blocks until the address of the hub is known; it is called when the data are ready.
     """
+    import torch
+
+    from training.device import select_device
+    from training.exchange.base import ExchangeError
+    from training.machine_load import machine_events
+    from training.resources import threads
+    from training.trainer import Ending, Trainer
+
     member = plan.seats[rank]
     emit(MemberEvent(status="started", name=member.name, message=f"pid {os.getpid()}"))
     try:
-        return _train(plan, rank, task, address, run_dir, secrets, emit, control)
+        torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
+        device = task.device = select_device(member.device, member.device_index)
+        with machine_events(emit, device, secrets, run_id=plan.run_id):
+            task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
+            exchange = connect(plan, rank, address(), secrets, device)
+            try:
+                ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+            except ExchangeError as error:
+                raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
+            finally:
+                exchange.close()
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
         traceback.print_exc()
         line = " ".join(str(error).split()) or "no message"
-        emit(
-            ErrorEvent(
-                message=f"{member.name}: {error.__class__.__name__}: {line:.500}",
-                hint=f"the traceback is in the log of {member.name}",
-            )
-        )
+        message = f"{member.name}: {error.__class__.__name__}: {line:.500}"
+        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {member.name}"))
         return ExitCode.RUN_FAILED
-
-
-def _train(
-    plan: RunPlan,
-    rank: int,
-    task: Task,
-    address: Callable[[], str],
-    run_dir: Path,
-    secrets: Path,
-    emit: Emit,
-    control: Control,
-) -> ExitCode:
-    import torch
-
-    from training.cores import threads
-    from training.exchange.base import ExchangeError
-    from training.machine_load import machine_events
-    from training.precision import select_device
-    from training.trainer import Ending, Trainer
-
-    member = plan.seats[rank]
-    torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
-    device = task.device = select_device(member.device, member.device_index)
-    with machine_events(emit, device, secrets, run_id=plan.run_id):
-        task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
-        exchange = connect(plan, rank, address(), secrets, device)
-        try:
-            ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
-        except ExchangeError as error:
-            raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
-        finally:
-            exchange.close()
-    if ending is Ending.STOPPED:
-        return ExitCode.STOPPED
-    emit(MemberEvent(status="done", name=member.name))
-    return ExitCode.DONE
+    if ending is Ending.FINISHED:
+        emit(MemberEvent(status="done", name=member.name))
+    return ExitCode.DONE if ending is Ending.FINISHED else ExitCode.STOPPED
 
 
 def commands_to(emit: Emit) -> Control:
     """Return what takes the commands to a worker, and gives its answers to ``emit``."""
-    return Control(lambda member: emit(_known(member)), emit)
+
+    def expected(member: MemberPlan) -> None:  # this member counts on another one from now on
+        emit(RequestEvent(request="expect", action="expect", machine=member.name, outcome="done"))
+
+    return Control(expected, emit)
 
 
-def _take_over_stdout() -> TextIO:
+def take_over_stdout() -> TextIO:
     """Keep the real standard output for events; whatever libraries print goes to the log."""
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -158,7 +141,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    emit = EventSink(_take_over_stdout(), arguments.rank)
+    emit = EventSink(take_over_stdout(), arguments.rank)
     laps, control = Laps(emit), commands_to(emit)
     gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
@@ -185,11 +168,6 @@ def main() -> int:
 
     timed = _timed(emit, laps)
     return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, timed, control))
-
-
-def _known(member: MemberPlan) -> RequestEvent:
-    """What says that this member counts on another one from now on."""
-    return RequestEvent(request="expect", action="expect", machine=member.name, outcome="done")
 
 
 def _timed(emit: Emit, laps: Laps) -> Emit:

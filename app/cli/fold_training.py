@@ -16,8 +16,7 @@ from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
-from training.run_folder import RunFolder
-from training.run_removal import has_snapshots
+from training.run_folder import RunFolder, has_snapshots
 from training.runs import RunSummary, list_runs, plan_to_resume, remove_run
 
 if TYPE_CHECKING:

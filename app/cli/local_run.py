@@ -15,7 +15,7 @@ from training.local_run import LocalRun
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.run_folder import RunFolder
-from training.stop_signals import Stoppable, stopped_by
+from training.stopping import Stoppable, stopped_by
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -189,7 +189,7 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
 def remark_lines(found: Measured) -> list[str]:
     """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
     from app.console import visible
-    from training.other_load import BUSY
+    from training.sensors import BUSY
 
     said: list[str] = []
     for pair in found.pairs:

@@ -19,7 +19,7 @@ from profiles.library import Library
 from profiles.options import canonical, check_value, less_memory, options
 from profiles.resolve import Resolved
 from profiles.schema import Profile
-from training.memory_limit import total_memory
+from training.resources import total_memory
 from training.tasks.published_models import usable_profile
 
 _OWN = ("hosts", "workers", "shares", "output_dir")

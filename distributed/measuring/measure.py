@@ -30,8 +30,8 @@ from distributed.ssh.connection import Trust
 from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
-from training.cores import free_cores
 from training.plan import RunPlan
+from training.resources import free_cores
 
 Tell = Callable[[str], None]
 _OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")

@@ -10,8 +10,8 @@ from distributed.planning.document import Candidate, MemberSetting, Planning, Re
 from distributed.planning.job import Job
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
-from training.other_load import BUSY
 from training.schedule import scaled_learning_rate
+from training.sensors import BUSY
 from training.strategies.costs import Course
 
 WORTH = 1.05

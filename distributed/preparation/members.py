@@ -13,10 +13,9 @@ from distributed.machine.link import Link, address_towards
 from distributed.planning.fitting import Room
 from distributed.preparation.preflight import Facts
 from profiles.schema import Profile
-from training.gpus import count_gpus, gpu_memory
 from training.local_plan import plan_local_run
-from training.memory_limit import total_memory
 from training.plan import MemberPlan, RunPlan
+from training.resources import count_gpus, gpu_memory, total_memory
 
 _HERE = "this computer"
 

@@ -12,7 +12,7 @@ from fake_run import FakeRun, step, training
 from app.cli.dry_run import rehearse
 from app.cli.train import TrainRequest, distributed_train, plan_of
 from profiles.errors import BadInput, ExitCode, RunFailed
-from training import stop_signals
+from training import stopping
 from training.run_folder import RunFolder
 from training.strategies.diloco import DiLoCoOptions
 
@@ -138,7 +138,7 @@ def test_a_signal_stops_the_run_and_says_how_to_resume(capsys: Capture, number: 
 
 
 def test_a_second_signal_ends_everything_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signals, "ONE_PRESS", 0.0)
+    monkeypatch.setattr(stopping, "ONE_PRESS", 0.0)
 
     def twice(run: FakeRun) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.exchange.documents import documents, figures_by_rank
+from training.exchange.payloads import documents, figures_by_rank
 
 
 @pytest.mark.parametrize("evil", [b"", b"null", b"[1]", b"\xff", b"[" * 100_000, b"7"])

@@ -23,8 +23,7 @@ from training.exchange.group import Group
 from training.exchange.hub import Hub
 from training.exchange.hub_pb2 import Hello
 from training.exchange.member import HubMember
-from training.exchange.outbox import Outbox
-from training.exchange.seat import HubConfig, Seat
+from training.exchange.seat import HubConfig, Outbox, Seat
 
 FP32 = codec_by_name("fp32")
 

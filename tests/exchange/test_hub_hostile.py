@@ -55,7 +55,7 @@ class Intruder:
         self.words.put(hello.SerializeToString())
         self.control: Iterator[bytes] = self.channel.stream_stream(transport.CONTROL)(iter(self.words.get, None))
         self.session = Status.FromString(next(self.control)).session
-        self.opening = wire.pack_open(wire.Open(2, self.session))
+        self.opening = wire.pack(wire.Open(2, self.session))
 
     def close(self) -> None:
         self.words.put(None)
@@ -97,9 +97,9 @@ def test_any_bytes_of_a_stranger_are_refused(running: Lab, method: str, messages
     assert serves(running)
 
 
-CHUNK = wire.pack_mean(MeanChunk("evil", FP32, 8, 0, 1.0, memoryview(bytes(32))))
-PIECE = wire.pack_bytes(BytesChunk("evil", 8, 0, memoryview(bytes(8))))
-ANCHOR = wire.pack_bytes(AnchorChunk("", 8, 0, memoryview(bytes(8))))
+CHUNK = wire.pack(MeanChunk("evil", FP32, 8, 0, 1.0, memoryview(bytes(32))))
+PIECE = wire.pack(BytesChunk("evil", 8, 0, memoryview(bytes(8))))
+ANCHOR = wire.pack(AnchorChunk("", 8, 0, memoryview(bytes(8))))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -126,11 +126,11 @@ def test_damaged_frames_of_a_member_drop_only_that_member(
     ("messages", "reason"),
     [
         ([CHUNK, CHUNK], "came twice"),
-        ([wire.pack_mean(MeanChunk("evil", FP32, 3_000_001, 11, 1.0, memoryview(bytes(4 * 116_417))))], "longer than"),
-        ([wire.pack(BulkHeader(kind=KIND_MEAN, name="x", codec="fp32", size=2**62, chunk=0), bytes(64))], "belong"),
+        ([wire.pack(MeanChunk("evil", FP32, 3_000_001, 11, 1.0, memoryview(bytes(4 * 116_417))))], "longer than"),
+        ([wire.framed(BulkHeader(kind=KIND_MEAN, name="x", codec="fp32", size=2**62, chunk=0), bytes(64))], "belong"),
         ([PIECE, PIECE], "came twice"),
-        ([wire.pack_bytes(BytesChunk("big", 2 << 20, 1, memoryview(bytes(1 << 20))))], "out of order"),
-        ([wire.pack_open(wire.Open(0, 1))], "unexpected frame"),
+        ([wire.pack(BytesChunk("big", 2 << 20, 1, memoryview(bytes(1 << 20))))], "out of order"),
+        ([wire.pack(wire.Open(0, 1))], "unexpected frame"),
         ([b"\xff\xff\xff\xff" + bytes(40)], "longer than the frame"),
     ],
 )
@@ -148,7 +148,7 @@ def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path:
     codec = codec_by_name("int8")
     with lab(tmp_path, 3) as fresh:
         intruder = start_with_intruder(fresh)
-        bad = wire.pack_mean(MeanChunk("x:1", codec, 1, 0, 1.0, memoryview(b"\x7f\x80")))
+        bad = wire.pack(MeanChunk("x:1", codec, 1, 0, 1.0, memoryview(b"\x7f\x80")))
         more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         more.put(intruder.opening)
         more.put(bad)
@@ -167,7 +167,7 @@ def test_impossible_content_costs_the_sender_its_place_and_nobody_else(tmp_path:
 
 def test_values_that_are_not_finite_are_left_out_and_the_third_time_costs_the_place(tmp_path: Path) -> None:
     values = memoryview(struct.pack("<2f", float("nan"), 1.0))
-    frames = [wire.pack_mean(MeanChunk(f"x:{n}", FP32, 2, 0, 1.0, values)) for n in (1, 2, 3)]
+    frames = [wire.pack(MeanChunk(f"x:{n}", FP32, 2, 0, 1.0, values)) for n in (1, 2, 3)]
     with lab(tmp_path, 3) as fresh:
         intruder = start_with_intruder(fresh)
         more: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -193,7 +193,7 @@ def test_a_flood_of_contributions_is_cut_off(tmp_path: Path) -> None:
         intruder = start_with_intruder(fresh)
         before = psutil.Process().memory_info().rss
         flood = (
-            wire.pack_mean(MeanChunk(f"flood/{i}", FP32, CHUNK_ELEMENTS, 0, 1.0, memoryview(chunk))) for i in range(400)
+            wire.pack(MeanChunk(f"flood/{i}", FP32, CHUNK_ELEMENTS, 0, 1.0, memoryview(chunk))) for i in range(400)
         )
         call = intruder.channel.stream_stream(transport.BULK)(itertools.chain([intruder.opening], flood), timeout=60)
         with pytest.raises(grpc.RpcError, match="wait for the other members"):

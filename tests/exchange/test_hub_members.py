@@ -21,8 +21,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.group import Group
 from training.exchange.hub_pb2 import KIND_GATHER, BulkHeader, ControlUp, Hello, Status
 from training.exchange.member import HubMember
-from training.exchange.outbox import Outbox
-from training.exchange.seat import Seat
+from training.exchange.seat import Outbox, Seat
 from training.exchange.wire import BytesChunk, MeanChunk
 
 FP32, INT8 = codec_by_name("fp32"), codec_by_name("int8")
@@ -41,7 +40,7 @@ class Insider:
         self.control: Iterator[bytes] = self.channel.stream_stream(transport.CONTROL)(iter(self.words.get, None))
         session = Status.FromString(next(self.control)).session
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.frames.put(wire.pack_open(wire.Open(rank, session)))
+        self.frames.put(wire.pack(wire.Open(rank, session)))
         self.bulk = self.channel.stream_stream(transport.BULK)(iter(self.frames.get, None), timeout=60)
 
     def say(self, frames: Iterable[bytes]) -> None:
@@ -82,7 +81,7 @@ def mean_of(honest: list[HubMember], name: str) -> list[float]:
 
 
 def first_chunk(name: str, elements: int = 1) -> bytes:
-    return wire.pack_mean(MeanChunk(name, INT8, elements, 0, 1.0, memoryview(bytes(INT8.max_encoded_bytes(elements)))))
+    return wire.pack(MeanChunk(name, INT8, elements, 0, 1.0, memoryview(bytes(INT8.max_encoded_bytes(elements)))))
 
 
 @pytest.mark.parametrize(("size", "rank"), [(3, 0), (3, 2), (2, 1)])
@@ -100,7 +99,7 @@ def test_who_is_first_with_another_operation_throws_nobody_out(tmp_path: Path, s
 @pytest.mark.slow
 def test_opened_names_without_end_cost_nobody_else_a_place(tmp_path: Path) -> None:
     with insider_among(tmp_path, 3, 2) as (insider, honest):
-        insider.say(wire.pack_bytes(BytesChunk(f"name/{i}", 1, 0, memoryview(b"x"))) for i in range(5000))
+        insider.say(wire.pack(BytesChunk(f"name/{i}", 1, 0, memoryview(b"x"))) for i in range(5000))
         assert "operations under way" in insider.end()
         assert mean_of(honest, "grad") == [0.5, 0.5]
 
@@ -123,8 +122,8 @@ def test_padding_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        ([wire.pack_model(1 << 39)], "its model has"),
-        ([wire.pack_model(1), first_chunk("grad")], "before all members have reported"),
+        ([wire.pack(wire.Model(1 << 39))], "its model has"),
+        ([wire.pack(wire.Model(1)), first_chunk("grad")], "before all members have reported"),
     ],
 )
 def test_who_claims_another_model_goes_alone(tmp_path: Path, frames: list[bytes], reason: str) -> None:
@@ -174,8 +173,8 @@ def test_an_anchor_comes_from_the_member_that_was_asked(tmp_path: Path) -> None:
         newcomer = insider.running.connect(2)
         newcomer.ask_for_anchor()
         until(lambda: bool(group._waiting()))
-        insider.say([wire.pack_bytes(wire.AnchorChunk("", 2 << 20, 0, memoryview(bytes(1 << 20))))])
-        insider.say([wire.pack_bytes(BytesChunk("after", 1, 0, memoryview(b"x")))])
+        insider.say([wire.pack(wire.AnchorChunk("", 2 << 20, 0, memoryview(bytes(1 << 20))))])
+        insider.say([wire.pack(BytesChunk("after", 1, 0, memoryview(b"x")))])
         until(lambda: "after" in group._book._open)
         assert group._anchor_from is None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.exchange.model_size import ModelSize
+from training.exchange.seat import ModelSize
 from training.exchange.wire import HubLimits, WireError
 
 

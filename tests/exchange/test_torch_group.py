@@ -22,15 +22,15 @@ from stream_reference import contribution, stream_means
 from torch import Tensor
 
 from training.exchange import torch_liveness
-from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, Traffic, weighted_mean
+from training.exchange.base import ExchangeError, ExchangeTimeout, MeanResult, Pending, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.store_server import StoreServer, serve_store
+from training.exchange.operations import Meter
+from training.exchange.store_server import StoreServer
 from training.exchange.torch_group import TorchGroup
-from training.exchange.torch_mean import slice_bounds
-from training.exchange.torch_store import StoreClient
-from training.exchange.torch_wire import Wire
+from training.exchange.torch_mean import Wire, slice_bounds
+from training.exchange.torch_rendezvous import StoreClient
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def door_of(store: StoreServer) -> Door:
 
 def connect(door: Door, rank: int, world: int, run: str, seconds: float = 30.0) -> TorchGroup:
     port, token = door
-    return TorchGroup.connect(f"127.0.0.1:{port}", token, rank, world, CPU, "", seconds, run)
+    return TorchGroup(f"127.0.0.1:{port}", token, rank, world, CPU, "", seconds, run)
 
 
 def values_of(rank: int, elements: int) -> Tensor:
@@ -247,7 +247,7 @@ def workers() -> Iterator[list[Worker]]:
 
 @pytest.fixture
 def store() -> Iterator[StoreServer]:
-    server, _ = serve_store()
+    server = StoreServer()
     yield server
     server.close()
 
@@ -317,7 +317,7 @@ def test_slices_are_whole_blocks_and_cover_the_vector(elements: int, parts: int,
 
 def test_frames_are_smaller_between_more_than_two_and_never_cut_a_block() -> None:
     def frame(members: int, codec: str) -> int:
-        return Wire(0, members, CPU, Traffic()).piece_elements(codec_by_name(codec))
+        return Wire(0, members, CPU, Meter()).piece_elements(codec_by_name(codec))
 
     assert [frame(members, "bf16") for members in (2, 3, 4)] == [
         CHUNK_ELEMENTS,
@@ -437,7 +437,7 @@ def measure_in_a_namespace() -> None:
     A look-up that began before the start-up and has no answer after it proves that the name server is dead.
     """
     look_up = threading.Thread(target=socket.getnameinfo, args=(("127.0.0.1", 1), 0), daemon=True)
-    server, _ = serve_store()
+    server = StoreServer()
     started = [Worker() for _ in range(3)]
     for worker in started:
         worker.pipe.send((abs, (1,)))
@@ -448,7 +448,7 @@ def measure_in_a_namespace() -> None:
     seconds = time.monotonic() - began
     assert look_up.is_alive()
     before = bytes_on_loopback()
-    counted = sum(result[0] for result in run_jobs(serve_store()[0], started, job_traffic, "fp32", 5_000_000))
+    counted = sum(result[0] for result in run_jobs(StoreServer(), started, job_traffic, "fp32", 5_000_000))
     seen = bytes_on_loopback() - before
     for worker in started:
         worker.stop()

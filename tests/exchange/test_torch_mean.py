@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 import torch
 
-from training.exchange.base import ExchangeError, Traffic
+from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.torch_mean import WeightedMean, gather
-from training.exchange.torch_wire import Wire
+from training.exchange.operations import Meter
+from training.exchange.torch_mean import WeightedMean, Wire, gather
 
 
 class Peer(Wire):
     """The way to one peer that sends what it was told to."""
 
     def __init__(self, said: bytes) -> None:
-        super().__init__(0, 2, torch.device("cpu"), Traffic())
+        super().__init__(0, 2, torch.device("cpu"), Meter())
         self._said = said
 
     def exchange(self, frames: Any, receive: Any) -> Any:

@@ -24,14 +24,13 @@ from training.exchange.store_server import (
     StoreServer,
     encode,
     read_token,
-    serve_store,
 )
-from training.exchange.torch_store import StoreClient, StoreTimeout
+from training.exchange.torch_rendezvous import StoreClient, StoreTimeout
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StoreServer]:
-    server, _ = serve_store()
+    server = StoreServer()
     yield server
     server.close()
 
@@ -234,7 +233,8 @@ def test_a_line_without_end_is_cut_off(server: StoreServer) -> None:
 
 
 def test_a_store_that_goes_away_is_one_line() -> None:
-    server, port = serve_store()
+    server = StoreServer()
+    port = server.port
     client = StoreClient(f"127.0.0.1:{port}", server.token, 5.0)
     server.close()
     client._socket.shutdown(socket.SHUT_RDWR)

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.exchange import wire
-from training.exchange.byte_view import tensor_view
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.hub_pb2 import KIND_FAILED, KIND_MEAN, BulkHeader, ControlUp, Hello
-from training.exchange.wire import AnchorChunk, BytesChunk, HubLimits, MeanChunk, WireError
+from training.exchange.wire import AnchorChunk, BytesChunk, HubLimits, MeanChunk, WireError, tensor_view
 
 LIMITS = HubLimits.for_model(1_000_000)
 
@@ -26,19 +25,19 @@ def mean_frame(name: str = "grad/1", codec: str = "fp32", elements: int = 5, chu
 
 
 VALID = [
-    wire.pack_open(wire.Open(1, 77)),
-    wire.pack_mean(mean_frame()),
-    wire.pack_mean(mean_frame(codec="topk:0.5", elements=40)),
-    wire.pack_bytes(BytesChunk("g", 3, 0, memoryview(b"abc"), 1, (0, 1), (0, 1))),
-    wire.pack_bytes(AnchorChunk("", 3, 0, memoryview(b"abc"))),
-    wire.pack_failed(wire.Failed("x", "no")),
+    wire.pack(wire.Open(1, 77)),
+    wire.pack(mean_frame()),
+    wire.pack(mean_frame(codec="topk:0.5", elements=40)),
+    wire.pack(BytesChunk("g", 3, 0, memoryview(b"abc"), 1, (0, 1), (0, 1))),
+    wire.pack(AnchorChunk("", 3, 0, memoryview(b"abc"))),
+    wire.pack(wire.Failed("x", "no")),
 ]
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "mxfp4", "topk:0.5"])
 def test_a_mean_comes_back(codec: str) -> None:
     sent = mean_frame(codec=codec, elements=70)
-    got = wire.parse(wire.pack_mean(sent))
+    got = wire.parse(wire.pack(sent))
     assert isinstance(got, MeanChunk)
     assert (got.name, got.codec.name, got.elements, got.weight) == ("grad/1", codec, 70, 2.5)
     assert (got.contributors, got.members) == ((0, 2), (0, 1, 2))
@@ -54,7 +53,7 @@ def test_other_frames_come_back() -> None:
 
 
 def test_payload_is_aligned_and_not_copied() -> None:
-    message = wire.pack_mean(mean_frame(elements=64))
+    message = wire.pack(mean_frame(elements=64))
     frame = wire.parse(message)
     assert isinstance(frame, MeanChunk) and frame.payload.obj is message
     assert tensor_view(frame.payload).data_ptr() % 16 == 0
@@ -111,7 +110,7 @@ headers = st.builds(
 @given(headers, st.integers(0, 64))
 def test_well_formed_nonsense_is_parsed_or_refused(header: BulkHeader, payload: int) -> None:
     try:
-        frame = wire.parse_upload(wire.pack(header, bytes(payload)), LIMITS)
+        frame = wire.parse_upload(wire.framed(header, bytes(payload)), LIMITS)
     except WireError:
         return
     assert not isinstance(frame, wire.Failed)
@@ -139,16 +138,16 @@ def test_each_rule(change: dict[str, object], message: str) -> None:
     size = rest if change.get("size") == 1_100_000 else 5
     fields: dict[str, Any] = {"kind": KIND_MEAN, "name": "x", "codec": "fp32", "size": 5, **change}
     with pytest.raises(WireError, match=message):
-        wire.parse_upload(wire.pack(BulkHeader(**fields), bytes(4 * size)), LIMITS)
+        wire.parse_upload(wire.framed(BulkHeader(**fields), bytes(4 * size)), LIMITS)
 
 
 def test_members_may_not_send_what_is_the_hubs() -> None:
     with pytest.raises(WireError, match="only the hub"):
-        wire.parse_upload(wire.pack_failed(wire.Failed("x", "no")), LIMITS)
+        wire.parse_upload(wire.pack(wire.Failed("x", "no")), LIMITS)
     reply = codec_by_name("topk:0.5").reply
     payload = reply.encode(torch.ones(4)).numpy().data
     with pytest.raises(WireError, match="only the hub"):
-        wire.parse_upload(wire.pack_mean(MeanChunk("x", reply, 4, 0, 1.0, payload)), LIMITS)
+        wire.parse_upload(wire.pack(MeanChunk("x", reply, 4, 0, 1.0, payload)), LIMITS)
 
 
 def test_control_messages() -> None:

@@ -27,10 +27,10 @@ from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask, toy_plan
-from training.control import Control
 from training.events import EvaluationEvent, SyncEvent, _Event
 from training.exchange import codecs
 from training.exchange.codecs import registry as codec_registry
+from training.orders import Control
 from training.plan import RunPlan
 from training.strategies import registry as strategy_registry
 from training.tasks import registry as task_registry

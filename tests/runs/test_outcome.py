@@ -19,13 +19,11 @@ from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
 from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
-from training.kept import NOT_THIS_RUN
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
-from training.outcome import RunOutcome, Tally, write_end
+from training.outcome import NOT_THIS_RUN, RunOutcome, Tally, write_end
 from training.plan import RunPlan
-from training.run_folder import RunFolder
-from training.run_removal import remove_run_folder, remove_unused
+from training.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.runs import summarise
 from training.simulation import _failure
 

@@ -10,9 +10,9 @@ from small_models import Vectors, attached, in_a_group
 
 from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
-from training.strategies.agreement import taken_from, usual
 from training.strategies.allreduce import AllReduce
 from training.strategies.diloco import DiLoCo
+from training.strategies.weights import taken_from, usual
 
 
 def test_most_members_are_right_and_else_the_lowest_rank() -> None:

@@ -12,8 +12,8 @@ from tiny_speech import ProfileMaker, silent
 
 from profiles.errors import BadInput
 from training import same_data
+from training.batches import Samples
 from training.same_data import check_unchanged, describe
-from training.samples import Samples
 from training.tasks.whisper.samples import SpeechSample
 from training.tasks.whisper.task import WhisperTask
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from profiles.errors import BadInput
 from tests.training.memory_exchange import Room, RoomExchange
-from training.control import Control
 from training.local_plan import plan_local_run
+from training.orders import Control
 from training.plan import RunPlan
 from training.tasks.base import Progress
 from training.tasks.error_analysis import by_language

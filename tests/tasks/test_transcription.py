@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
 
 from profiles.errors import BadInput
-from training.precision import select_device
+from training.device import select_device
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model

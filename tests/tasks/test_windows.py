@@ -19,9 +19,8 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
-from training.batches import BatchSource
+from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
-from training.samples import Samples
 from training.tasks.whisper.encoder import encode
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.control import Control
 from training.events import _Event
 from training.exchange.base import Exchange
+from training.orders import Control
 from training.plan import RunPlan
 from training.tasks.base import Task
 from training.trainer import Ending, Trainer

@@ -10,12 +10,11 @@ import torch
 
 from training.exchange import wire
 from training.exchange.averaging import averaged
-from training.exchange.base import Anchor, Exchange, MeanResult, Pending, Traffic
+from training.exchange.base import Anchor, Exchange, Finished, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.operations import MeanOperation, Meter
 from training.exchange.rounds import Closing, Contribution, Round
-from training.exchange.solo import Finished
 from training.exchange.wire import MeanChunk
 
 Late = Callable[[str], Collection[int]]

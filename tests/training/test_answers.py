@@ -13,10 +13,9 @@ from torch import nn
 from profiles.schema import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
-from training.answers import from_payloads, to_payload
-from training.evaluation import Evaluator
-from training.precision import Precision
-from training.samples import Samples
+from training.batches import Samples
+from training.device import Precision
+from training.evaluation import Evaluator, from_payloads, to_payload
 from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 

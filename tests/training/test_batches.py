@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from toy_task import ToyTask
 
-from training.batches import BatchSource
+from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
-from training.samples import Samples
 from training.tasks.base import Batch
 
 

@@ -13,8 +13,8 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from profiles.schema import DataSettings, StrategySettings
-from training.control import Control
 from training.events import EvaluationEvent, WarningEvent, _Event
+from training.orders import Control
 from training.plan import RunPlan
 from training.trainer import Trainer
 

@@ -12,9 +12,9 @@ from test_trainer import train
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
-from training.buffers import synchronise_buffers
+from training.device import evaluating, start_training
 from training.events import EvaluationEvent, WarningEvent
-from training.modes import evaluating, start_training
+from training.state import synchronise_buffers
 
 
 class Normed(ToyTask):

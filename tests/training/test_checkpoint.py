@@ -25,9 +25,8 @@ from training.checkpoint import (
     SnapshotStore,
     load_optimizer,
     optimizer_tensors,
-    restore_rng,
-    rng_state,
 )
+from training.randomness import restore_rng, rng_state
 
 CPU = torch.device("cpu")
 

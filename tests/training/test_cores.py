@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training import cores
-from training.cores import Quota, quota, threads
+from training import resources
+from training.resources import Quota, quota, threads
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:
@@ -60,9 +60,9 @@ def test_whatever_the_files_say(tmp_path_factory: pytest.TempPathFactory, groups
 def test_threads_follow_the_quota(
     monkeypatch: pytest.MonkeyPatch, free: float, chosen: int, usual: int, expected: int
 ) -> None:
-    monkeypatch.setattr(cores, "free_cores", lambda: free)
+    monkeypatch.setattr(resources, "free_cores", lambda: free)
     assert threads(chosen, usual) == expected
 
 
 def test_a_quota_is_below_what_the_system_grants() -> None:
-    assert 0 < cores.free_cores() <= (os.cpu_count() or 1)
+    assert 0 < resources.free_cores() <= (os.cpu_count() or 1)

@@ -14,11 +14,10 @@ from profiles.resolve import profile_from_options
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, run_group
 from tests.training.memory_exchange import Room, RoomExchange
-from training.control import Command, Control
 from training.events import StepEvent
-from training.exchange.base import Exchange
-from training.exchange.solo import SoloExchange
+from training.exchange.base import Exchange, SoloExchange
 from training.local_plan import plan_local_run
+from training.orders import Command, Control
 from training.plan import RunPlan
 from training.tasks.base import Progress
 from training.tasks.whisper.distillation import DistillationTask

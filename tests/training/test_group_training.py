@@ -14,13 +14,13 @@ import torch
 from group import Member, run_group, run_member
 from toy_task import ToyTask, toy_plan
 
-from training.control import Command, Control
 from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
+from training.exchange.base import SoloExchange
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.hub import Hub
 from training.exchange.member import HubMember
 from training.exchange.seat import HubConfig
-from training.exchange.solo import SoloExchange
+from training.orders import Command, Control
 from training.plan import RunPlan
 from training.trainer import Ending
 

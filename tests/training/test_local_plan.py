@@ -8,8 +8,8 @@ import pytest
 
 from profiles.resolve import profile_from_options
 from training import local_plan
-from training.gpus import count_gpus
 from training.local_plan import plan_local_run
+from training.resources import count_gpus
 
 SHARED = "3 workers share 2 GPUs"
 

@@ -18,9 +18,9 @@ import torch
 from toy_task import ToyTask, toy_plan
 
 from training import machine_load, sensors
-from training.control import Control
 from training.events import MachineEvent, MemberEvent, from_line, to_line
 from training.machine_load import MachineLoad, machine_events
+from training.orders import Control
 from training.sensors import Claim, Gpu, Packages
 from training.worker import run_worker
 

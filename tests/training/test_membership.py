@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from toy_task import toy_plan
 
 from profiles.errors import BadInput, ExitCode
-from training.control import Command, Control
 from training.events import Event, MemberEvent
 from training.membership import Membership, Watched
+from training.orders import Command, Control
 from training.plan import MemberPlan
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training.memory_limit import memory_limit, total_memory
+from training.resources import memory_limit, total_memory
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from training.other_load import OtherLoad, slows
+from training.sensors import OtherLoad, slows
 
 
 class Times(SimpleNamespace):

@@ -13,9 +13,9 @@ from test_trainer import losses, steps, train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
-from training.control import Command, Control
+from training.device import is_out_of_memory
 from training.events import EvaluationEvent, WarningEvent, _Event
-from training.memory import is_out_of_memory
+from training.orders import Command, Control
 from training.trainer import Trainer
 
 

@@ -12,7 +12,7 @@ from toy_task import ToyTask, toy_plan
 
 from tests.training.memory_exchange import Room, RoomExchange
 from training.events import EvaluationEvent
-from training.strategies.flat import flatten
+from training.strategies.weights import flatten
 
 
 class Recording(ToyTask):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from training import precision as precision_module
-from training.precision import Precision, select_precision
+from training import device as precision_module
+from training.device import Precision, select_precision
 
 CPU = torch.device("cpu")
 

@@ -13,11 +13,10 @@ import torch
 from test_trainer import losses, train
 from toy_task import ToyTask, toy_plan
 
-from training.batches import BatchSource
-from training.control import Command, Control
+from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
+from training.orders import Command, Control
 from training.randomness import Closed, Turns
-from training.samples import Samples
 
 
 class _Augmented:

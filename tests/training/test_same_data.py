@@ -14,12 +14,12 @@ from test_trainer import train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
-from training import precision as precision_module
-from training.control import Command, Control
+from training import device as precision_module
+from training.batches import Samples
+from training.device import Precision
 from training.events import WarningEvent
-from training.precision import Precision
+from training.orders import Command, Control
 from training.same_data import check_same, check_unchanged, describe, difference, other_precision
-from training.samples import Samples
 from training.trainer import Trainer
 
 

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from training import stop_signals
-from training.stop_signals import StopSignals
+from training import stopping
+from training.stopping import StopSignals
 
 
 class Run:
@@ -24,7 +24,7 @@ class Run:
 )
 def test_only_a_second_press_is_a_kill(monkeypatch: pytest.MonkeyPatch, times: list[float], done: str) -> None:
     clock = iter([50.0 + moment for moment in times])
-    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: next(clock))
     run, stop = Run(), StopSignals(lambda text: None)
     stop.watch(run)
     for _ in times:

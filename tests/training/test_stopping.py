@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
-from training.control import Command, Control
 from training.events import EvaluationEvent, RunEvent, SnapshotEvent, StepEvent, _Event
-from training.exchange.solo import SoloExchange
-from training.kept import kept_step, kept_text
+from training.exchange.base import SoloExchange
+from training.orders import Command, Control
+from training.outcome import kept_step, kept_text
 from training.stopping import LEAST_PATIENCE, Progress
 from training.tasks.base import Batch
 from training.trainer import Ending, Trainer

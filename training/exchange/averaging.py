@@ -8,11 +8,10 @@ import torch
 
 from training.exchange import wire
 from training.exchange.base import joined, weighted_mean
-from training.exchange.byte_view import tensor_view
 from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.rounds import Closing
-from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk
+from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk, tensor_view
 
 FP32 = codec_by_name("fp32")
 
@@ -38,9 +37,12 @@ def averaged(closing: Closing, residuals: MeanResiduals) -> Result:
     for rank, contribution in closing.contributions:
         try:
             numbers = contribution.payload.values()
-            _check_flags(first, contribution.payload)
         except ValueError as error:
             result.broken.append((rank, str(error)))
+            continue
+        sent, usual = len(contribution.payload.flags), len(first.flags)
+        if sent != usual:
+            result.broken.append((rank, f"{sent} bytes of flags where the others sent {usual}"))
             continue
         if contribution.payload.codec.carries(numbers):
             values.append((contribution.weight, numbers))
@@ -50,15 +52,18 @@ def averaged(closing: Closing, residuals: MeanResiduals) -> Result:
     if not contributors and not result.not_finite:
         return result
     mean = weighted_mean(values) if values else torch.zeros(first.bounds[1] - first.bounds[0])
+    codec = first.codec.reply
     try:
-        payload = _encoded(first, mean, residuals)
+        payload = residuals.encode(
+            first.stream, first.bounds[0], mean, codec, codec.encode_view, lambda data: codec.decode(data, mean.numel())
+        )
     except ValueError as error:
         return replace(result, failure=f"has no mean: {error}")
     frames = {rank: contribution.payload for rank, contribution in closing.contributions}
     told = [rank for rank in contributors if frames[rank].refused]
     reply = replace(
         first,
-        codec=first.codec.reply,
+        codec=codec,
         weight=sum(weight for weight, _ in values),
         payload=payload.numpy().data,
         contributors=tuple(contributors),
@@ -66,19 +71,7 @@ def averaged(closing: Closing, residuals: MeanResiduals) -> Result:
         refused=tuple(sorted([*told, *result.not_finite])),
         flags=joined([frames[rank].flags for rank in contributors], len(first.flags)),
     )
-    return replace(result, frames=[wire.pack_mean(reply)])
-
-
-def _check_flags(first: MeanChunk, other: MeanChunk) -> None:
-    if len(first.flags) != len(other.flags):
-        raise ValueError(f"{len(other.flags)} bytes of flags where the others sent {len(first.flags)}")
-
-
-def _encoded(first: MeanChunk, mean: torch.Tensor, residuals: MeanResiduals) -> torch.Tensor:
-    codec = first.codec.reply
-    return residuals.encode(
-        first.stream, first.bounds[0], mean, codec, codec.encode_view, lambda data: codec.decode(data, mean.numel())
-    )
+    return replace(result, frames=[wire.pack(reply)])
 
 
 def answered(frame: ResidualChunk, residuals: MeanResiduals) -> list[bytes]:
@@ -89,7 +82,7 @@ def answered(frame: ResidualChunk, residuals: MeanResiduals) -> list[bytes]:
         return []
     kept = residuals.part(frame.stream, start, stop)
     payload = wire.EMPTY if kept is None else FP32.encode(kept).numpy().data
-    return [wire.pack_residual(replace(frame, payload=payload))]
+    return [wire.pack(replace(frame, payload=payload))]
 
 
 def gathered(closing: Closing) -> Result:
@@ -100,5 +93,5 @@ def gathered(closing: Closing) -> Result:
         size = sum(len(piece) for piece in contribution.payload)
         for chunk, piece in enumerate(contribution.payload):
             frame = BytesChunk(closing.round.name, size, chunk, piece, rank, closing.members, contributors)
-            frames.append(wire.pack_bytes(frame))
+            frames.append(wire.pack(frame))
     return Result(frames)

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from training.lazy import lazy
 
@@ -33,6 +32,7 @@ else:
     torch = lazy("torch")
 
 T = TypeVar("T", covariant=True)
+V = TypeVar("V")
 
 
 STANDSTILL = 1800.0
@@ -45,7 +45,7 @@ MAX_BROADCAST = 1 << 40
 """Bytes that one member may hand over to all."""
 MAX_FLAGS = 2048
 """Bytes of flags beside a mean."""
-_SLICE = 30.0
+_FIXED = "this engine accepts no new members while it trains; use engine = hub for that"
 _PIECE = 4 << 20
 
 
@@ -118,15 +118,10 @@ class Traffic:
 
     def since(self, before: Traffic) -> Traffic:
         """Return the difference to an earlier copy."""
-        return Traffic(
-            self.bytes_sent - before.bytes_sent,
-            self.bytes_received - before.bytes_received,
-            self.wait_seconds - before.wait_seconds,
-            self.transfer_seconds - before.transfer_seconds,
-        )
+        return Traffic(*map(operator.sub, astuple(self), astuple(before)))
 
     def copy(self) -> Traffic:
-        return Traffic(self.bytes_sent, self.bytes_received, self.wait_seconds, self.transfer_seconds)
+        return replace(self)
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ class Anchor:
     """What a newcomer needs to go on with the others: named tensors and a JSON document (step, cursor, ...)."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    state: dict[str, object] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     operations: int = 0
     """How many operations the publisher had started; set by the exchange."""
 
@@ -154,14 +149,14 @@ class Exchange(ABC):
         """Ranks of the live members as of the last closed operation, ascending; contains this member."""
 
     @property
-    @abstractmethod
     def is_newcomer(self) -> bool:
         """Whether this member joined a group that was already training and must :meth:`fetch_anchor` first."""
+        return False
 
     @property
-    @abstractmethod
     def anchor_wanted(self) -> bool:
         """Whether a newcomer waits for an anchor and this member is the one to publish it."""
+        return False
 
     def expect_model(self, elements: int) -> None:
         """Say how long the longest vector will be, before the first operation: the hub takes no more of anybody."""
@@ -194,32 +189,30 @@ class Exchange(ABC):
     @abstractmethod
     def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]: ...
 
-    @abstractmethod
     def residual(self, stream: str, elements: int) -> torch.Tensor | None:
         """Return what encoding the means of ``stream`` (vectors of ``elements``) has lost, for this member's snapshot.
 
         Flat fp32 on the CPU; ``None`` where another member keeps it, nothing is lost, or the group is gone. Not an
         operation: one member may ask alone. Ask while no mean of the stream is under way.
         """
+        return None
 
-    @abstractmethod
     def restore_residual(self, stream: str, values: torch.Tensor) -> None:
         """Give back what :meth:`residual` returned, before the first mean of the stream."""
 
-    @abstractmethod
     def publish_anchor(self, anchor: Anchor) -> None:
         """Hand the state after the last synchronisation to the waiting newcomers, who then are members."""
+        raise ExchangeError(_FIXED)
 
-    @abstractmethod
     def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         """Wait for the anchor as a newcomer.
 
         Raises:
             ExchangeTimeout: none came in ``timeout`` seconds.
-            ExchangeError: there is nobody left to publish one.
+            ExchangeError: there is nobody left to publish one, or the engine takes no newcomers.
         """
+        raise ExchangeError(_FIXED)
 
-    @abstractmethod
     def close(self) -> None:
         """Leave the group with a good-bye. Idempotent."""
 
@@ -264,18 +257,39 @@ class Exchange(ABC):
         return f"{name}:{self.operations}"
 
 
-def wait_while_moving(settled: Callable[[float], bool], last_move: Callable[[], float]) -> bool:
-    """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds.
+@dataclass(frozen=True)
+class Finished(Generic[V]):
+    """A result that is already there."""
 
-    Args:
-        settled: waits so many seconds, and returns whether it is over.
-        last_move: when something moved last, of :func:`time.perf_counter`.
-    """
-    began = time.perf_counter()
-    while not settled(_SLICE):
-        if time.perf_counter() - max(began, last_move()) > STANDSTILL:
-            return False
-    return True
+    value: V
+
+    def wait(self, timeout: float | None = None) -> V:
+        return self.value
+
+    def done(self) -> bool:
+        return True
+
+
+class SoloExchange(Exchange):
+    """A group of one: every mean is the member's own contribution, unencoded; nothing is sent."""
+
+    engine = "solo"
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.traffic = Traffic()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return (0,)
+
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]:
+        return Finished(MeanResult(values.clone(), weight, (0,), flags=flags))
+
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+        return Finished({0: payload})
 
 
 def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:

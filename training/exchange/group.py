@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from typing import Literal
 
 from training.events import MemberEvent, WarningEvent
 from training.exchange import wire
 from training.exchange.averaging import answered, averaged, gathered
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.hub_pb2 import Hello, Status
-from training.exchange.model_size import ModelSize
-from training.exchange.outbox import Outbox
 from training.exchange.rounds import Closing, Contribution, Round, RoundBook
-from training.exchange.seat import MOST_NOT_FINITE, HubConfig, Seat
+from training.exchange.seat import MOST_NOT_FINITE, HubConfig, ModelSize, Outbox, Seat
 from training.exchange.wire import AnchorChunk, BytesChunk, Failed, HubLimits, MeanChunk, ResidualChunk, WireError
 
 Log = Callable[[MemberEvent | WarningEvent], None]
@@ -46,12 +45,7 @@ class Group:
         self._since_status = 0.0
         self._start_age = 0.0
         self._residuals = MeanResiduals(self.limits.elements)
-        self._book = RoundBook(
-            config.quorum,
-            config.round_deadline,
-            config.give_up,
-            self.limits,
-        )
+        self._book = RoundBook(config.quorum, config.round_deadline, config.give_up, self.limits)
 
     @property
     def limits(self) -> HubLimits:
@@ -73,7 +67,8 @@ class Group:
                 raise WireError("no member is left that has the state; resume the run from its newest snapshot")
             seat = Seat(hello.rank, hello.name, control, newcomer=self._started)
             self._seats[seat.rank] = seat
-            self._log(MemberEvent(member=seat.rank, name=seat.name, status="joined", message=_how(seat)))
+            how = "joins a running group" if seat.newcomer else ""
+            self._log(MemberEvent(member=seat.rank, name=seat.name, status="joined", message=how))
             self._tell_all()
         self._close_rounds()
         return seat
@@ -90,7 +85,7 @@ class Group:
                 raise WireError(_BANNED if frame.rank in self._banned else "a bulk stream without a seat")
             seat.bulk = bulk
             seat.allow(self.limits)
-            if not self._started and self._complete():
+            if not self._started and not self._missing():
                 self._started = True
                 for other in self._seats.values():
                     other.live = True
@@ -208,10 +203,6 @@ class Group:
     def _waiting(self) -> list[Seat]:
         return [s for s in self._seats.values() if s.newcomer and not s.live and s.bulk is not None]
 
-    def _complete(self) -> bool:
-        ready = [seat for seat in self._seats.values() if seat.bulk is not None]
-        return len(ready) == len(self._config.names)
-
     def _missing(self) -> list[str]:
         if self._started:
             return []
@@ -235,12 +226,12 @@ class Group:
                 ).SerializeToString()
             )
 
-    def _remove(self, seat: Seat, status: str, reason: str) -> None:
+    def _remove(self, seat: Seat, status: Literal["left", "lost"], reason: str) -> None:
         with self._lock:
             self._vacate(seat, status, reason)
         self._close_rounds()
 
-    def _vacate(self, seat: Seat, status: str, reason: str) -> None:
+    def _vacate(self, seat: Seat, status: Literal["left", "lost"], reason: str) -> None:
         """Idempotent: who goes may take others along that were to go too."""
         if self._seats.get(seat.rank) is not seat:
             return
@@ -253,10 +244,7 @@ class Group:
         for outbox in (seat.control, seat.bulk):
             if outbox is not None:
                 outbox.close(reason and f"the hub dropped this member: {reason}")
-        left: MemberEvent = MemberEvent(
-            member=seat.rank, name=seat.name, status="left" if status == "left" else "lost", message=reason
-        )
-        self._log(left)
+        self._log(MemberEvent(member=seat.rank, name=seat.name, status=status, message=reason))
         if self._started and not self._live():
             for stranded in [other for other in self._seats.values() if other.newcomer]:
                 self._vacate(stranded, "lost", "no member is left that has the state")
@@ -268,7 +256,7 @@ class Group:
         self._settle_size(seat)
         if frame.elements > self.limits.elements:
             raise WireError(f"a vector of {frame.elements} elements is longer than the model")
-        contribution = Contribution(frame.weight, frame, frame.held)
+        contribution = Contribution(frame.weight, frame, wire.held_bytes(frame.payload))
         signature = (MeanChunk, frame.codec.name, frame.elements, frame.stream)
         return self._enter(seat, frame.name, signature, frame.chunks, frame.chunk, contribution)
 
@@ -334,7 +322,7 @@ class Group:
             newcomer.live = True
             self._log(MemberEvent(member=newcomer.rank, name=newcomer.name, status="ready", message="has the anchor"))
         members = tuple(self._live()) if last else ()
-        self._anchor.append(wire.pack_bytes(replace(frame, rank=seat.rank, members=members)))
+        self._anchor.append(wire.pack(replace(frame, rank=seat.rank, members=members)))
         for newcomer in waiting:
             self._send(newcomer, self._anchor[-1:])
         if last:
@@ -384,7 +372,7 @@ class Group:
         absent = sorted(set(self._live()) - failed.openers)
         missing = f"; nothing came from rank {', '.join(map(str, absent))}" if absent else ""
         self._log(WarningEvent(message=f"exchange {failed.name} failed: it {reason}{missing}"))
-        frame = wire.pack_failed(Failed(failed.name, f"{reason}{missing}"))
+        frame = wire.pack(Failed(failed.name, f"{reason}{missing}"))
         for rank in sorted(failed.openers):
             self._send(self._seats.get(rank), [frame])
 
@@ -393,7 +381,3 @@ class Group:
             return
         if not all(seat.bulk.put(frame) for frame in frames):
             self._vacate(seat, "lost", "does not read its results")
-
-
-def _how(seat: Seat) -> str:
-    return "joins a running group" if seat.newcomer else ""

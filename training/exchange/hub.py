@@ -15,12 +15,11 @@ from typing import Any
 import grpc
 
 from profiles.errors import BadInput
-from training.events import MemberEvent, WarningEvent
+from training.events import WarningEvent
 from training.exchange import transport, wire
 from training.exchange.certificates import member_uri
 from training.exchange.group import Group, Log
-from training.exchange.outbox import Outbox
-from training.exchange.seat import HubConfig, Seat
+from training.exchange.seat import HubConfig, Outbox, Seat
 from training.exchange.wire import WireError
 
 _TICK = 0.1
@@ -41,7 +40,7 @@ class Hub:
 
     def __init__(self, config: HubConfig, log: Log | None = None) -> None:
         self._config = config
-        self._log: Log = log or _ignore
+        self._log: Log = log or (lambda event: None)
         self._group = Group(config, self._log)
         self._stopping = threading.Event()
         self._streams: set[_Stream] = set()
@@ -218,7 +217,3 @@ class _Stream:
         self.of: tuple[object, ...] = ()
         """Its kind, and whose certificate it has shown."""
         self.opened = time.monotonic()
-
-
-def _ignore(event: MemberEvent | WarningEvent) -> None:
-    pass

@@ -18,11 +18,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from profiles.errors import BadInput, ExitCode, MusterError
+from training.bounded import first_problem
 from training.events import EventSink, MemberEvent, WarningEvent
 
 if TYPE_CHECKING:
@@ -89,9 +90,7 @@ def _read_config(path: Path) -> HubConfig:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "name the hub's configuration file") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{path}: {where}: {first['msg']}", "write the hub's configuration again") from error
+        raise BadInput(f"{path}: {first_problem(error)}", "write the hub's configuration again") from error
 
 
 def _watch_for(end: threading.Event, hub: Hub) -> None:
@@ -105,17 +104,14 @@ def _watch_for(end: threading.Event, hub: Hub) -> None:
         while part := os.read(0, 4096):
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                _obey(json.loads(line), hub)
+                command = json.loads(line)
+                if "ban" in command:
+                    hub.ban(int(command["ban"]))
+                elif "admit" in command:
+                    hub.admit(int(command["admit"]))
         end.set()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
-
-
-def _obey(command: dict[str, Any], hub: Hub) -> None:
-    if "ban" in command:
-        hub.ban(int(command["ban"]))
-    elif "admit" in command:
-        hub.admit(int(command["admit"]))
 
 
 if __name__ == "__main__":

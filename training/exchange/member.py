@@ -15,7 +15,6 @@ import grpc
 import torch
 
 from training.exchange import transport, wire
-from training.exchange.anchors import anchor_from_bytes, anchor_to_bytes
 from training.exchange.base import (
     ANCHOR_DEADLINE,
     Anchor,
@@ -30,13 +29,14 @@ from training.exchange.codecs import Codec
 from training.exchange.hub_pb2 import ControlUp, Goodbye, Heartbeat, Hello, Status
 from training.exchange.operations import (
     GatherOperation,
+    HubOperation,
     MeanOperation,
     Meter,
-    Operation,
     ResidualOperation,
     deliver,
     residual_frames,
 )
+from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
 from training.exchange.wire import AnchorChunk, Failed, WireError
 
 Started = TypeVar("Started", MeanOperation, GatherOperation, ResidualOperation)
@@ -82,7 +82,7 @@ class HubMember(Exchange):
         self._publishing = False
         self._anchor: Anchor | None = None
         self._anchor_pieces: list[memoryview] = []
-        self._operations: dict[str, Operation[Any]] = {}
+        self._operations: dict[str, HubOperation[Any]] = {}
         self._uploads: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
         self._uploading_ended = threading.Event()
         self._words: queue.SimpleQueue[ControlUp | None] = queue.SimpleQueue()
@@ -153,7 +153,7 @@ class HubMember(Exchange):
         return self._start(name, lambda: GatherOperation(name, payload, self._meter))
 
     def expect_model(self, elements: int) -> None:
-        self._uploads.put(iter([wire.pack_model(elements)]))
+        self._uploads.put(iter([wire.pack(wire.Model(elements))]))
 
     def residual(self, stream: str, elements: int) -> torch.Tensor | None:
         if self.rank != min(self._members):
@@ -297,7 +297,7 @@ class HubMember(Exchange):
 
     def _bulk_frames(self, session: int) -> Iterator[bytes]:
         try:
-            yield wire.pack_open(wire.Open(self.rank, session))
+            yield wire.pack(wire.Open(self.rank, session))
             while True:
                 frames = self._uploads.get()
                 if frames is None:
@@ -366,14 +366,14 @@ class HubMember(Exchange):
             self._finish(operation, self._ended)
         return operation
 
-    def _guarded(self, operation: Operation[Any]) -> Iterator[bytes]:
+    def _guarded(self, operation: HubOperation[Any]) -> Iterator[bytes]:
         """The operation's frames; what its codec cannot carry fails the operation, not the stream."""
         try:
             yield from operation.frames()
         except ValueError as error:
             self._finish(operation, f"exchange {operation.name}: {error}")
 
-    def _finish(self, operation: Operation[Any], error: str = "") -> None:
+    def _finish(self, operation: HubOperation[Any], error: str = "") -> None:
         self._operations.pop(operation.name, None)
         operation.finish(error)
 

@@ -1,30 +1,23 @@
-"""Operations that a member of the hub has started, and the account of what they cost."""
+"""Operations that a member has started, and the account of what they cost: for both engines, and those of the hub."""
 
 from __future__ import annotations
 
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from training.exchange import wire
-from training.exchange.base import (
-    STANDSTILL,
-    ExchangeError,
-    ExchangeTimeout,
-    MeanResult,
-    Traffic,
-    wait_while_moving,
-)
-from training.exchange.byte_view import tensor_view
+from training.exchange.base import STANDSTILL, ExchangeError, ExchangeTimeout, MeanResult, Traffic
 from training.exchange.codecs import CastCodec, Codec, chunk_bounds, codec_by_name
-from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk, WireError
+from training.exchange.wire import BytesChunk, MeanChunk, ResidualChunk, WireError, tensor_view
 
 R = TypeVar("R")
+_SLICE = 30.0
 
 
 class Meter:
@@ -47,10 +40,18 @@ class Meter:
             self.traffic.bytes_received += size
             self._moved = time.perf_counter()
 
-    def last_move(self) -> float:
-        """When bytes came or went last, of :func:`time.perf_counter`."""
-        with self._lock:
-            return self._moved
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is under way."""
+        return self._under_way > 0
+
+    def wait(self, settled: Callable[[float], bool]) -> bool:
+        """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
+        began = time.perf_counter()
+        while not settled(_SLICE):
+            if time.perf_counter() - max(began, self._moved) > STANDSTILL:
+                return False
+        return True
 
     def waited(self, seconds: float) -> None:
         with self._lock:
@@ -62,12 +63,14 @@ class Meter:
         with self._lock:
             self._settle()
             self._under_way += 1
+            self._moved = self._since
 
     def end(self) -> None:
         """An operation has its result, or failed."""
         with self._lock:
             self._settle()
             self._under_way -= 1
+            self._moved = self._since
 
     def _settle(self) -> None:
         now = time.perf_counter()
@@ -77,7 +80,7 @@ class Meter:
 
 
 class Operation(ABC, Generic[R]):
-    """A started operation: the common part of waiting, failing and finishing."""
+    """A started operation: waiting, failing and finishing."""
 
     def __init__(self, name: str, meter: Meter) -> None:
         self.name = name
@@ -91,10 +94,7 @@ class Operation(ABC, Generic[R]):
         """Block until the result is there; see :class:`training.exchange.base.Pending`."""
         if not self._settled.is_set():
             start = time.perf_counter()
-            if timeout is None:
-                there = wait_while_moving(self._settled.wait, self._meter.last_move)
-            else:
-                there = self._settled.wait(timeout)
+            there = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
             self._meter.waited(time.perf_counter() - start)
             if not there:
                 raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
@@ -114,6 +114,13 @@ class Operation(ABC, Generic[R]):
             self._settled.set()
         self._meter.end()
 
+    @abstractmethod
+    def _result(self) -> R: ...
+
+
+class HubOperation(Operation[R]):
+    """An operation of the hub's members, as frames."""
+
     @property
     def members(self) -> tuple[int, ...]:
         """Live members when the operation closed; empty where nothing tells."""
@@ -123,11 +130,8 @@ class Operation(ABC, Generic[R]):
     def frames(self) -> Iterator[bytes]:
         """Yield what is to be sent. May raise ``ValueError``."""
 
-    @abstractmethod
-    def _result(self) -> R: ...
 
-
-class MeanOperation(Operation[MeanResult]):
+class MeanOperation(HubOperation[MeanResult]):
     """A weighted mean under way.
 
     Where encoding costs little more than a copy, all frames are made at once: with that the values are copied. So are
@@ -176,7 +180,7 @@ class MeanOperation(Operation[MeanResult]):
         for chunk, (start, stop) in enumerate(chunk_bounds(self._elements)):
             payload = self._codec.encode_view(values[start:stop]).numpy().data
             flags = b"" if chunk else self._head.flags
-            yield chunk, wire.pack_mean(replace(self._head, chunk=chunk, payload=payload, flags=flags))
+            yield chunk, wire.pack(replace(self._head, chunk=chunk, payload=payload, flags=flags))
 
     def receive(self, frame: MeanChunk) -> bool:
         """Take one chunk of the mean; return whether that was the last.
@@ -222,7 +226,7 @@ class MeanOperation(Operation[MeanResult]):
         )
 
 
-class GatherOperation(Operation[dict[int, bytes]]):
+class GatherOperation(HubOperation[dict[int, bytes]]):
     """Collecting a payload of every member."""
 
     def __init__(self, name: str, payload: bytes, meter: Meter) -> None:
@@ -254,7 +258,7 @@ class GatherOperation(Operation[dict[int, bytes]]):
         return dict(sorted(self._whole.items()))
 
 
-class ResidualOperation(Operation[torch.Tensor]):
+class ResidualOperation(HubOperation[torch.Tensor]):
     """Asking the hub what encoding the means of a stream has lost."""
 
     def __init__(self, name: str, stream: str, elements: int, meter: Meter) -> None:
@@ -265,7 +269,7 @@ class ResidualOperation(Operation[torch.Tensor]):
 
     def frames(self) -> Iterator[bytes]:
         for chunk in range(len(self._open)):
-            yield wire.pack_residual(replace(self._head, chunk=chunk))
+            yield wire.pack(replace(self._head, chunk=chunk))
 
     def receive(self, frame: ResidualChunk) -> bool:
         """Take one chunk; return whether that was the last. Raises :class:`WireError`."""
@@ -284,10 +288,10 @@ def residual_frames(stream: str, values: torch.Tensor) -> Iterator[bytes]:
     """Yield the frames that give flat fp32 ``values`` back to the hub as a stream's residual."""
     for chunk, (start, stop) in enumerate(chunk_bounds(values.numel())):
         payload = codec_by_name("fp32").encode(values[start:stop]).numpy().data
-        yield wire.pack_residual(ResidualChunk("restore", stream, values.numel(), chunk, payload))
+        yield wire.pack(ResidualChunk("restore", stream, values.numel(), chunk, payload))
 
 
-def deliver(operation: Operation[Any], frame: MeanChunk | BytesChunk | ResidualChunk) -> bool:
+def deliver(operation: HubOperation[Any], frame: MeanChunk | BytesChunk | ResidualChunk) -> bool:
     """Give a frame to its operation; return whether that was the last.
 
     Raises:

@@ -169,13 +169,11 @@ class RoundBook:
             return
         self._kept[current.name] = current
         self._kept_size += current.result_bytes
-        while self._kept and self._keeps_too_much():
+        most = self.limits
+        while self._kept and (self._kept_size > most.kept_bytes or len(self._kept) > most.open_operations):
             name, oldest = self._kept.popitem(last=False)
             self._kept_size -= oldest.result_bytes
             self._bury(name)
-
-    def _keeps_too_much(self) -> bool:
-        return self._kept_size > self.limits.kept_bytes or len(self._kept) > self.limits.open_operations
 
     def forget_member(self, rank: int) -> None:
         """Drop what a lost member has contributed to parts that are still open."""

@@ -47,7 +47,13 @@ Reply = dict[str, Any]
 
 
 class StoreServer(socketserver.ThreadingTCPServer):
-    """Holds the keys; one thread for each client. Close it with :meth:`close`."""
+    """Holds the keys on 127.0.0.1; one thread for each client. Close it with :meth:`close` when the run is over.
+
+    It belongs into the launcher's process, so that any worker may die.
+
+    Raises:
+        OSError: the port is taken.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -63,23 +69,21 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self._values: dict[str, str] = {}
         self._held = 0
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="store", daemon=True)
         self._operations: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
-            "set": self._set,
+            "set": lambda request: self._put(str(request["key"]), str(request["value"])),
             "get": self._get,
-            "read": self._read,
+            "read": lambda request: self._found([str(key) for key in request["keys"]]),
             "add": self._add,
             "compare_set": self._compare_set,
             "delete": self._delete,
-            "count": self._count,
+            "count": lambda request: {"total": len(self._values)},
         }
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="store", daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
         return int(self.server_address[1])
-
-    def start(self) -> None:
-        self._thread.start()
 
     def admit(self, folder: Path) -> None:
         """Put the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
@@ -131,10 +135,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
             return reply
 
-    def _set(self, request: Mapping[str, Any]) -> Reply:
-        self._put(str(request["key"]), str(request["value"]))
-        return {}
-
     def _get(self, request: Mapping[str, Any]) -> Reply:
         keys = [str(key) for key in request["keys"]]
         seconds = float(request["timeout"])
@@ -143,9 +143,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
         if not self._changed.wait_for(lambda: all(key in self._values for key in keys), seconds):
             return {"missing": [key for key in keys if key not in self._values]}
         return self._found(keys)
-
-    def _read(self, request: Mapping[str, Any]) -> Reply:
-        return self._found([str(key) for key in request["keys"]])
 
     def _add(self, request: Mapping[str, Any]) -> Reply:
         key = str(request["key"])
@@ -165,16 +162,14 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self._held -= 0 if gone is None else len(key) + len(gone)
         return {"deleted": gone is not None}
 
-    def _count(self, request: Mapping[str, Any]) -> Reply:
-        return {"total": len(self._values)}
-
-    def _put(self, key: str, value: str) -> None:
+    def _put(self, key: str, value: str) -> Reply:
         decode(value)
         is_new = key not in self._values
         held = self._held + len(value) + (len(key) if is_new else -len(self._values[key]))
         if len(key) > MAX_KEY or held > MAX_BYTES or (is_new and len(self._values) >= MAX_KEYS):
             raise ValueError("more than the store holds")
         self._values[key], self._held = value, held
+        return {}
 
     def _found(self, keys: list[str]) -> Reply:
         values = [self._values.get(key) for key in keys]
@@ -219,19 +214,6 @@ def read_token(folder: Path) -> str:
         return (folder / _TOKEN_FILE).read_text()
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}", "the run's keys are gone: start the run again") from error
-
-
-def serve_store(port: int = 0) -> tuple[StoreServer, int]:
-    """Start a store on 127.0.0.1 and return it with its port; call ``close()`` when the run is over.
-
-    It belongs into the launcher's process, so that any worker may die.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    server = StoreServer(port)
-    server.start()
-    return server, server.port
 
 
 def encode(value: str | bytes) -> str:

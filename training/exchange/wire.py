@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
 from profiles.errors import BadInput
 from training.exchange.base import MAX_FLAGS
-from training.exchange.byte_view import tensor_view
 from training.exchange.codecs import CHUNK_ELEMENTS, Codec, codec_by_name
 from training.exchange.hub_pb2 import (
     KIND_ANCHOR,
@@ -96,14 +96,31 @@ class Model:
     """Of the longest vector that it will exchange."""
 
 
+class _VectorChunk:
+    """One chunk of a vector."""
+
+    elements: int
+    """Of the whole vector."""
+    chunk: int
+
+    @property
+    def chunks(self) -> int:
+        return max(1, -(-self.elements // CHUNK_ELEMENTS))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Start and stop of this chunk in the vector."""
+        start = self.chunk * CHUNK_ELEMENTS
+        return start, min(start + CHUNK_ELEMENTS, self.elements)
+
+
 @dataclass(frozen=True)
-class MeanChunk:
-    """One chunk of a vector: a contribution on its way up, a mean on its way down."""
+class MeanChunk(_VectorChunk):
+    """A contribution on its way up, a mean on its way down."""
 
     name: str
     codec: Codec
     elements: int
-    """Of the whole vector."""
     chunk: int
     weight: float
     payload: memoryview
@@ -114,21 +131,6 @@ class MeanChunk:
     flags: bytes = b""
     """Of the first chunk."""
     stream: str = ""
-
-    @property
-    def chunks(self) -> int:
-        return max(1, -(-self.elements // CHUNK_ELEMENTS))
-
-    @property
-    def held(self) -> int:
-        """Bytes of memory that keeping it takes."""
-        return held_bytes(self.payload)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Start and stop of this chunk in the vector."""
-        start = self.chunk * CHUNK_ELEMENTS
-        return start, min(start + CHUNK_ELEMENTS, self.elements)
 
     def values(self) -> torch.Tensor:
         """Decode. Raises ``ValueError`` on impossible content."""
@@ -161,8 +163,8 @@ class AnchorChunk(BytesChunk):
 
 
 @dataclass(frozen=True)
-class ResidualChunk:
-    """One chunk of what encoding the means of a stream has lost: asked for, told, or given back."""
+class ResidualChunk(_VectorChunk):
+    """What encoding the means of a stream has lost: asked for, told, or given back."""
 
     name: str
     stream: str
@@ -170,12 +172,6 @@ class ResidualChunk:
     chunk: int
     payload: memoryview = EMPTY
     """fp32; empty to ask, and where nothing is lost."""
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Start and stop of this chunk in the vector."""
-        start = self.chunk * CHUNK_ELEMENTS
-        return start, min(start + CHUNK_ELEMENTS, self.elements)
 
 
 @dataclass(frozen=True)
@@ -196,62 +192,49 @@ def held_bytes(payload: memoryview) -> int:
     return _OVERHEAD + (len(whole) if isinstance(whole, bytes) else len(payload))
 
 
-def pack(header: BulkHeader, payload: memoryview | bytes = b"") -> bytes:
-    """Return one frame."""
+def framed(header: BulkHeader, payload: memoryview | bytes = b"") -> bytes:
+    """Return a header and its payload as one message."""
     head = header.SerializeToString()
     return b"".join((len(head).to_bytes(4, "little"), head, b"\0" * (-(4 + len(head)) % _ALIGNMENT), payload))
 
 
-def pack_open(frame: Open) -> bytes:
-    return pack(BulkHeader(kind=KIND_OPEN, rank=frame.rank, session=frame.session))
-
-
-def pack_model(elements: int) -> bytes:
-    return pack(BulkHeader(kind=KIND_MODEL, size=elements))
-
-
-def pack_mean(frame: MeanChunk) -> bytes:
-    header = BulkHeader(
-        kind=KIND_MEAN,
-        name=frame.name,
-        codec=frame.codec.name,
-        size=frame.elements,
-        chunk=frame.chunk,
-        weight=frame.weight,
-        contributors=frame.contributors,
-        members=frame.members,
-        refused=frame.refused,
-        flags=frame.flags,
-        stream=frame.stream,
-    )
-    return pack(header, frame.payload)
-
-
-def pack_residual(frame: ResidualChunk) -> bytes:
-    header = BulkHeader(
-        kind=KIND_RESIDUAL, name=frame.name, stream=frame.stream, size=frame.elements, chunk=frame.chunk
-    )
-    return pack(header, frame.payload)
-
-
-def pack_bytes(frame: BytesChunk) -> bytes:
-    kind = KIND_ANCHOR if isinstance(frame, AnchorChunk) else KIND_GATHER
-    header = BulkHeader(kind=kind, name=frame.name, size=frame.size, chunk=frame.chunk)
-    header.rank = frame.rank
-    header.members.extend(frame.members)
-    header.contributors.extend(frame.contributors)
-    return pack(header, frame.payload)
+def pack(frame: Frame) -> bytes:
+    """Return one frame as a message."""
+    match frame:
+        case Open():
+            return framed(BulkHeader(kind=KIND_OPEN, rank=frame.rank, session=frame.session))
+        case Model():
+            return framed(BulkHeader(kind=KIND_MODEL, size=frame.elements))
+        case Failed():
+            return framed(BulkHeader(kind=KIND_FAILED, name=frame.name, message=frame.message[:1024]))
+        case MeanChunk():
+            header = BulkHeader(
+                kind=KIND_MEAN,
+                codec=frame.codec.name,
+                size=frame.elements,
+                weight=frame.weight,
+                contributors=frame.contributors,
+                members=frame.members,
+                refused=frame.refused,
+                flags=frame.flags,
+                stream=frame.stream,
+            )
+        case ResidualChunk():
+            header = BulkHeader(kind=KIND_RESIDUAL, stream=frame.stream, size=frame.elements)
+        case BytesChunk():
+            kind = KIND_ANCHOR if isinstance(frame, AnchorChunk) else KIND_GATHER
+            header = BulkHeader(
+                kind=kind, size=frame.size, rank=frame.rank, members=frame.members, contributors=frame.contributors
+            )
+    header.name, header.chunk = frame.name, frame.chunk
+    return framed(header, frame.payload)
 
 
 def pack_payload(frame: BytesChunk, data: bytes) -> Iterator[bytes]:
     """Yield the frames that carry ``data``; ``frame`` says all but size, chunk and payload."""
     view = memoryview(data)
     for chunk, start in enumerate(range(0, max(len(data), 1), CHUNK_BYTES)):
-        yield pack_bytes(replace(frame, size=len(data), chunk=chunk, payload=view[start : start + CHUNK_BYTES]))
-
-
-def pack_failed(frame: Failed) -> bytes:
-    return pack(BulkHeader(kind=KIND_FAILED, name=frame.name, message=frame.message[:1024]))
+        yield pack(replace(frame, size=len(data), chunk=chunk, payload=view[start : start + CHUNK_BYTES]))
 
 
 def parse(message: bytes) -> Frame:
@@ -262,7 +245,8 @@ def parse(message: bytes) -> Frame:
     """
     header, payload = _split(message)
     for ranks in (header.contributors, header.members, header.refused):
-        _check(_ascending(ranks), "ranks are not ascending")
+        ascending = all(a < b for a, b in itertools.pairwise(ranks)) and (not ranks or ranks[-1] < MAX_RANKS)
+        _check(ascending, "ranks are not ascending")
     if header.kind == KIND_MEAN:
         return _mean(header, payload)
     if header.kind in (KIND_GATHER, KIND_ANCHOR):
@@ -390,10 +374,22 @@ def _name(header: BulkHeader) -> str:
     return header.name
 
 
-def _ascending(ranks: Sequence[int]) -> bool:
-    return all(a < b for a, b in itertools.pairwise(ranks)) and (len(ranks) == 0 or ranks[-1] < MAX_RANKS)
-
-
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise WireError(message)
+
+
+def tensor_view(payload: memoryview) -> torch.Tensor:
+    """Return ``payload`` as a flat uint8 tensor over the same memory. It must never be written to."""
+    if len(payload) == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_numpy(np.asarray(_Readable(payload)))
+
+
+class _Readable:
+    """Shows read-only memory to numpy as writable, because torch warns of read-only memory on every call."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self._keep = payload
+        address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {"shape": (len(payload),), "typestr": "|u1", "data": (address, False), "version": 3}

@@ -22,19 +22,22 @@ from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending,
 from training.exchange.codecs import Codec, codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import lazy
-from training.strategies.agreement import (
+from training.strategies.base import Strategy, StrategyContext, sync_event
+from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, interpolate, merge_efficiency
+from training.strategies.registry import register
+from training.strategies.weights import (
     Refusals,
     agreement_flags,
     difference_mended,
     disagree,
+    flatten,
     taken_from,
+    trainable,
     unfit_parameter,
+    unflatten_into,
     usual,
+    weight_hash,
 )
-from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, interpolate, merge_efficiency
-from training.strategies.flat import flatten, trainable, unflatten_into, weight_hash
-from training.strategies.registry import register
 
 if TYPE_CHECKING:
     import torch
@@ -287,7 +290,8 @@ class DiLoCo(Strategy):
         self._adopt_anchor(keep_steps=not outcome.unfit)
         self._outcome = self._sent_from = None
         self._digest = weight_hash(self._anchor)
-        return self._report(drift)
+        traffic = self._exchange.traffic.since(self._before)
+        return sync_event(traffic, self._round, self._members, self._digest, drift)
 
     def _agree(self, outcome: _Outcome) -> float | None:
         """Set anchor and momentum to those that most members hold where the anchors differed before this round.
@@ -316,10 +320,6 @@ class DiLoCo(Strategy):
             assert self._sent_from is not None
             target = flatten(self._parameters, self._anchor.device).sub_(self._sent_from).add_(self._anchor)
         unflatten_into(self._parameters, target.to(self._parameters[0].device))
-
-    def _report(self, drift: float | None) -> SyncEvent:
-        traffic = self._exchange.traffic.since(self._before)
-        return sync_event(traffic, self._round, self._members, self._digest, drift)
 
     @property
     def synchronised(self) -> bool:

@@ -17,7 +17,7 @@ from training.strategies.costs import BATCH_SOURCE, CostModel
 
 S = TypeVar("S", bound=Strategy)
 
-_PARTS = ("agreement", "base", "buckets", "costs", "flat", "registry")
+_PARTS = ("base", "costs", "registry", "weights")
 """Files of this folder that hold no strategy."""
 _known: dict[str, type[Strategy]] = {}
 _loading = threading.RLock()

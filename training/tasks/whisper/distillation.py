@@ -26,8 +26,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
-from training.memory import give_back
-from training.precision import Precision, select_precision
+from training.device import Precision, give_back, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
-from training.precision import select_device
+from training.device import select_device
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate

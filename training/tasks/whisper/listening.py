@@ -22,8 +22,7 @@ from torch import nn
 from transformers import LogitsProcessor
 
 from profiles.schema import ModelSettings
-from training.modes import evaluating
-from training.precision import select_device
+from training.device import evaluating, select_device
 from training.tasks.audio import Samples
 from training.tasks.whisper.model import TICK, WhisperModelWrapper
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from training.cores import whole_cores
+from training.resources import whole_cores
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build

@@ -13,7 +13,7 @@ import torch
 
 from profiles.counts import counted
 from profiles.errors import BadInput
-from training.memory import give_back
+from training.device import give_back
 from training.runs import find_model
 from training.tasks.audio import decode
 from training.tasks.base import Progress

@@ -18,7 +18,7 @@ from torch import nn
 from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, Profile
-from training.modes import evaluating
+from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.predictions import Prediction, prediction_of

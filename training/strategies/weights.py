@@ -1,9 +1,10 @@
-"""What members do about contributions that are not finite, and about weights that are not equal."""
+"""Trainable parameters as one flat fp32 vector, and what members do about those that are not finite or not equal."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from profiles.errors import RunFailed
@@ -16,6 +17,34 @@ if TYPE_CHECKING:
     from torch import nn
 else:
     torch = lazy("torch")
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters to train, each once, in the model's order."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
+    """Concatenate to a new flat fp32 vector on ``device`` (default: where they are)."""
+    parts = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
+    """Copy a flat vector back into the tensors it came from."""
+    offset = 0
+    with torch.no_grad():
+        for parameter in parameters:
+            part = values[offset : offset + parameter.numel()]
+            parameter.copy_(part.view_as(parameter))
+            offset += parameter.numel()
+
+
+def weight_hash(values: torch.Tensor) -> str:
+    """Return 16 hex digits of BLAKE2b over the little-endian fp32 bytes."""
+    data = values.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+    return hashlib.blake2b(data.data, digest_size=8).hexdigest()
+
 
 MOST_REFUSALS = 3
 """With so many contributions in a row that are not finite the member leaves the run."""

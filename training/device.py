@@ -1,14 +1,20 @@
-"""Device and mixed precision of one worker."""
+"""What a model is computed on and how: device, precision, mode, and what is done where memory runs out."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, RunFailed
+from profiles.options import less_memory
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
+"""What back ends without an error class of their own say (MPS, the CPU's allocator)."""
 
 
 def select_device(wanted: str, index: int = 0) -> torch.device:
@@ -85,3 +91,64 @@ class Precision:
         self.scaler.step(optimizer)
         self.scaler.update()
         return norm
+
+
+def start_training(model: nn.Module) -> None:
+    """Put a freshly built model into training mode, but what its author has put into evaluation mode.
+
+    A batch norm whose statistics are to stay, or a frozen part without dropout, is left as it is. A model that is in
+    evaluation mode as a whole was not put there part by part: ``from_pretrained`` returns it so. That holds as well for
+    such a model inside of another one, if it has weights to train.
+    """
+    kept = _kept(model) if model.training else []
+    model.train()
+    for module in kept:
+        module.training = False
+
+
+def _kept(model: nn.Module) -> list[nn.Module]:
+    as_loaded = {
+        inner
+        for module in model.modules()
+        if not module.training and hasattr(module, "from_pretrained")
+        if any(parameter.requires_grad for parameter in module.parameters())
+        for inner in module.modules()
+    }
+    return [module for module in model.modules() if not module.training and module not in as_loaded]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and afterwards every module back into the mode that it had."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of a device, or of the machine, does not suffice."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed:
+    """Return what is to be raised where even one sample alone is too much."""
+    said = " ".join(str(error).split())[:200]
+    return RunFailed(
+        f"one sample alone does not fit into the memory ({device.type}): {said}",
+        ", ".join([*(f"set {way}" for way in less_memory(task)), "use smaller samples", "or take a smaller model"]),
+    )
+
+
+def give_back(device: torch.device) -> None:
+    """Free what nobody refers to any more, on ``device`` too."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

@@ -1,12 +1,16 @@
-"""The processor cores that this process may use: what the system grants, and the quotas of its control groups."""
+"""What this process may use of its machine: processor cores, memory and GPUs, found without torch."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,12 @@ def quota(root: Path = Path("/")) -> Quota | None:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    groups = control_groups("cpu", root)
-    quotas = (_second_version(folder) if is_second else _first_version(folder) for folder, is_second in groups)
-    return min((found for found in quotas if found is not None), key=lambda one: one.cores, default=None)
+    found = []
+    for folder, is_second in control_groups("cpu", root):
+        first = (text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        limit, period = text_of(folder / "cpu.max").partition(" ")[::2] if is_second else first
+        found.append(_read(limit, period))
+    return min((one for one in found if one is not None), key=lambda one: one.cores, default=None)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
@@ -49,15 +56,6 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
         inside = PurePosixPath(place.lstrip("/"))
         for group in dict.fromkeys((inside, *inside.parents)):
             yield (mounted / controller / group, False) if controllers else (mounted / group, True)
-
-
-def _first_version(folder: Path) -> Quota | None:
-    return _read(*(text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")))
-
-
-def _second_version(folder: Path) -> Quota | None:
-    limit, _, period = text_of(folder / "cpu.max").partition(" ")
-    return _read(limit, period)
 
 
 def text_of(path: Path) -> str:
@@ -103,3 +101,49 @@ def threads(chosen: int, usual: int) -> int:
         usual: what its library takes by itself; it knows of no quota.
     """
     return chosen or min(usual, whole_cores())
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the bytes of the tightest limit of this process' control groups and of those around them; ``None``
+    without any.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    files = (folder / ("memory.max" if second else "memory.limit_in_bytes")
+             for folder, second in control_groups("memory", root))  # fmt: skip
+    found = (text_of(file).strip() for file in files)
+    return min((int(text) for text in found if re.fullmatch(r"[0-9]{1,18}", text)), default=None)
+
+
+def total_memory(root: Path = Path("/")) -> tuple[int, bool]:
+    """Return the bytes of memory that there are for this process, and whether a control group is what limits them."""
+    import psutil  # 20 ms, not needed by who only looks for a limit
+
+    whole, limit = int(psutil.virtual_memory().total), memory_limit(root)
+    return (limit, True) if limit is not None and limit < whole else (whole, False)
+
+
+def count_gpus() -> int:
+    """Return how many NVIDIA GPUs a worker that is started here can use; ``CUDA_VISIBLE_DEVICES`` is obeyed."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:  # CUDA takes the entries before the first that is no GPU
+        named = [entry.strip() for entry in visible.split(",")]
+        return next((place for place, entry in enumerate(named) if entry in ("", "-1")), len(named))
+    return sum(line.startswith("GPU ") for line in _nvidia("-L"))
+
+
+def gpu_memory() -> int:
+    """Return the bytes of the smallest NVIDIA GPU of this machine; 0 where there is none, or it does not tell."""
+    listed = _nvidia("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return min((int(line) for line in listed if line.strip().isdecimal()), default=0) * 2**20
+
+
+def _nvidia(*question: str) -> list[str]:
+    """Return the lines that the driver's tool answers; none where it is not there, or hangs."""
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *question], capture_output=True, text=True, timeout=_PATIENCE
+        ).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return []

@@ -1,0 +1,138 @@
+"""The complete state of one member, for snapshots and for newcomers, and how members make it equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors
+from training.exchange.base import Anchor, Exchange
+from training.exchange.codecs import codec_by_name
+from training.exchange.payloads import documents
+from training.randomness import restore_rng, rng_state
+from training.strategies.weights import flatten, taken_from, unflatten_into, usual, weight_hash
+
+_PIECE = 1 << 20
+"""Bytes in one gathered payload."""
+
+
+def prefixed(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Put every name under ``prefix/``."""
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors under ``prefix/`` without the prefix."""
+    return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
+
+
+class MemberState:
+    """Packs and unpacks model, optimizer, loss scale and random state."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, device: torch.device
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._device = device
+
+    def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
+        """Return the snapshot after ``step`` optimizer steps; ``others`` go with it as they are named."""
+        tensors = self._tensors() | dict(others) | prefixed("rng", rng_state(self._device))
+        return Snapshot(step, tensors, {**state, "scaler": self._scaler.state_dict()})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take a snapshot back, random state included."""
+        self.adopt(snapshot)
+        restore_rng(part("rng", snapshot.tensors), self._device)
+
+    def anchor(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
+        """Return what a newcomer needs; random state stays each member's own."""
+        return Anchor(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
+        return (
+            prefixed("model", trained)
+            | prefixed("buffers", persistent_buffers(self._model))
+            | prefixed("optimizer", optimizer_tensors(self._optimizer))
+        )
+
+    @torch.no_grad()
+    def adopt(self, found: Snapshot | Anchor) -> None:
+        """Take over the state of a snapshot, or the group's as a newcomer."""
+        parameters = dict(self._model.named_parameters())
+        for name, value in part("model", found.tensors).items():
+            parameters[name].copy_(value)
+        buffers = persistent_buffers(self._model)
+        for name, value in part("buffers", found.tensors).items():
+            buffers[name].copy_(value)
+        load_optimizer(self._optimizer, part("optimizer", found.tensors))
+        self._scaler.load_state_dict(found.state["scaler"])
+
+
+def longest_vector(model: nn.Module) -> int:
+    """Return a bound for the elements of anything that members of a run exchange at once; equal on all of them."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    values = [*trained, *persistent_buffers(model).values()]
+    return sum(value.numel() for value in values) + len(values) + 1024
+
+
+def equalise_weights(parameters: list[nn.Parameter], exchange: Exchange, name: str) -> None:
+    """Make all members start from the weights that most have, or the lowest rank's; sent only where hashes differ."""
+    flat = flatten(parameters)
+    hashes = exchange.gather(f"weights/{name}", weight_hash(flat).encode())
+    if len(set(hashes.values())) > 1:
+        same, _ = taken_from(usual(hashes), flat, exchange, f"weights/{name}/mend")
+        unflatten_into(parameters, same)
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that belong to a model's state, by name."""
+    saved = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def synchronise_buffers(model: nn.Module, exchange: Exchange, name: str) -> None:
+    """Average the floating-point buffers in which members differ; one that all hold alike keeps its bits."""
+    buffers = {n: b for n, b in persistent_buffers(model).items() if b.is_floating_point()}
+    if exchange.engine == "solo" or not buffers:
+        return
+    mine = {n: hashlib.blake2b(_bytes(b), digest_size=8).hexdigest() for n, b in buffers.items()}
+    said = exchange.gather(f"buffers/{name}/hashes", json.dumps(mine).encode())
+    hashes = documents(said).values()
+    different = [n for n in buffers if len({str(theirs.get(n)) for theirs in hashes}) > 1]
+    wide = [buffers[n] for n in different if buffers[n].dtype == torch.float64]
+    narrow = [buffers[n] for n in different if buffers[n].dtype != torch.float64]
+    if narrow:
+        result = exchange.mean(f"buffers/{name}", flatten(narrow), 1.0, codec_by_name("fp32"))
+        if result.weight:  # else nobody's are finite, and each keeps its own
+            unflatten_into(narrow, result.mean)
+    for number, buffer in enumerate(wide):
+        _average_wide(buffer, exchange, f"buffers/{name}/{number}")
+
+
+@torch.no_grad()
+def _average_wide(buffer: torch.Tensor, exchange: Exchange, name: str) -> None:
+    """Average a buffer of 64 bits, for which the exchange's own mean of 32 bits is too coarse."""
+    raw, flat = _bytes(buffer), torch.empty(buffer.numel(), dtype=buffer.dtype)
+    for start in range(0, len(raw), _PIECE):
+        said = exchange.gather(f"{name}/{start}", raw[start : start + _PIECE])
+        whole = [said[rank] for rank in sorted(said) if len(said[rank]) == len(raw[start : start + _PIECE])]
+        parts = [torch.frombuffer(bytearray(piece), dtype=buffer.dtype) for piece in whole]
+        own = torch.frombuffer(bytearray(raw[start : start + _PIECE]), dtype=buffer.dtype)
+        finite = [part for part in parts if bool(part.isfinite().all())]
+        first = start // buffer.element_size()
+        flat[first : first + own.numel()] = torch.stack(finite).mean(0) if finite else own
+    buffer.copy_(flat.view_as(buffer))
+
+
+def _bytes(buffer: torch.Tensor) -> bytes:
+    flat = buffer.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
