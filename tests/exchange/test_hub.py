@@ -16,7 +16,7 @@ from stream_reference import contribution, stream_means
 from profiles.errors import BadInput
 from tests.waiting import PATIENCE, until
 from training.events import MemberEvent, WarningEvent
-from training.exchange import base, wire
+from training.exchange import operations, wire
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.group import Group
@@ -165,16 +165,22 @@ def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
 
 
 def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "STANDSTILL", 0.2)
-    monkeypatch.setattr(base, "_SLICE", 0.05)
+    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
+    monkeypatch.setattr(operations, "_SLICE", 0.05)
     with lab(tmp_path, 2) as running, pytest.raises(ExchangeTimeout, match="x:1 was not done"):
         running.connect_all()[0].gather("x", b"")
 
 
-def test_a_wait_goes_on_while_bytes_move() -> None:
-    moves = iter([0.0] * 3)
-    answers = iter([False] * 3 + [True])
-    assert base.wait_while_moving(lambda seconds: next(answers), lambda: time.perf_counter() + next(moves))
+def test_a_wait_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
+    meter, answers = operations.Meter(), iter([False] * 3 + [True])
+
+    def settled(seconds: float) -> bool:
+        time.sleep(0.1)
+        meter.received(1)
+        return next(answers)
+
+    assert meter.wait(settled)
 
 
 def test_quorum_closes_at_the_deadline_and_the_late_one_gets_the_result(tmp_path: Path) -> None:
