@@ -46,6 +46,7 @@ from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
+from training.processes import Laps
 from training.run_folder import RunFolder
 
 _START_WARNING = 30.0
