@@ -15,11 +15,12 @@ from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
 
 from profiles.errors import BadInput
 from training.device import select_device
+from training.tasks.audio import Samples
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model
 from training.tasks.whisper.task import WhisperTask
-from training.tasks.whisper.transcription import TranscriptionOptions, transcribe, windows
+from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, pieces_of, transcribe
 
 
 def test_files_come_out_in_their_order(trained_whisper: Path) -> None:
@@ -110,6 +111,16 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         select_device("cuda")
     with pytest.raises(BadInput, match="this machine has|device 'abacus'"):
         select_device("abacus")
+
+
+def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
+    """Cut samples one after another, as a model without times hears them."""
+    pieces, left = [], pieces_of(len(samples), longest)
+    while len(samples):
+        cut = next_cut(samples[:longest], len(samples), rate, longest, left)
+        pieces.append(samples[:cut])
+        samples, left = samples[cut:], left - 1
+    return pieces
 
 
 @settings(deadline=None)

@@ -84,7 +84,9 @@ def _write(plain: Plain, folder: Path, quantize: str) -> None:
     with (folder / NAME).open("wb") as file:
         _write_header(file, plain.wrapper, _KINDS[precision].file)
         for name, weight in _weights(plain.model.state_dict()):
-            _write_weight(file, name, weight, precision)
+            (kind, data), label = _encoded(name, weight, precision), name.encode()
+            file.write(struct.pack("<3i", weight.ndim, len(label), kind))
+            file.write(struct.pack(f"<{weight.ndim}i", *reversed(weight.shape)) + label + data)
 
 
 def _require_readable(wrapper: WhisperModelWrapper, precision: str) -> None:
@@ -152,13 +154,6 @@ def _renamed(name: str) -> str:
         return f"{side}.blocks.{layer}.{_LAYER_NAMES[inner]}.{leaf}"
     owner, _, leaf = name.rpartition(".")
     return _OTHER_NAMES.get(name) or f"{_OTHER_NAMES.get(owner, owner)}.{leaf}"
-
-
-def _write_weight(file: BinaryIO, name: str, weight: Array, precision: str) -> None:
-    kind, data = _encoded(name, weight, precision)
-    label = name.encode()
-    file.write(struct.pack("<3i", weight.ndim, len(label), kind))
-    file.write(struct.pack(f"<{weight.ndim}i", *reversed(weight.shape)) + label + data)
 
 
 def _encoded(name: str, weight: Array, precision: str) -> tuple[int, bytes]:

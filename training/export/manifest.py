@@ -28,15 +28,6 @@ _TASKS = {"whisper": "automatic-speech-recognition"}
 _LABELS = {"wer": "WER", "cer": "CER", "loss": "loss", "perplexity": "perplexity"}
 
 
-def files_of(folder: Path) -> list[dict[str, Any]]:
-    """Return name, size in bytes and SHA-256 of every file of a folder but the manifest, by name."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
-    return [
-        {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in paths
-    ]
-
-
 def told_of_check(result: CheckResult | None, bound: float, unchecked: str) -> dict[str, Any]:
     """Return what the manifest says of the check: figures, and no word that somebody spoke."""
     if result is None:
@@ -54,7 +45,7 @@ def write_manifest(
     folder: Path, source: ModelSource, made: Format, quantize: str, check: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the manifest of a whole export into its folder, and return it."""
-    run = source.run
+    run, paths = source.run, sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / NAME)
     content = {
         "kind": KIND,
         "version": 1,
@@ -68,7 +59,10 @@ def write_manifest(
             "base_model": public_name(source.base),
             "sha256": source.weights(),
         },
-        "files": files_of(folder),
+        "files": [
+            {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
+            for path in paths
+        ],
         "versions": versions(made),
         "check": dict(check),
     }

@@ -111,7 +111,7 @@ def _export(
     shapes: tuple[Any, ...],
 ) -> None:
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, size = logger.level, sum(weight.numel() * weight.element_size() for weight in module.parameters())
     logger.setLevel(logging.ERROR)  # it tells of packages for pictures
     try:
         with warnings.catch_warnings():
@@ -123,15 +123,11 @@ def _export(
                 input_names=names,
                 output_names=outputs,
                 dynamic_shapes=shapes,
-                external_data=_bytes_of(module) > _LARGEST,
+                external_data=size > _LARGEST,
                 verbose=False,
             )
     finally:
         logger.setLevel(level)
-
-
-def _bytes_of(module: nn.Module) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
 
 def _to_int8(file: Path) -> None:

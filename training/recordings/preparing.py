@@ -22,7 +22,7 @@ from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
 from training.recordings.hearing import Ear, hear, hear_languages, judge_language, key_of
 from training.recordings.kinds import READERS, kind_of
 from training.recordings.recording import Fault, Recording, Request, Unusable
-from training.recordings.result import Result, write_result
+from training.recordings.result import Kept, Result, write_result
 from training.recordings.workplace import Journal, Origin, Workplace, open_workplace
 from training.tasks.base import Progress
 
@@ -71,7 +71,9 @@ def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
     kind = kind_of(job.request.source, job.kind)
     recordings = _read(job, kind, progress)
     division = divide(recordings, job.shares)
-    with open_workplace(job.out, Origin(_lasting(job.request.source, kind), kind, job.form)) as place:
+    source = job.request.source
+    lasting = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
+    with open_workplace(job.out, Origin(lasting, kind, job.form)) as place:
         items = _items(division.recordings, place, job.form)
         with Journal(place.journal) as journal:
             failures = _hear_all(job, place, items, journal, progress)
@@ -81,7 +83,7 @@ def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
                 hear_languages(ear, [(item.key, item.file) for item in kept], journal, progress)
                 faults = [fault or judge_language(i.recording, ear, i.key, journal) for i, fault in zip(items, faults)]
             kept_clips = [
-                (item.recording, item.file, journal.measures[item.key].seconds)
+                Kept(item.recording, item.file, journal.measures[item.key].seconds)
                 for item, fault in zip(items, faults)
                 if fault is None
             ]
@@ -92,19 +94,15 @@ def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
 def _read(job: Job, kind: str, progress: Progress) -> list[Recording]:
     found: list[Recording] = []
     for recording in READERS[kind](job.request):
-        found.append(_tidied(recording, job))
+        # languages as Whisper writes them (``pt`` for ``pt-BR``), texts as they are wanted
+        language = _LOCALE.sub(r"\1", recording.language).lower() or job.language
+        text = recording.text.lower() if job.lowercase else recording.text
+        found.append(dataclasses.replace(recording, language=language, text=text))
         if not len(found) % 1000:
             progress("reading", len(found), None)
     if not found:
         raise BadInput(f"source {job.request.source}: no recordings there", "it needs a line for each recording")
     return _with_own_ids(found)
-
-
-def _tidied(recording: Recording, job: Job) -> Recording:
-    """Languages as Whisper writes them (``pt`` for ``pt-BR``), texts as they are wanted."""
-    language = _LOCALE.sub(r"\1", recording.language).lower() or job.language
-    text = recording.text.lower() if job.lowercase else recording.text
-    return dataclasses.replace(recording, language=language, text=text)
 
 
 def _with_own_ids(recordings: Sequence[Recording]) -> list[Recording]:
@@ -121,10 +119,6 @@ def _with_own_ids(recordings: Sequence[Recording]) -> list[Recording]:
         taken.add(name)
         found.append(dataclasses.replace(recording, id=name))
     return found
-
-
-def _lasting(source: str, kind: str) -> str:
-    return source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
 
 
 def _items(recordings: Sequence[Recording], place: Workplace, form: str) -> list[_Item]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from profiles.counts import counted
 from profiles.errors import BadInput
@@ -45,82 +46,65 @@ class Result:
     notes: list[str]
 
 
+class Kept(NamedTuple):
+    """A recording that is in the data set."""
+
+    recording: Recording
+    file: Path
+    seconds: float
+
+
 def write_result(
     place: Workplace,
     kind: str,
-    kept: Sequence[tuple[Recording, Path, float]],
+    kept: Sequence[Kept],
     left_out: Sequence[tuple[Recording, Fault]],
     notes: Sequence[str],
 ) -> Result:
     """Write the tables and remove the sound files that none of them names.
-
-    Args:
-        kept: recordings with file and seconds.
 
     Raises:
         BadInput: nothing is kept.
     """
     rows = [(one.id, why.reason.value, why.detail, one.where, one.shown_source, one.text) for one, why in left_out]
     place.write(LEFT_OUT, csv_lines([_LEFT_OUT_COLUMNS, *rows]))
-    result = _summed_up(place, kind, kept, left_out, notes)
-    if not kept:
-        reason, count = max(result.left_out.items(), key=lambda pair: pair[1])
-        message = (
-            f"none of {counted(len(left_out), 'recording')} is left; {count}: {reason} ({result.examples[reason]})"
-        )
-        raise BadInput(message, f"all reasons are in {place.folder / LEFT_OUT}")
-    for split in SPLITS:
-        of_split = [entry for entry in kept if entry[0].split == split]
-        if of_split:
-            place.write(f"{split}.csv", csv_lines([_COLUMNS, *(_row(entry, place) for entry in of_split)]))
-        else:
-            (place.folder / f"{split}.csv").unlink(missing_ok=True)
-    used = {file for _, file, _ in kept}
-    for path in place.audio.iterdir():
-        if path not in used:
-            path.unlink(missing_ok=True)
-    return result
-
-
-def _row(entry: tuple[Recording, Path, float], place: Workplace) -> tuple[str, ...]:
-    recording, file, seconds = entry
-    path = file.relative_to(place.folder).as_posix()
-    return (recording.id, path, recording.text, f"{seconds:.3f}", recording.speaker, recording.language)
-
-
-def _summed_up(
-    place: Workplace,
-    kind: str,
-    kept: Sequence[tuple[Recording, Path, float]],
-    left_out: Sequence[tuple[Recording, Fault]],
-    notes: Sequence[str],
-) -> Result:
-    by_split: dict[str, list[tuple[Recording, float]]] = defaultdict(list)
-    for recording, _, seconds in kept:
-        by_split[recording.split].append((recording, seconds))
-    sizes = {
-        split: SplitSize(
-            len(entries),
-            sum(seconds for _, seconds in entries) / 3600,
-            len({recording.speaker for recording, _ in entries} - {""}),
-        )
-        for split in SPLITS
-        if (entries := by_split.get(split))
-    }
     reasons = Counter(fault.reason.value for _, fault in left_out)
     examples: dict[str, str] = {}
     for recording, fault in left_out:
         examples.setdefault(fault.reason.value, f"{recording.id}: {fault.detail}")
+    if not kept:
+        reason, count = reasons.most_common(1)[0]
+        message = f"none of {counted(len(left_out), 'recording')} is left; {count}: {reason} ({examples[reason]})"
+        raise BadInput(message, f"all reasons are in {place.folder / LEFT_OUT}")
+    sizes = {split: size for split in SPLITS if (size := _write_split(place, split, kept))}
+    used = {one.file for one in kept}
+    for path in place.audio.iterdir():
+        if path not in used:
+            path.unlink(missing_ok=True)
     may_pass = sum(fault.may_pass for _, fault in left_out)
-    return Result(
-        place.folder, kind, sizes, dict(reasons.most_common()), examples, may_pass, [*notes, *_advice(kept, reasons)]
-    )
+    told = [*notes, *_advice(kept, reasons)]
+    return Result(place.folder, kind, sizes, dict(reasons.most_common()), examples, may_pass, told)
 
 
-def _advice(kept: Sequence[tuple[Recording, Path, float]], reasons: Counter[str]) -> list[str]:
+def _write_split(place: Workplace, split: str, kept: Sequence[Kept]) -> SplitSize | None:
+    found = [one for one in kept if one.recording.split == split]
+    if not found:
+        (place.folder / f"{split}.csv").unlink(missing_ok=True)
+        return None
+    rows = [
+        (one.id, file.relative_to(place.folder).as_posix(), one.text, f"{seconds:.3f}", one.speaker, one.language)
+        for one, file, seconds in found
+    ]
+    place.write(f"{split}.csv", csv_lines([_COLUMNS, *rows]))
+    speakers = {one.recording.speaker for one in found} - {""}
+    return SplitSize(len(found), sum(one.seconds for one in found) / 3600, len(speakers))
+
+
+def _advice(kept: Sequence[Kept], reasons: Counter[str]) -> list[str]:
     notes = []
     if reasons[Reason.TOO_LONG.value]:
         notes.append("long recordings become clips with the command 'segment', at their pauses and with their text")
-    if kept and all(recording.text == recording.text.upper() != recording.text.lower() for recording, _, _ in kept):
+    texts = [one.recording.text for one in kept]
+    if all(text == text.upper() != text.lower() for text in texts):
         notes.append("all transcripts are in capitals, and so would be what a model writes; --lowercase changes them")
     return notes

@@ -66,7 +66,8 @@ def open_workplace(folder: Path, origin: Origin) -> Iterator[Workplace]:
     """
     place = Workplace(folder)
     try:
-        _refuse_foreign(place)
+        if folder.is_dir() and not place.own.is_dir() and os.listdir(folder):
+            raise BadInput(f"{folder}: holds something that 'prepare' has not made", _ELSEWHERE)
         for path in (place.own, place.audio):
             path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(place.own / "lock")
@@ -86,11 +87,6 @@ def open_workplace(folder: Path, origin: Origin) -> Iterator[Workplace]:
     except OSError as error:
         message, _ = explain(error, folder)
         raise BadInput(message, _ELSEWHERE) from error
-
-
-def _refuse_foreign(place: Workplace) -> None:
-    if place.folder.is_dir() and not place.own.is_dir() and os.listdir(place.folder):
-        raise BadInput(f"{place.folder}: holds something that 'prepare' has not made", _ELSEWHERE)
 
 
 def _keep_to_origin(place: Workplace, origin: Origin) -> None:

@@ -66,7 +66,11 @@ def get_or_build(
                     logger.warning("%s in the cache is damaged or of an earlier version; it is computed again", entry)
                 _build_aside(entry, build, is_sealed=is_sound is None)
     except OSError as error:
-        raise _unusable(root, error) from error
+        if error.errno == errno.ENOSPC:
+            hint = "free space or choose another folder with cache_dir"
+            raise BadInput(f"cache folder {root}: no space left", hint) from error
+        reason = error.strerror or str(error)
+        raise BadInput(f"cache folder {root}: {reason}", "choose a folder you can write with cache_dir") from error
     return entry
 
 
@@ -122,17 +126,13 @@ def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) ->
     try:
         build(aside)
         if is_sealed:
-            _seal(aside)
+            sums = {file.name: _sum_of(file) for file in aside.iterdir()}
+            (aside / _SEAL).write_text(json.dumps(sums), encoding="utf-8")
         if entry.is_dir():
             shutil.rmtree(entry)
         os.replace(aside, entry)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _seal(folder: Path) -> None:
-    sums = {file.name: _sum_of(file) for file in folder.iterdir()}
-    (folder / _SEAL).write_text(json.dumps(sums), encoding="utf-8")
 
 
 def _is_sealed(entry: Path) -> bool:
@@ -153,10 +153,3 @@ def _sum_of(file: Path) -> list[int]:
             stream.seek(block * _BLOCK)
             found = zlib.crc32(stream.read(_BLOCK), found)
     return [size, found]
-
-
-def _unusable(root: Path, error: OSError) -> BadInput:
-    if error.errno == errno.ENOSPC:
-        return BadInput(f"cache folder {root}: no space left", "free space or choose another folder with cache_dir")
-    reason = error.strerror or str(error)
-    return BadInput(f"cache folder {root}: {reason}", "choose a folder you can write with cache_dir")

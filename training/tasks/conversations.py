@@ -187,14 +187,11 @@ def hub_conversations(name: str) -> Conversations | None:
     found: Conversations = {}
     for split, names in SPLITS.items():
         key = next((candidate for candidate in names if candidate in loaded), None)
-        if key is not None and _is_instructions(loaded[key].column_names):
+        columns = loaded[key].column_names if key is not None else ()
+        pair = any(name in columns for name in PROMPTS) and any(name in columns for name in RESPONSES)
+        if pair or "messages" in columns:
             found[split] = [row_to_conversation(row, f"{name}, {key}, row {i}") for i, row in enumerate(loaded[key])]
     return hold_out_rows(found) if found.get("train") else None
-
-
-def _is_instructions(columns: Sequence[str]) -> bool:
-    pair = any(name in columns for name in PROMPTS) and any(name in columns for name in RESPONSES)
-    return pair or "messages" in columns
 
 
 class Turn(NamedTuple):

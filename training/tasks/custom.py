@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +23,7 @@ from torch.utils.data import Subset, default_collate
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
+from training.randomness import seed_everything
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.custom_job import (
     CustomJob,
@@ -142,7 +142,9 @@ class CustomTask(ObjectTask):
         super().prepare(progress)
 
     def _make(self) -> CustomJob:
-        _seed(self.profile.training.seed)  # the factory makes the weights, and they are the same on every member
+        seed_everything(
+            self.profile.training.seed
+        )  # the factory makes the weights, and they are the same on every member
         return run_factory(self._factory, self.path, self.profile)
 
     def build_model(self) -> nn.Module:
@@ -231,9 +233,3 @@ def _first_name(model: nn.Module) -> str:
         return next(iter(inspect.signature(model.forward).parameters), "")
     except (TypeError, ValueError):
         return ""
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

@@ -73,19 +73,17 @@ def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
 
 def _import(name: str) -> ModuleType:
     try:
-        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        if name.endswith(".py"):
+            return _import_file(Path(name))
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(name)
     except BadInput:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(
             f"module {name} cannot be imported: {where_it_failed(error)}", "repair it, or check model_path"
         ) from error
-
-
-def _import_module(name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:

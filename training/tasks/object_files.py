@@ -12,19 +12,18 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import Profile
+from training.randomness import seed_everything
 from training.tasks.cache import add_file
 from training.tasks.custom_job import CustomJob, call_factory, check_data, find_factory, name_of
 from training.tasks.sample_file import SampleFile, write_samples
@@ -111,9 +110,7 @@ def _call(maker: Callable[..., Any] | str, what: str, seed: int) -> Any:
     needed = _needed(function)
     if needed:
         raise BadInput(f"{what}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_everything(seed)
     return call_factory(function, f"{what}: {_title(maker)}")
 
 

@@ -214,17 +214,12 @@ def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return cast(PreTrainedModel, PeftModel.from_pretrained(model, str(folder)).merge_and_unload())
 
 
-def linear_names(model: nn.Module) -> list[str]:
-    """Last parts of the names of all linear layers, sorted."""
-    linear = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
-    return sorted({name.rpartition(".")[2] for name in linear})
-
-
 def _targets(model: nn.Module, wanted: str, all_linear: tuple[str, ...]) -> list[str] | str:
     if wanted.strip() == "all-linear":
         return list(all_linear) or "all-linear"
     names = [name.strip() for name in wanted.split(",") if name.strip()]
-    there = linear_names(model)
+    linear = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
+    there = sorted({name.rpartition(".")[2] for name in linear})
     for name in names or [""]:
         if name not in there:
             near = difflib.get_close_matches(name, there, n=1)
@@ -266,14 +261,11 @@ def _merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         merged = tensor.detach()
         if owner and leaf == "weight":
-            merged = merged + _delta(adapted[owner])
+            layer: Any = adapted[owner]
+            deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
+            merged = merged + cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
         weights[f"{owner}.{leaf}" if owner else name] = merged.cpu()
     return weights
-
-
-def _delta(layer: Any) -> torch.Tensor:
-    deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-    return cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:

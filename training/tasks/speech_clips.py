@@ -86,14 +86,6 @@ class Clip:
 SpeechSplits = dict[str, list[Clip]]
 
 
-def check_splits(splits: SpeechSplits) -> None:
-    """Raise ``BadInput`` where there is nothing to train on, or nothing to evaluate on."""
-    if not splits.get("train"):
-        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
-    if len(splits["train"]) < 2 and "validation" not in splits:
-        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
-
-
 def id_hash(identity: str) -> bytes:
     """Return what clips are ranked by where some are chosen: the same everywhere, whatever the others are."""
     return hashlib.blake2b(identity.encode(), digest_size=16).digest()
@@ -105,10 +97,13 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     Raises:
         BadInput: there is no training split, or it is too small to be divided.
     """
-    check_splits(splits)
+    train = splits.get("train")
+    if not train:
+        raise BadInput(f"the data set has no training split; it has: {', '.join(splits)}", "add train.csv")
     if "validation" in splits:
         return splits
-    train = splits["train"]
+    if len(train) < 2:
+        raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
     ranked = sorted(train, key=lambda clip: id_hash(clip.id))
     held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
     logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))

@@ -98,23 +98,16 @@ def listen_for_speech(sound: Iterable[Samples], heard: Callable[[float], None] =
 def spoken(activity: Activity, pause: float) -> list[Stretch]:
     """Return the stretches of speech between silences of at least ``pause`` seconds."""
     found: list[Stretch] = []
-    for first, last in _runs(activity.speech):
+    edges = np.diff(np.concatenate([[False], activity.speech >= _GOES_ON, [False]]).astype(np.int8))
+    for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
+        if activity.speech[first:last].max() < _BEGINS:
+            continue
         stretch = Stretch(first * SECONDS, last * SECONDS)
         if found and stretch.start - found[-1].end < pause:
             found[-1] = Stretch(found[-1].start, stretch.end)
         else:
             found.append(stretch)
     return [stretch for stretch in found if stretch.seconds >= _SHORTEST]
-
-
-def _runs(speech: Line) -> list[tuple[int, int]]:
-    """First frame and end of what goes on as speech and is it somewhere."""
-    return [(first, last) for first, last in _where(speech >= _GOES_ON) if speech[first:last].max() >= _BEGINS]
-
-
-def _where(holds: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    edges = np.diff(np.concatenate([[False], holds, [False]]).astype(np.int8))
-    return list(zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()))
 
 
 def within_speech(stretches: Sequence[Stretch], start: float, end: float) -> Stretch:

@@ -230,19 +230,19 @@ def write_with_times(
     wrapper: WhisperModelWrapper, model: nn.Module, heard: Any, languages: Sequence[str], bound: int
 ) -> list[list[int]]:
     """Return text and times, without the end token, of each window of a batch; nothing for silence."""
-    silent = _silence(wrapper, model, heard)
+    silent, end = _silence(wrapper, model, heard), int(wrapper.tokenizer.eos_token_id)
     result: list[list[int]] = [[] for _ in languages]
     left = list(range(len(languages)))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for temperature in TEMPERATURES:
             part = type(heard)(last_hidden_state=heard.last_hidden_state[left])
-            likelihood = _Likelihood(int(wrapper.tokenizer.eos_token_id))
+            likelihood = _Likelihood(end)
             how = {"temperature": temperature, "logits_processor": [likelihood]}
             ids = wrapper.write(model, part, [languages[place] for place in left], bound, True, **how)
             again = []
             for place, row, likely in zip(left, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
-                result[place] = _before_end(row, int(wrapper.tokenizer.eos_token_id))
+                result[place] = list(row[: row.index(end)] if end in row else row)
                 if likely < LEAST_LIKELY and silent[place] > SILENT:
                     result[place] = []
                 elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[place])) > MOST_COMPRESSED:
@@ -251,10 +251,6 @@ def write_with_times(
             if not left:
                 break
     return result
-
-
-def _before_end(row: Sequence[int], end: int) -> list[int]:
-    return list(row[: row.index(end)] if end in row else row)
 
 
 def _silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:

@@ -87,7 +87,11 @@ class WhisperModelWrapper:
         self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
         encoder = read_config(self.encoder_path) if self.encoder_path else None
         self.config: WhisperConfig = student_config(own, encoder, self.layers) if self._is_remade else own
-        self.tokenizer: Any = load(self._text_path, "tokenizer", self._read_tokenizer)
+        self.tokenizer: Any = load(
+            self._text_path,
+            "tokenizer",
+            lambda local: AutoTokenizer.from_pretrained(self._text_path, local_files_only=local),
+        )
         hears = self.encoder_path or self._text_path
         self.extractor: WhisperFeatureExtractor = load(
             hears,
@@ -98,7 +102,9 @@ class WhisperModelWrapper:
         self.generation: Any = self._read_generation()
         """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
         self._check_shapes()
-        self._lead = self._find_lead()
+        # Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none
+        first = self.tokenizer.decode(self.tokenizer.encode(" a", add_special_tokens=False))
+        self._lead = " " if first == " a" else ""
         self._context: list[int] = []
         self.timestamps = bool(getattr(self.generation, "return_timestamps", False)) and self.knows_times
         """Whether texts are written with times, as the model was saved to."""
@@ -111,9 +117,6 @@ class WhisperModelWrapper:
     def _is_remade(self) -> bool:
         """Whether the model is another one than that in :attr:`path`."""
         return bool(self.settings.student_layers or self.settings.encoder_path)
-
-    def _read_tokenizer(self, local: bool) -> Any:
-        return AutoTokenizer.from_pretrained(self._text_path, local_files_only=local)
 
     def _read_generation(self) -> Any:
         def read(local: bool) -> Any:
@@ -151,11 +154,6 @@ class WhisperModelWrapper:
             if getattr(config, f"mask_{axis}_prob") > 0 and not 1 <= length <= size:
                 message = f"model {self.path}: mask_{axis}_length is {length}, but it hears {size} {what}"
                 raise BadInput(message, "correct config.json, or set apply_spec_augment to false there")
-
-    def _find_lead(self) -> str:
-        """Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none."""
-        ids = self.tokenizer.encode(" a", add_special_tokens=False)
-        return " " if self.tokenizer.decode(ids) == " a" else ""
 
     @property
     def is_multilingual(self) -> bool:

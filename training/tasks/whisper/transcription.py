@@ -70,16 +70,6 @@ def transcribe(
     return _transcribe_all(listener, files, batch_size)
 
 
-def windows(samples: Samples, rate: int, longest: int) -> list[Samples]:
-    """Cut ``samples`` into pieces of about one length, at most ``longest`` samples: see :func:`next_cut`."""
-    pieces, left = [], pieces_of(len(samples), longest)
-    while len(samples):
-        cut = next_cut(samples[:longest], len(samples), rate, longest, left)
-        pieces.append(samples[:cut])
-        samples, left = samples[cut:], left - 1
-    return pieces
-
-
 def pieces_of(count: int, longest: int) -> int:
     """Return into how many pieces so many samples are cut."""
     return 1 if count <= longest else math.ceil(count / (_FULL * longest))
