@@ -23,7 +23,7 @@ import soundfile
 
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
-from training.recordings.result import LEFT_OUT
+from training.recordings.workplace import LEFT_OUT
 from training.tasks.patches import BLACKLIST
 from training.tasks.pseudo_table import NAME as PSEUDO
 from training.tasks.speech_clips import SPLITS, Clip, FileSource

@@ -13,7 +13,7 @@ from profiles.errors import ExitCode
 from training.events import ProgressEvent
 from training.recordings.hearing import Ear
 from training.recordings.preparing import Job, prepare
-from training.recordings.result import LEFT_OUT, Result
+from training.recordings.workplace import LEFT_OUT, Result
 
 _PROFILE = "whisper-tiny-lora"
 

@@ -16,7 +16,7 @@ from training.recordings.checks import Limits
 from training.recordings.fetching import FetchLimits
 from training.recordings.preparing import Job, prepare
 from training.recordings.recording import Request
-from training.recordings.result import Result
+from training.recordings.workplace import Result
 from training.tasks.speech_dataset import read_speech
 
 

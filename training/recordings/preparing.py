@@ -22,8 +22,7 @@ from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
 from training.recordings.hearing import Ear, hear, hear_languages, judge_language, key_of
 from training.recordings.kinds import READERS, kind_of
 from training.recordings.recording import Fault, Recording, Request, Unusable
-from training.recordings.result import Kept, Result, write_result
-from training.recordings.workplace import Journal, Origin, Workplace, open_workplace
+from training.recordings.workplace import Journal, Kept, Origin, Result, Workplace, open_workplace, write_result
 from training.tasks.base import Progress
 
 _ROUNDS = 3  # a clip whose double is gone is heard again
@@ -74,10 +73,11 @@ def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
     source = job.request.source
     lasting = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
     with open_workplace(job.out, Origin(lasting, kind, job.form)) as place:
-        items = _items(division.recordings, place, job.form)
         with Journal(place.journal) as journal:
-            failures = _hear_all(job, place, items, journal, progress)
-            faults = _decide(items, journal, failures, job.limits)
+            run = _Run(job, place, _items(division.recordings, place, job.form), journal, progress)
+            items = run.items
+            run.hear_all()
+            faults = run.faults()
             if ear is not None:
                 kept = [item for item, fault in zip(items, faults) if fault is None]
                 hear_languages(ear, [(item.key, item.file) for item in kept], journal, progress)
@@ -132,76 +132,71 @@ def _items(recordings: Sequence[Recording], place: Workplace, form: str) -> list
     return items
 
 
-def _decide(items: Sequence[_Item], journal: Journal, failures: dict[str, Fault], limits: Limits) -> list[Fault | None]:
-    """Say of every recording why it is left out. Those that were not heard yet count as kept."""
-    known = [_known(item.key, journal, limits) for item in items]
-    faults: list[Fault | None] = []
-    for item, measures in zip(items, known):
-        fault = judge_text(item.recording) or failures.get(item.key)
-        faults.append(fault or (judge(item.recording, measures, limits) if measures else None))
-    heard = [(index, found) for index, found in enumerate(known) if found and faults[index] is None]
-    kept = [index for index, _ in heard]
-    clips = [(items[index].recording, found.digest) for index, found in heard]
-    for index, fault in zip(kept, doubles(clips)):
-        faults[index] = fault
-    return faults
+@dataclass(frozen=True)
+class _Run:
+    """What one run of ``prepare`` hears, and what it knows of it."""
 
+    job: Job
+    place: Workplace
+    items: Sequence[_Item]
+    journal: Journal
+    progress: Progress
+    failures: dict[str, Fault] = field(default_factory=dict)
+    """Why some could not be heard, by key."""
 
-def _known(key: str, journal: Journal, limits: Limits) -> Measures | None:
-    """What was measured; of one that was too long to be decoded, nothing is known but its length."""
-    found = journal.measures.get(key)
-    return found if found and (found.digest or found.seconds > limits.longest) else None
+    def faults(self) -> list[Fault | None]:
+        """Say of every recording why it is left out. Those that were not heard yet count as kept."""
+        known = [self._known(item.key) for item in self.items]
+        faults: list[Fault | None] = []
+        for item, measures in zip(self.items, known):
+            fault = judge_text(item.recording) or self.failures.get(item.key)
+            faults.append(fault or (judge(item.recording, measures, self.job.limits) if measures else None))
+        heard = [(index, found) for index, found in enumerate(known) if found and faults[index] is None]
+        clips = [(self.items[index].recording, found.digest) for index, found in heard]
+        for (index, _), fault in zip(heard, doubles(clips)):
+            faults[index] = fault
+        return faults
 
+    def _known(self, key: str) -> Measures | None:
+        """What was measured; of one that was too long to be decoded, nothing is known but its length."""
+        found = self.journal.measures.get(key)
+        return found if found and (found.digest or found.seconds > self.job.limits.longest) else None
 
-def _hear_all(
-    job: Job, place: Workplace, items: Sequence[_Item], journal: Journal, progress: Progress
-) -> dict[str, Fault]:
-    """Hear all that is to be kept and has no file yet; return why some of it failed, by key."""
-    failures: dict[str, Fault] = {}
-    for _ in range(_ROUNDS):
-        faults = _decide(items, journal, failures, job.limits)
-        kept = (item for item, fault in zip(items, faults) if fault is None)
-        to_do = {
-            item.key: item for item in kept if not _known(item.key, journal, job.limits) or not item.file.is_file()
-        }
-        if not to_do:
-            break
-        _hear_some(job, place, list(to_do.values()), journal, failures, progress)
-    return failures
+    def hear_all(self) -> None:
+        """Hear all that is to be kept and has no file yet."""
+        for _ in range(_ROUNDS):
+            kept = (item for item, fault in zip(self.items, self.faults()) if fault is None)
+            to_do = {item.key: item for item in kept if not self._known(item.key) or not item.file.is_file()}
+            if not to_do:
+                break
+            self._hear(list(to_do.values()))
 
+    def _hear(self, items: Sequence[_Item]) -> None:
+        job, done = self.job, 0
+        fetcher = Fetcher(job.fetching, self.journal.fetched)
 
-def _hear_some(
-    job: Job,
-    place: Workplace,
-    items: Sequence[_Item],
-    journal: Journal,
-    failures: dict[str, Fault],
-    progress: Progress,
-) -> None:
-    fetcher = Fetcher(job.fetching, journal.fetched)
+        def work(item: _Item) -> Measures:
+            return hear(item.recording, item.file, self.place.partial / item.key, job.limits, fetcher, job.form)
 
-    def work(item: _Item) -> Measures:
-        return hear(item.recording, item.file, place.partial / item.key, job.limits, fetcher, job.form)
-
-    done = 0
-    with ThreadPoolExecutor(job.threads, thread_name_prefix="prepare") as pool:
-        try:
-            for item, outcome in _in_flight(pool, work, items, _AHEAD * job.threads):
-                try:
-                    journal.add(item.key, outcome.result())
-                except Unusable as error:
-                    failures[item.key] = error.fault
-                done += 1
-                progress("recordings", done, len(items))
-        except KeyboardInterrupt:
-            raise StoppedByUser(f"stopped after {done} of {len(items)}", "the same command continues there") from None
-        except TooMuch as error:
-            bound = f"{job.fetching.total_bytes / 1e9:g} GB"
-            hint = "the same command with a larger --max-total continues"
-            raise BadInput(f"all downloads together have reached {bound}", hint) from error
-        finally:
-            fetcher.cancel()
-            pool.shutdown(cancel_futures=True)
+        with ThreadPoolExecutor(job.threads, thread_name_prefix="prepare") as pool:
+            try:
+                for item, outcome in _in_flight(pool, work, items, _AHEAD * job.threads):
+                    try:
+                        self.journal.add(item.key, outcome.result())
+                    except Unusable as error:
+                        self.failures[item.key] = error.fault
+                    done += 1
+                    self.progress("recordings", done, len(items))
+            except KeyboardInterrupt:
+                told = f"stopped after {done} of {len(items)}"
+                raise StoppedByUser(told, "the same command continues there") from None
+            except TooMuch as error:
+                bound = f"{job.fetching.total_bytes / 1e9:g} GB"
+                hint = "the same command with a larger --max-total continues"
+                raise BadInput(f"all downloads together have reached {bound}", hint) from error
+            finally:
+                fetcher.cancel()
+                pool.shutdown(cancel_futures=True)
 
 
 def _in_flight(
