@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +63,7 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     first = Listener(job.model, job.device, job.language)
     second = Listener(job.second, job.device, job.language) if job.second else first
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
+    pair = _Pair(first, second, job.second is None, heard_by)
     known = {row.id: row for row in read_rows(table)} if table.is_file() else {}
     known = {name: row for name, row in known.items() if row.heard_by == heard_by}
     done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
@@ -71,7 +73,7 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
         for start in range(0, len(waiting), job.batch_size):
             progress("listening", len(done), len(files))
             batch = waiting[start : start + job.batch_size]
-            rows = [job.bounds.judged(row) for row in _rows(first, second, batch, heard_by, job.second is None)]
+            rows = [job.bounds.judged(row) for row in pair.rows(batch)]
             with table.open("ab") as file:
                 file.write(csv_lines(row.cells(table.parent) for row in rows))
                 file.flush()
@@ -85,68 +87,55 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     return ordered
 
 
-def _rows(
-    first: Listener, second: Listener, batch: Sequence[tuple[str, Path]], heard_by: str, noisy: bool
-) -> Iterator[PseudoRow]:
-    rows, usable = list[PseudoRow](), list[int]()
-    sounds = list[tuple[Features, Features]]()
-    for name, path in batch:
-        row, sound = _sound(first, second, name, path, heard_by, noisy)
-        if sound is not None:
-            usable.append(len(rows))
-            sounds.append(sound)
-        rows.append(row)
-    if usable:
-        for index, row in zip(usable, _heard(first, second, [rows[i] for i in usable], sounds), strict=True):
-            rows[index] = row
-    yield from rows
+@dataclass(frozen=True)
+class _Pair:
+    """Two models that listen to every recording; or one, the second time with noise and masks."""
 
+    first: Listener
+    second: Listener
+    noisy: bool
+    heard_by: str
 
-def _sound(
-    first: Listener, second: Listener, name: str, path: Path, heard_by: str, noisy: bool
-) -> tuple[PseudoRow, tuple[Features, Features] | None]:
-    """Return what the models hear of a recording; without it the row says why."""
-    row = PseudoRow(name, path, heard_by=heard_by)
-    found = list[Features]()
-    for ear in (first, second):
-        log_mel = ear.wrapper.log_mel
-        try:
-            audio = decode(path, log_mel.rate, log_mel.seconds)
-        except AudioError as error:
-            return dataclasses.replace(row, unusable=str(error)), None
-        row = dataclasses.replace(row, seconds=audio.seconds)
-        if audio.seconds > log_mel.seconds + 1e-3:
-            long = f"longer than the model's window of {log_mel.seconds:g} s"
-            return dataclasses.replace(row, unusable=long), None
-        found.append(log_mel.fill(*log_mel(audio.samples)))
-    if noisy:
-        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-        found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
-    return row, (found[0], found[1])
+    def rows(self, batch: Sequence[tuple[str, Path]]) -> list[PseudoRow]:
+        read = [self._sound(name, path) for name, path in batch]
+        sounds = [sound for _, sound in read if sound is not None]
+        heard = self._measures(sounds) if sounds else iter(())
+        return [row if sound is None else dataclasses.replace(row, **next(heard)) for row, sound in read]
 
+    def _sound(self, name: str, path: Path) -> tuple[PseudoRow, tuple[Features, Features] | None]:
+        """Return what the models hear of a recording; without it the row says why."""
+        row = PseudoRow(name, path, heard_by=self.heard_by)
+        found = list[Features]()
+        for ear in (self.first, self.second):
+            log_mel = ear.wrapper.log_mel
+            try:
+                audio = decode(path, log_mel.rate, log_mel.seconds)
+            except AudioError as error:
+                return dataclasses.replace(row, unusable=str(error)), None
+            row = dataclasses.replace(row, seconds=audio.seconds)
+            if audio.seconds > log_mel.seconds + 1e-3:
+                long = f"longer than the model's window of {log_mel.seconds:g} s"
+                return dataclasses.replace(row, unusable=long), None
+            found.append(log_mel.fill(*log_mel(audio.samples)))
+        if self.noisy:
+            seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+            found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
+        return row, (found[0], found[1])
 
-def _heard(
-    first: Listener, second: Listener, rows: Sequence[PseudoRow], sounds: Sequence[tuple[Features, Features]]
-) -> Iterator[PseudoRow]:
-    said = [
-        hear(
-            ear.wrapper,
-            ear.model,
-            torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(ear.device),
-            [ear.wrapper.default_language] * len(sounds),
-            ear.wrapper.room,
-        )
-        for which, ear in enumerate((first, second))
-    ]
-    rates, language = ErrorRates(first.wrapper.tokenizer), first.wrapper.default_language
-    for row, one, other in zip(rows, *said, strict=True):
-        text = " ".join(one.text.split())
-        yield dataclasses.replace(
-            row,
-            text=text,
-            confidence=one.confidence,
-            compression=compression_ratio(text),
-            no_speech=one.no_speech,
-            agreement=max(0.0, 1.0 - rates.of(text, other.text, language)) if text else 0.0,
-            cut=one.cut,
-        )
+    def _measures(self, sounds: Sequence[tuple[Features, Features]]) -> Iterator[dict[str, Any]]:
+        """Yield what a row says of each sound: its text, and how far that can be trusted."""
+        said = []
+        for which, ear in enumerate((self.first, self.second)):
+            features = torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(ear.device)
+            said.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
+        rates = ErrorRates(self.first.wrapper.tokenizer)
+        for one, other in zip(*said, strict=True):
+            text = " ".join(one.text.split())
+            yield {
+                "text": text,
+                "confidence": one.confidence,
+                "compression": compression_ratio(text),
+                "no_speech": one.no_speech,
+                "agreement": max(0.0, 1.0 - rates.of(text, other.text, self.first.language)) if text else 0.0,
+                "cut": one.cut,
+            }
