@@ -261,11 +261,14 @@ def _merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         merged = tensor.detach()
         if owner and leaf == "weight":
-            layer: Any = adapted[owner]
-            deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-            merged = merged + cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
+            merged = merged + _delta(adapted[owner])
         weights[f"{owner}.{leaf}" if owner else name] = merged.cpu()
     return weights
+
+
+def _delta(layer: Any) -> torch.Tensor:
+    deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
+    return cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:
