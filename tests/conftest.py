@@ -72,8 +72,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip lab tests, with the reason, where they cannot run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip lab tests, with the reason, where they cannot run; among several workers begin with the long journeys.
+
+    Those have their own time limit. At the end there are short tests then, and no processor waits for a long one.
+    """
+    if hasattr(config, "workerinput") and config.option.markexpr not in _LAB:
+        items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     if sys.platform == "linux" and os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root on Linux: network namespaces, real sshd")

@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def trained_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model").mkdir()
     task.save(model, folder / "model")
     return folder
+
+
+@pytest.fixture
+def misheard(trained_whisper: Path, tmp_path: Path) -> Path:
+    """A copy of that data set in which the transcript of ``clip1``, "two", is wrong."""
+    data = tmp_path / "data"
+    shutil.copytree(trained_whisper, data, ignore=shutil.ignore_patterns("model", "base", "cache"))
+    table = (data / "train.csv").read_text().replace("clip1,audio/clip1.wav,two", "clip1,audio/clip1.wav,four")
+    (data / "train.csv").write_text(table)
+    return data

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
-from torch import nn
 
 from profiles.errors import BadInput
+from tests.training.group import OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
 from training.local_plan import plan_local_run
 from training.orders import Control
 from training.plan import RunPlan
-from training.tasks.base import Progress
 from training.tasks.error_analysis import by_language
 from training.tasks.predictions import read_predictions
 from training.tasks.whisper import spoken_languages
@@ -138,26 +136,14 @@ def test_two_workers_train_on_two_languages(make_profile: ProfileMaker, spoken: 
     assert (tmp_path / "run" / "model" / "config.json").is_file()
 
 
-class OneByOne(WhisperTask):
-    """Two members of one process: transformers reads models in one thread at a time."""
-
-    lock = threading.Lock()
-
-    def prepare(self, progress: Progress) -> None:
-        with self.lock:
-            super().prepare(progress)
-
-    def build_model(self) -> nn.Module:
-        with self.lock:
-            return super().build_model()
+class Hearing(OneByOne, WhisperTask):
+    """A member's task."""
 
 
 def train(plan: RunPlan, folder: Path) -> list[Trainer]:
     """Train two members in this process, a thread each."""
-    from tests.training.group import run_group
-
     room = Room(2, lambda name: ())
-    found = run_group(plan, lambda rank: RoomExchange(room, rank), lambda _: OneByOne(plan.profile), folder,
+    found = run_group(plan, lambda rank: RoomExchange(room, rank), lambda _: Hearing(plan.profile), folder,
                       lambda _: Control())  # fmt: skip
     assert [member.error for member in found.values()] == [None, None]
     return [found[rank].trainer for rank in range(2)]

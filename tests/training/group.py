@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import nn
+
 from training.events import _Event
 from training.exchange.base import Exchange
 from training.orders import Control
 from training.plan import RunPlan
-from training.tasks.base import Task
+from training.tasks.base import Progress, Task
 from training.trainer import Ending, Trainer
 
 
@@ -63,3 +65,17 @@ def run_group(
         thread.join(timeout)
         assert not thread.is_alive(), "a member hangs"
     return members
+
+
+class OneByOne(Task):
+    """Before a task of several members of one process: transformers reads models in one thread at a time."""
+
+    lock = threading.Lock()
+
+    def prepare(self, progress: Progress) -> None:
+        with self.lock:
+            super().prepare(progress)  # type: ignore[safe-super]  # of the task that stands behind
+
+    def build_model(self) -> nn.Module:
+        with self.lock:
+            return super().build_model()  # type: ignore[safe-super]

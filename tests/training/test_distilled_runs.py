@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from profiles.resolve import profile_from_options
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
-from tests.training.group import Member, run_group
+from tests.training.group import Member, OneByOne, run_group
 from tests.training.memory_exchange import Room, RoomExchange
 from training.events import StepEvent
 from training.exchange.base import Exchange, SoloExchange
 from training.local_plan import plan_local_run
 from training.orders import Command, Control
 from training.plan import RunPlan
-from training.tasks.base import Progress
 from training.tasks.whisper.distillation import DistillationTask
 from training.trainer import Ending
 
@@ -46,18 +43,8 @@ def plan(place: Path, workers: int, resume: bool = False, **options: Any) -> Run
     return plan_local_run(profile_from_options("student", {**given, **options}), workers, resume)
 
 
-class OneByOne(DistillationTask):
-    """Two members of one process: transformers reads models in one thread at a time."""
-
-    lock = threading.Lock()
-
-    def prepare(self, progress: Progress) -> None:
-        with self.lock:
-            super().prepare(progress)
-
-    def build_model(self) -> nn.Module:
-        with self.lock:
-            return super().build_model()
+class Distilling(OneByOne, DistillationTask):
+    """A member's task."""
 
 
 def train(plan: RunPlan, folder: Path, stop_at: int = 0) -> dict[int, Member]:
@@ -72,7 +59,7 @@ def train(plan: RunPlan, folder: Path, stop_at: int = 0) -> dict[int, Member]:
             made.post(Command(command="stop", at_step=stop_at))
         return made
 
-    members = run_group(plan, connect, lambda rank: OneByOne(plan.profile), folder, control)
+    members = run_group(plan, connect, lambda rank: Distilling(plan.profile), folder, control)
     assert [member.error for member in members.values()] == [None] * len(members)
     return members
 
