@@ -37,6 +37,12 @@ class Ended(RunOutcome):
         return command_about(self.run_dir, "distributed-train", "--resume")
 
 
+def title_of(plan: RunPlan) -> str:
+    """Return what runs, in one line."""
+    workers = counted(plan.world_size, "worker")
+    return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
+
+
 def document(ended: Ended) -> dict[str, Any]:
     """Return the JSON document of a run that has ended."""
     content: dict[str, Any] = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args, get_origin
 
-from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -211,41 +210,22 @@ def _problem(spec: OptionSpec, details: ErrorDetails) -> str:
 
 
 def _spec(name: str, section: str, owner: str, field: FieldInfo) -> OptionSpec:
-    extra = cast("dict[str, Any]", field.json_schema_extra)
-    annotation = field.annotation
+    extra, kind = cast("dict[str, Any]", field.json_schema_extra), field.annotation
+    choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+    if extra["names"]:
+        choices = tuple(owners(extra["names"]))
+    numbers: dict[object, OptionType] = {bool: "flag", int: "integer", float: "number"}
     return OptionSpec(
         name=_full(name, owner),
         section=section,
         owner=owner,
         alias=extra["alias"],
-        type="choice" if extra["names"] else _type_of(annotation, extra["kind"]),
+        type="choice" if choices else numbers.get(kind) or extra["kind"] or "text",
         default=as_text(field.default),
         help=re.sub(r"\{(\w+)\}", lambda match: ", ".join(forms(match[1])), field.description or ""),
         unit=extra["unit"],
-        choices=_choices(annotation, extra["names"]),
-        bounds=dict(bound for part in field.metadata if (bound := _bound(part))),
+        choices=choices,
+        bounds={limit: getattr(part, limit) for part in field.metadata for limit in _SYMBOLS if hasattr(part, limit)},
         advanced=extra["advanced"],
         tasks=extra["tasks"] or ((owner,) if owner and section == "model" else ()),
     )
-
-
-def _choices(annotation: object, names: str) -> tuple[str, ...]:
-    if names:
-        return tuple(owners(names))
-    return tuple(str(choice) for choice in get_args(annotation)) if get_origin(annotation) is Literal else ()
-
-
-def _type_of(annotation: object, kind: str) -> OptionType:
-    if get_origin(annotation) is Literal:
-        return "choice"
-    types: dict[object, OptionType] = {bool: "flag", int: "integer", float: "number"}
-    return types.get(annotation) or cast("OptionType", kind or "text")
-
-
-def _bound(part: object) -> tuple[str, float] | None:
-    if not isinstance(part, BaseMetadata):
-        return None
-    for kind, attribute in ((Gt, "gt"), (Ge, "ge"), (Lt, "lt"), (Le, "le")):
-        if isinstance(part, kind):
-            return attribute, getattr(part, attribute)
-    return None

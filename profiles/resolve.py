@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from profiles.declarations import forms, is_written
 from profiles.errors import BadInput
-from profiles.fitted import left_open
-from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, merge, override_layer
+from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, left_open, merge, override_layer
 from profiles.library import Found, Library
 from profiles.locations import absolute_location, absolute_path
 from profiles.options import (

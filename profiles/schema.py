@@ -128,9 +128,7 @@ class DataSettings(Section):
 
     dataset_path: str = option("", "folder with train.csv / metadata.csv, a text file, or a hub name", kind="location")
     text_column: str = option(
-        "",
-        "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence",
-        tasks=PUBLISHED,
+        "", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence", tasks=PUBLISHED
     )
     languages: str = option(
         EVERY_LANGUAGE, "clips of these languages are taken, by comma (de, french); all: every clip", tasks=(WHISPER,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from app.cli.approval import USUAL_HOSTS, read_hosts, somebody
-from app.console import agreed, say, show_json, show_line, visible
+from app.cli.approval import read_hosts
+from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
+from app.cli.terminal import answer, somebody
+from app.console import agreed, say, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
@@ -28,18 +31,23 @@ _STAGE_WIDTH = 10
 Keys = set[tuple[str, bytes]]
 
 
-def access_command(names: Sequence[str], hosts_file: Path | None, trust_new: bool, as_json: bool) -> ExitCode:
+def access(
+    hosts: HostNames = None, hosts_file: AllHosts = None, trust_new: TrustNew = False, as_json: Json = False
+) -> ExitCode:
     """Check machines side by side, ask what only a person can answer, and show a row for each.
 
     Raises:
         BadInput: a name or the hosts file cannot be used.
     """
-    hosts = chosen(names, hosts_file, as_json)
-    person = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
-    reports, installed = _open_up(hosts, trust_new, person)
-    found = {report.machine: report for report in reports}
-    here = {m.name: AccessReport(m.name, where="this machine") for m in hosts.machines if m.here}
-    return _tell([found.get(m.name) or here[m.name] for m in hosts.machines], installed, as_json)
+    wanted = chosen(hosts or (), hosts_file, as_json)
+    checked, installed = _open_up(wanted, trust_new, somebody(as_json))
+    found = {report.machine: report for report in checked}
+    found |= {m.name: AccessReport(m.name, where="this machine") for m in wanted.machines if m.here}
+    reports = [found[machine.name] for machine in wanted.machines]
+    code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
+    heading = f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS"
+    lines = [line for report in reports for line in _lines(report, installed.get(report.machine))]
+    return answer(as_json, {"machines": [_document(report) for report in reports]}, [heading, *lines], code)
 
 
 def let_in(hosts: Hosts) -> None:
@@ -55,7 +63,7 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     trusted: Keys = set()
 
     def trust(key: HostKeyInfo) -> bool:
-        return accept_new(key) if trust_new else (key.name, key.blob) in trusted
+        return _accept_new(key) if trust_new else (key.name, key.blob) in trusted
 
     reports = check_all(targets, trust=trust)
     if person:
@@ -97,7 +105,7 @@ def _introduce(
             return reports
         for key in new:
             identity = (key.name, key.blob)
-            if identity not in asked and is_the_right_one(key):
+            if identity not in asked and _is_the_right_one(key):
                 trusted.add(identity)
             asked.add(identity)
         again = [r.unknown_key is not None and (r.unknown_key.name, r.unknown_key.blob) in trusted for r in reports]
@@ -105,13 +113,26 @@ def _introduce(
         reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
 
 
-def accept_new(key: HostKeyInfo) -> bool:
+def _accept_new(key: HostKeyInfo) -> bool:
     """Take the key of a machine never met before, and say so."""
     say(f"{visible(key.machine)}: accepting its new {key.key_type} host key {key.fingerprint}")
     return True
 
 
-def is_the_right_one(key: HostKeyInfo) -> bool:
+def trust(new: bool, person: bool | None = None) -> Trust | None:
+    """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
+    lock = threading.Lock()
+
+    def ask(key: HostKeyInfo) -> bool:
+        with lock:
+            return _is_the_right_one(key)
+
+    if new:
+        return _accept_new
+    return ask if (somebody() if person is None else person) else None
+
+
+def _is_the_right_one(key: HostKeyInfo) -> bool:
     """Let the person judge the key of a machine never met before."""
     say(f"{visible(key.machine)}: first contact; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
@@ -153,18 +174,6 @@ def _ask_password(report: AccessReport) -> str:
 
 def _failed(target: SshTarget, before: AccessReport, error: MusterError) -> AccessReport:
     return replace(explain(target, None, error), where=before.where, user=before.user)
-
-
-def _tell(reports: Sequence[AccessReport], installed: dict[str, Installed], as_json: bool) -> ExitCode:
-    code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
-    if as_json:
-        show_json({"machines": [_document(report) for report in reports], "exit_code": int(code)})
-        return code
-    show_line(f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS")
-    for report in reports:
-        for line in _lines(report, installed.get(report.machine)):
-            show_line(line)
-    return code
 
 
 def _lines(report: AccessReport, installed: Installed | None) -> list[str]:

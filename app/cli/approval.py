@@ -5,8 +5,6 @@ What is agreed to is remembered by its content; a change asks again.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +17,6 @@ from profiles.schema import Profile
 
 if TYPE_CHECKING:
     from distributed.preparation.custom_code import CustomCode
-
-USUAL_HOSTS = Path("distributed_hosts.json")
-
-
-def somebody(as_json: bool = False) -> bool:
-    """Whether a person sits at this terminal and can be asked; who wants a document is not."""
-    return not as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def read_hosts(file: Path, *, named: bool, person: bool) -> Hosts:
@@ -50,12 +41,16 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
         BadInput: nobody does.
     """
     from distributed.hosts.file import accept_pythons, strange_pythons
-    from distributed.ssh.config import accept, accepted
+    from distributed.ssh.config import accept, accepted, accepted_before, commands_in
 
     if named:
         accept(hosts.ssh_config)
         accept_pythons(hosts)
-    wanted = [*_configuration(hosts.ssh_config)] if not accepted(hosts.ssh_config) else []
+    config, wanted = hosts.ssh_config, list[str]()
+    if not accepted(config):
+        since = " and has changed since it was approved" if accepted_before(config) else ""
+        wanted = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
+        wanted += [f"which runs: {command}" for command in commands_in(config)]
     wanted += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
     if not wanted:
         return
@@ -69,16 +64,6 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
             return
     message = f"{file} can run commands on this computer and is not approved: {wanted[0]}"
     raise BadInput(message, f"read it, then approve it: {command_line('access', '--hosts', str(file))}")
-
-
-def _configuration(config: str) -> Iterator[str]:
-    """Yield what an SSH configuration does here."""
-    from distributed.ssh.config import accepted_before, commands_in
-
-    since = " and has changed since it was approved" if accepted_before(config) else ""
-    yield f"it names the SSH configuration {config}, which says how this computer connects{since}"
-    for command in commands_in(config):
-        yield f"which runs: {command}"
 
 
 def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> None:

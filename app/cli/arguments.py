@@ -7,12 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+OUTPUT = Path("output")
+USUAL_HOSTS = Path("distributed_hosts.json")
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")]
+Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
 Statuses = Annotated[
     list[str], typer.Option("--status", help="running, completed, failed, cancelled, interrupted ...; may be repeated.")
 ]
+ProfileName = Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")]
 Setting = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
 ]
@@ -27,14 +34,16 @@ Timestamps = Annotated[
     bool | None, typer.Option("--timestamps/--no-timestamps", help="Write timestamps; default: as the model was saved.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
-PlanFile = Annotated[
-    Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
-]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 HostNames = Annotated[
     list[str] | None, typer.Argument(metavar="HOST", help="As after ssh (ada@studio), or names of the hosts file.")
 ]
+AllHosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")]
+HostsOfProfile = Annotated[
+    Path | None, typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone.")
+]
+AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")]
+TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 
 
 def new_app(**settings: Any) -> typer.Typer:

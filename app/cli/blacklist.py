@@ -1,32 +1,42 @@
-"""``blacklist``: samples that a model cannot learn, written to a patch file."""
+"""``blacklist``: samples that a model cannot learn, written to a patch file.
+
+A model is trained for each fold of the samples, without it, and told with its cost before it starts.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.arguments import Device, Json, Output
+from app.cli.arguments import OUTPUT, Device, Json, Output
+from app.cli.terminal import answer, reporting
+from app.console import agreed, duration_text, say, visible
 from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
+from profiles.schema import Profile
+from training.run_folder import RunFolder, has_snapshots
+from training.runs import RunSummary, find_models, list_runs, plan_to_resume, remove_run, summarise
 
 if TYPE_CHECKING:
-    from profiles.schema import Profile
+    from training.plan import RunPlan
     from training.tasks.base import Progress
     from training.tasks.whisper.blacklist import Bounds, Doubt
+    from training.tasks.whisper.held_out import Fold
 
-SHOWN = 20
+FOLDER = "blacklist"
+"""In the folder of the run folders: what is known of folds."""
+_SHOWN = 20
 
 
 def blacklist(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with completed runs, or a run.")],
     folds: Annotated[
-        int,
-        typer.Option("--folds", min=0, max=20, help="Folds to hold out in turn; 0: listen without training."),
+        int, typer.Option("--folds", min=0, max=20, help="Folds to hold out in turn; 0: listen without training.")
     ] = 3,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=10, help="How often to draw new folds.")] = 1,
     local: Annotated[
@@ -45,114 +55,82 @@ def blacklist(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Clips in one batch.")] = 8,
     device: Device = "auto",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Train and write the list without asking.")] = False,
-    output: Output = Path("output"),
+    output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """List training samples whose transcript is contradicted by a model that never trained on them."""
+    """Show which samples are to be left out, and write them to a patch file by consent.
 
+    Raises:
+        BadInput: the run, its data or a figure cannot be used, or nobody agreed to train.
+        RunFailed: a training failed.
+        StoppedByUser: the same command goes on.
+    """
     if folds == 1:
         raise BadInput("--folds 1 leaves nothing to train on", "pass 2 or more, or 0")
     passes = rounds if folds else listens
     if repeated > passes:
         what = "rounds" if folds else "listens"
         raise BadInput(f"--repeated {repeated} is more than {passes} {what}", f"raise --{what}")
-    manner = _Manner(profile, folds, passes, local, device, batch_size, yes)
-    models, settings, found = _judged(output, manner, 1 if folds else runs)
-    return _finish(models, settings, found, (wer, margin, repeated or passes, most), yes, as_json)
+    models = find_models(output, profile, 1 if folds else runs)
+    settings = _settings_of(models[0])
+    with reporting(f"blacklist {profile}") as report:
+        from training.tasks.whisper import blacklist as listening
+
+        how = (device, batch_size, report)
+        if folds:
+            run = summarise(models[0].parent)
+            found = judge_in_turns(run, settings, folds, passes, local or workers_of(run), yes, how)
+        else:
+            found = listening.listen(settings, listening.plan_listens(models, passes), *how)
+    bounds = listening.Bounds(wer, margin, repeated or passes, most)
+    return _finish(models, settings, found, bounds, yes, as_json)
 
 
-@dataclass(frozen=True)
-class _Manner:
-    """How samples are judged."""
-
-    profile: str
-    folds: int
-    passes: int
-    workers: int
-    device: str
-    batch_size: int
-    yes: bool
-
-
-def _judged(output: Path, manner: _Manner, most: int) -> tuple[list[Path], Profile, list[Doubt]]:
-    """Return the models that are there, their profile, and what was heard."""
-    from app.cli.models import only_data_on_stdout
-    from training.run_folder import RunFolder
-    from training.runs import find_models, summarise
+def _settings_of(model: Path) -> Profile:
+    """Return the profile of the run that made a model, whose data are still there."""
     from training.tasks.early_look import check_data
 
-    models = find_models(output, manner.profile, most)
-    settings = RunFolder.open(models[0].parent).plan().profile
+    settings = RunFolder.open(model.parent).plan().profile
     if settings.model.task != "whisper":
-        raise BadInput(f"{models[0].parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
+        raise BadInput(f"{model.parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
     check_data(settings)
-    with only_data_on_stdout():
-        from training.tasks.whisper.blacklist import listen, plan_listens
-
-        report = _progress(f"blacklist {manner.profile}")
-        if not manner.folds:
-            listens = plan_listens(models, manner.passes)
-            return models, settings, listen(settings, listens, manner.device, manner.batch_size, report)
-        from app.cli.fold_training import judge_in_turns, workers_of
-
-        run, how = summarise(models[0].parent), (manner.device, manner.batch_size, report)
-        workers = manner.workers or workers_of(run)
-        return models, settings, judge_in_turns(run, settings, manner.folds, manner.passes, workers, manner.yes, how)
+    return settings
 
 
 def _finish(
-    models: Sequence[Path],
-    settings: Profile,
-    found: Sequence[Doubt],
-    given: tuple[float, float, int, float],
-    yes: bool,
-    as_json: bool,
+    models: Sequence[Path], settings: Profile, found: Sequence[Doubt], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
     """Show what is to be left out, and write it by consent."""
-    from app.console import say, show_json
     from training.tasks.speech_dataset import read_tables
-    from training.tasks.whisper.blacklist import Bounds, choose, write_blacklist
+    from training.tasks.whisper.blacklist import choose, write_blacklist
 
-    bounds, data, path = Bounds(*given), settings.data, None
+    data, path = settings.data, None
     chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)
     if not as_json:
         _show(found, chosen, bounds)
-    if chosen and _confirmed(len(chosen), yes, as_json):
+    if chosen and _may_write(len(chosen), yes, as_json):
         path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
         say(f"written to {path}; remove lines or the file to use the samples again; protect/ keeps them for good")
-    if as_json:
-        show_json(_document(models, found, chosen, bounds, path))
-    return ExitCode.DONE
-
-
-def _progress(title: str) -> Progress:
-    from app.progress import PlainProgress
-    from app.run_state import RunState
-    from training.events import ProgressEvent
-
-    lines = PlainProgress(title, RunState())
-
-    def report(phase: str, done: int, total: int | None) -> None:
-        lines(ProgressEvent(phase=phase, done=done, total=total))
-
-    return report
+    document = {
+        "models": [str(model) for model in models],
+        "bounds": asdict(bounds),
+        "samples": len(found),
+        "listed": [_document(one, bounds) for one in chosen],
+        "file": str(path) if path else None,
+    }
+    return answer(as_json, document, ())
 
 
 def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> None:
-    from app.console import say, show_line, visible
-
-    for one in chosen[:SHOWN]:
-        show_line(visible(_line(one, bounds)))
-    more = f", {len(chosen) - SHOWN} of them not shown" if len(chosen) > SHOWN else ""
+    answer(False, {}, [visible(_line(one, bounds)) for one in chosen[:_SHOWN]])
+    more = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
     listens = len(found[0].wers) if found else 0
     again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
     of = counted(len(found), "sample")
     say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
 
 
-def _confirmed(count: int, yes: bool, as_json: bool) -> bool:
-    from app.console import agreed, say
-
+def _may_write(count: int, yes: bool, as_json: bool) -> bool:
     if yes:
         return True
     if as_json or not sys.stdin.isatty():
@@ -168,29 +146,98 @@ def _line(one: Doubt, bounds: Bounds) -> str:
     return f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"
 
 
-def _document(
-    models: Sequence[Path], found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds, path: Path | None
-) -> dict[str, Any]:
-    samples = [
-        {
-            "id": one.clip.id,
-            "text": one.clip.text,
-            "heard": list(one.heard),
-            "wer": one.wer,
-            "wers": list(one.wers),
-            "margin": one.margin,
-            "margins": list(one.margins),
-            "wrong": one.wrong(bounds),
-            "seconds": one.seconds,
-            "hint": one.hint,
-        }
-        for one in chosen
-    ]
+def _document(one: Doubt, bounds: Bounds) -> dict[str, object]:
     return {
-        "models": [str(model) for model in models],
-        "bounds": asdict(bounds),
-        "samples": len(found),
-        "listed": samples,
-        "file": str(path) if path else None,
-        "exit_code": 0,
+        "id": one.clip.id,
+        "text": one.clip.text,
+        "heard": list(one.heard),
+        "wer": one.wer,
+        "wers": list(one.wers),
+        "margin": one.margin,
+        "margins": list(one.margins),
+        "wrong": one.wrong(bounds),
+        "seconds": one.seconds,
+        "hint": one.hint,
     }
+
+
+def judge_in_turns(
+    run: RunSummary, profile: Profile, folds: int, rounds: int, workers: int, yes: bool, how: tuple[str, int, Progress]
+) -> list[Doubt]:
+    """Train on all folds but one, in turns, and let each model listen to the fold that it does not know.
+
+    Args:
+        run: whose profile it is; its time tells what the trainings will take.
+        yes: start without asking.
+        how: device, batch size and progress of listening.
+
+    Raises:
+        BadInput: the data cannot be divided, or nobody agreed.
+        StoppedByUser: the same command goes on.
+        RunFailed: a training failed.
+    """
+    from training.tasks.whisper.held_out import judge_fold, plan_folds, read_judged, training_clips
+
+    clips = training_clips(profile)
+    planned = plan_folds(run.path.parent / FOLDER, profile, clips, folds, rounds)
+    waiting = [fold for found in planned for fold in found if not fold.result.is_file()]
+    if waiting:
+        say(_cost(waiting, len(clips), run, workers))
+        if not yes and not sys.stdin.isatty():
+            raise BadInput("there is no terminal to confirm the trainings on", "repeat with --yes, or with --folds 0")
+        if not yes and not agreed("train them? After Ctrl-C, the same command continues"):
+            raise BadInput("nothing was trained", "--folds 0 asks the models that were trained on these samples")
+    for number, fold in enumerate(waiting, 1):
+        say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")
+        judge_fold(fold, profile, _trained(fold, profile, workers), *how)
+    return read_judged(planned)
+
+
+def workers_of(run: RunSummary) -> int:
+    """Return how many workers of this machine the run had; one if it was trained on others."""
+    local = run.metadata is not None and run.metadata.run_type == "local"
+    return max(1, len(run.metadata.hosts)) if local and run.metadata else 1
+
+
+def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) -> str:
+    share = sum(len(fold.others) for fold in waiting) / samples
+    trainings = "1 training" if len(waiting) == 1 else f"{len(waiting)} trainings"
+    text = f"{trainings} on this machine, {share:.1f} times the work of one on all {samples} samples"
+    if run.seconds is None or workers != workers_of(run) or run.metadata is None or run.metadata.run_type != "local":
+        return f"{text}; how long that takes was never measured here"
+    return f"{text}: about {duration_text(share * run.seconds)}, run {run.run_id} took {duration_text(run.seconds)}"
+
+
+def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
+    """Return the model of the fold's run, which is begun, or goes on where it ended."""
+    from distributed.planning.fitting import fit
+    from distributed.preparation.members import room_here
+    from training.local_plan import plan_local_run
+    from training.tasks.whisper.held_out import profile_of, write_data
+
+    for earlier in list_runs(fold.runs):
+        if earlier.status == "completed":
+            return earlier.path / "model"
+        if earlier.live:
+            raise BadInput(f"{earlier.path}: another command trains this fold", "wait until it ends")
+        if has_snapshots(earlier.path):
+            return _model_of(plan_to_resume(earlier.path), earlier.path)
+        remove_run(fold.runs, earlier)
+    write_data(fold)
+    chosen = profile_of(fold, profile, workers)
+    return _model_of(plan_local_run(fit(chosen, room_here(chosen, workers), say), workers))
+
+
+def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:
+    from app.cli.local_run import run_to_end
+    from app.progress import progress_for
+
+    command = ["blacklist"]
+    output = Path(plan.profile.run.output_dir)
+    folder = RunFolder.resume(earlier, plan, command) if earlier else RunFolder.create(output, plan, command)
+    ended = run_to_end(plan, folder, progress_for(plan.profile.name))
+    if ended.exit_code is ExitCode.STOPPED:
+        raise StoppedByUser("stopped", "the same command continues")
+    if ended.model is None or ended.status != "completed":
+        raise RunFailed(f"{folder.path}: {ended.message}", ended.hint)
+    return ended.model

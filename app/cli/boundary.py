@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import typer
 
-from app.console import save_traceback, say_error, show_json
+from app.cli.terminal import fail
+from app.console import save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 
@@ -23,7 +24,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
     try:
         begin_to_answer()
         result = app(args=list(arguments), prog_name=name, standalone_mode=False)
-        _flush()
+        sys.stdout.flush()
         if result == ExitCode.STOPPED and not isinstance(result, ExitCode):
             raise KeyboardInterrupt  # typer made a bare 130 of it; a command that told of its stop gives an ExitCode
         return int(result or 0)
@@ -60,17 +61,10 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
 
 def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:
     try:
-        if as_json:
-            show_json({"error": {"message": message, "hint": hint}, "exit_code": int(code)})
-        else:
-            say_error(message, hint)
+        fail(message, hint, code, as_json)
     except BrokenPipeError:
         _silence_stdout()
     return int(code)
-
-
-def _flush() -> None:
-    sys.stdout.flush()
 
 
 def _silence_stdout() -> None:

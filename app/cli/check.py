@@ -1,40 +1,52 @@
-"""Are the machines ready, what would slow them down, and the repair of what is safe to repair."""
+"""``distributed-check``: which machines are ready, what would slow them down, and the repair of what is safe."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from app.cli.approval import USUAL_HOSTS, read_hosts, somebody
-from app.cli.distributed import trust
+import typer
+
+from app.cli.arguments import USUAL_HOSTS, Json, TrustNew
+from app.cli.terminal import somebody
 from app.console import say, say_error, show_json, show_line, visible
-from distributed.checks.examination import Examined, examine, repair
-from distributed.checks.findings import Finding
-from distributed.preparation.preflight import Readiness
 from profiles.errors import ExitCode
-from training.tasks.published_models import usable_profile
+
+if TYPE_CHECKING:
+    from distributed.checks.examination import Examined
+    from distributed.preparation.preflight import Readiness
 
 
-def check_command(
-    profile: str,
-    hosts_file: Path | None,
-    trust_new: bool,
-    as_json: bool,
-    fix: bool = False,
-    offline_wheels: bool = False,
+def distributed_check(
+    profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
+    offline_wheels: Annotated[
+        bool, typer.Option("--offline-wheels", help="With --fix: send the packages from this machine.")
+    ] = False,
+    trust_new: TrustNew = False,
+    as_json: Json = False,
 ) -> ExitCode:
     """Look at all machines of a hosts file; without a profile, for speech recognition.
 
     Raises:
         BadInput: the hosts file or the profile cannot be used.
     """
+    from app.cli.access import trust
+    from app.cli.approval import read_hosts
+    from distributed.checks.examination import examine, repair
+    from training.tasks.published_models import usable_profile
+
     job = usable_profile(profile, tell=say).profile if profile else None
     task = job.model.task if job else "whisper"
-    hosts = read_hosts(hosts_file or USUAL_HOSTS, named=hosts_file is not None, person=somebody(as_json))
-    found = examine(hosts, task, trust(trust_new), job)
-    if fix and any(one.readiness.provisionable for one in found):
+    machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
+    found = examine(machines, task, trust(trust_new), job)
+    if (fix or offline_wheels) and any(one.readiness.provisionable for one in found):
         for error in repair(found, lambda line: say(visible(line)), offline_wheels):
             say_error(error.message, error.hint)
-        found = examine(hosts, task, trust(trust_new), job)
+        found = examine(machines, task, trust(trust_new), job)
     code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
     if as_json:
         show_json({"machines": [_document(one) for one in found], "exit_code": int(code)})
@@ -54,12 +66,9 @@ def _show(one: Examined) -> None:
         if finding.level == "problem" and finding.check != "ready":
             say_error(f"{one.name}: {visible(finding.seen)}", finding.fix)
         elif finding.level == "warning":
-            show_line(f"{one.name}: warning: {visible(_words(finding))}")
-
-
-def _words(finding: Finding) -> str:
-    needed = f" (needed: {finding.needed})" if finding.needed else ""
-    return f"{finding.seen}{needed}{'; ' if finding.fix else ''}{finding.fix}"
+            needed = f" (needed: {finding.needed})" if finding.needed else ""
+            fix = f"; {finding.fix}" if finding.fix else ""
+            show_line(f"{one.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
 
 
 def _ready_line(one: Readiness) -> str:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from app.cli.access import chosen
-from app.console import agreed, bytes_text, command_line, say, say_error, show_json, show_line, visible
+from app.cli.arguments import AllHosts, HostNames, Json, Yes
+from app.cli.terminal import confirmed
+from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.errors import ExitCode, MusterError
 
 _AT_ONCE = 32
 
@@ -37,23 +37,24 @@ class _Case:
         return tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
 
 
-def clean_command(names: Sequence[str], hosts_file: Path | None, yes: bool, as_json: bool) -> ExitCode:
+def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False, as_json: Json = False) -> ExitCode:
     """Show what of ours is on machines, ask, remove it, and prove that nothing is left.
 
     Raises:
         BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
     """
-    hosts = chosen(names, hosts_file, as_json)
+    wanted = chosen(hosts or (), hosts_file, as_json)
     key = read_own_key()
     blob = key.blob if key else ""
-    cases = [_Case(machine) for machine in hosts.machines]
+    cases = [_Case(machine) for machine in wanted.machines]
     with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
-            list(pool.map(lambda case: _guarded(case, lambda: _look(case, hosts, blob)), cases))
+            list(pool.map(lambda case: _guarded(case, lambda: _look(case, wanted, blob)), cases))
             if not as_json:
                 _show_found(cases)
             full = [case for case in cases if case.found is not None and not case.found.empty]
-            if full and (yes or _confirmed(full, as_json)):
+            machines = f"{counted(len(full), 'machine')} to clean"
+            if full and (yes or confirmed("remove all this for good?", machines, as_json=as_json)):
                 list(pool.map(lambda case: _guarded(case, lambda: _remove(case, blob)), full))
             return _tell(cases, as_json)
         finally:
@@ -77,13 +78,6 @@ def _look(case: _Case, hosts: Hosts, blob: str) -> None:
 def _remove(case: _Case, blob: str) -> None:
     assert case.link is not None and case.found is not None
     case.left = remove(case.link.connection(), blob, case.found, case.roots)
-
-
-def _confirmed(cases: Sequence[_Case], as_json: bool) -> bool:
-    if as_json or not sys.stdin.isatty():
-        count = counted(len(cases), "machine")
-        raise BadInput(f"{count} to clean, and no terminal to confirm on", "check the list, then repeat with --yes")
-    return agreed("remove all this for good?")
 
 
 def _show_found(cases: Sequence[_Case]) -> None:

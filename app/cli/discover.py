@@ -10,25 +10,25 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli.arguments import USUAL_HOSTS
+from app.cli.terminal import heard_by
 from app.console import PIPE_WIDTH, bytes_text, command_line, interactive, say, show, show_json, show_line, visible
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from distributed.discovery.discovery import Discovery, Sources
+    from distributed.discovery.discovery import Discovery
     from distributed.discovery.machine_identity import FoundMachine
     from distributed.discovery.sightings import State
 
-_HOSTS_FILE = Path("distributed_hosts.json")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SYMBOLS = {
     "online": "●*",
     "offline": "○-",
@@ -58,10 +58,13 @@ def discover(
     hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to check, too.")] = None,
 ) -> ExitCode:
     """Find the machines on this network and those this computer knows, and show which answer."""
-    from distributed.discovery.discovery import Discovery
+    from distributed.discovery.discovery import Discovery, Sources
+    from distributed.discovery.sightings import Origin
 
+    file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
+    sources = Sources(tuple(typed), ((Origin.HOSTS_FILE, file),) if file else ())
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
-    with _until_signal() as stop, Discovery(_sources(typed, hosts)) as discovery:
+    with _until_signal() as stop, Discovery(sources) as discovery:
         if watch:
             _watch(discovery, seconds, stop, as_json)
         else:
@@ -83,14 +86,6 @@ def announce(
             if announcement.follow_interfaces():
                 say(f"the network changed; announced on {', '.join(announcement.interfaces)}")
     return stop.code
-
-
-def _sources(typed: list[str], hosts: Path | None) -> Sources:
-    from distributed.discovery.discovery import Sources
-    from distributed.discovery.sightings import Origin
-
-    path = hosts or (_HOSTS_FILE if _HOSTS_FILE.exists() else None)
-    return Sources(tuple(typed), ((Origin.HOSTS_FILE, path),) if path else ())
 
 
 class _Stop:
@@ -121,14 +116,8 @@ class _Stop:
 @contextmanager
 def _until_signal() -> Iterator[_Stop]:
     """Give what Ctrl-C, a kill, or a closed terminal sets."""
-    stop = _Stop()
-    before = {number: signal.signal(number, stop.note) for number in _SIGNALS}
-    try:
+    with closing(_Stop()) as stop, heard_by(stop.note):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        stop.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------- watch
@@ -194,7 +183,10 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     state = discovery.state
     found = _machines(state)
     if as_json:
-        show_json(_whole_document(state, found, code))
+        problems = [vars(problem) for problem in state.browsed.problems]
+        browsed = {"interfaces": list(state.browsed.interfaces), "problems": problems}
+        machines = [_document(machine) for machine in found]
+        show_json({"machines": machines, "browsed": browsed, "ignored": state.ignored, "exit_code": int(code)})
         return
     show(_table(found))
     for machine in found:
@@ -215,15 +207,23 @@ def _table(found: tuple[FoundMachine, ...]) -> Table:
     for heading, share in _COLUMNS.items():
         table.add_column(heading, overflow="fold", ratio=share if narrow else None)
     for machine in found:
-        over = " ".join(_over(machine))
-        cells = (machine.name, _state(machine), _best(machine), over, _what(machine), _found_by(machine))
-        table.add_row(*(Text(visible(cell)) for cell in cells))
+        table.add_row(*(Text(visible(cell)) for cell in _cells(machine)))
     return table
 
 
-def _state(machine: FoundMachine) -> str:
+def _cells(machine: FoundMachine) -> tuple[str, ...]:
+    """Return what stands in the columns."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    return f"{_SYMBOLS[machine.status.value][0 if unicode else 1]} {machine.status.value}"
+    sign = _SYMBOLS[machine.status.value][0 if unicode else 1]
+    over, details = "", machine.details
+    if machine.paths and not machine.here:
+        best = machine.paths[0].endpoint
+        over = f"{best.kind.value} {best.interface}"
+    memory = details.get("memory", "")
+    size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
+    what = ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
+    found_by = ", ".join(origin.value for origin in machine.found_by)
+    return machine.name, f"{sign} {machine.status.value}", _best(machine), over, what, found_by
 
 
 def _best(machine: FoundMachine) -> str:
@@ -235,24 +235,6 @@ def _best(machine: FoundMachine) -> str:
     return f"{best.scoped if best.port == 22 else best.where}{more}"
 
 
-def _over(machine: FoundMachine) -> tuple[str, ...]:
-    if not machine.paths or machine.here:
-        return ()
-    best = machine.paths[0].endpoint
-    return (best.kind.value, best.interface)
-
-
-def _what(machine: FoundMachine) -> str:
-    details = machine.details
-    memory = details.get("memory", "")
-    size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
-    return ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
-
-
-def _found_by(machine: FoundMachine) -> str:
-    return ", ".join(origin.value for origin in machine.found_by)
-
-
 def _tell_notices(discovery: Discovery) -> None:
     """Say on stderr what is wrong with the search itself, and what to do where it found nobody."""
     state = discovery.state
@@ -260,31 +242,16 @@ def _tell_notices(discovery: Discovery) -> None:
         say(f"{visible(problem.message)}; {visible(problem.hint)}")
     if state.ignored:
         say(f"too many announcements: {state.ignored} were ignored, the last from {state.ignored_from}")
-    if all(machine.here for machine in _machines(state)):
-        _tell_nobody(discovery)
-
-
-def _tell_nobody(discovery: Discovery) -> None:
+    if not all(machine.here for machine in _machines(state)):
+        return
     from distributed.discovery.mdns_records import SERVICES
 
-    interfaces = ", ".join(discovery.state.browsed.interfaces) or "no interface"
+    interfaces = ", ".join(state.browsed.interfaces) or "no interface"
     say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:
         say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed: type them")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
-
-
-def _whole_document(state: State, found: tuple[FoundMachine, ...], code: ExitCode) -> dict[str, Any]:
-    return {
-        "machines": [_document(machine) for machine in found],
-        "browsed": {
-            "interfaces": list(state.browsed.interfaces),
-            "problems": [vars(problem) for problem in state.browsed.problems],
-        },
-        "ignored": state.ignored,
-        "exit_code": int(code),
-    }
 
 
 def _document(machine: FoundMachine) -> dict[str, Any]:

@@ -11,13 +11,16 @@ import math
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.cli.local_run import StartRun, run_to_end
-from app.cli.train import TrainRequest, plan_of, title_of
-from app.console import bytes_text, duration_text, say_error, show_json, show_line
+from app.cli.terminal import answer, fail
+from app.cli.train import TrainRequest, plan_of
+from app.console import bytes_text, duration_text
 from app.progress import progress_for
+from app.report import title_of
 from app.run_state import RunState
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
@@ -65,20 +68,6 @@ class Measured:
         return self.total_steps * self.seconds_per_step
 
 
-class Recorder:
-    """Collects what the figures are made of."""
-
-    def __init__(self) -> None:
-        self.steps: dict[int, list[StepEvent]] = defaultdict(list)
-        self.syncs: list[SyncEvent] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, StepEvent):
-            self.steps[event.member or 0].append(event)
-        elif isinstance(event, SyncEvent):
-            self.syncs.append(event)
-
-
 def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     """Carry out ``--dry-run``.
 
@@ -88,23 +77,16 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     if request.resume:
         raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
     plan = plan_of(request)
-    recorder = Recorder()
     with tempfile.TemporaryDirectory(prefix="muster-dry-run-") as temporary:
         short = shortened(plan)
         folder = RunFolder.create(Path(temporary), short, list(request.command))
-        progress = progress_for(f"dry run · {title_of(plan)}")
-        ended = run_to_end(short, folder, progress, listener=recorder, start_run=start_run)
-    if ended.status != "completed":
-        return _tell_failure(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
-    measured = measure(plan, recorder, ended.state)
-    if request.as_json:
-        show_json({**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, "exit_code": 0})
-    else:
-        for line in lines(measured):
-            show_line(line)
-        if remark := ends_in_warm_up(measured.total_steps, plan.profile.training.warmup_steps):
-            show_line(f"short         {remark}")
-    return ExitCode.DONE
+        ended = run_to_end(short, folder, progress_for(f"dry run · {title_of(plan)}"), start_run=start_run)
+        if ended.status != "completed":
+            return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
+        measured = measure(plan, folder.events(), ended.state)
+    document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total}
+    remark = ends_in_warm_up(measured.total_steps, plan.profile.training.warmup_steps)
+    return answer(request.as_json, document, [*lines(measured), *([f"short         {remark}"] if remark else [])])
 
 
 def shortened(plan: RunPlan) -> RunPlan:
@@ -123,19 +105,26 @@ def shortened(plan: RunPlan) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 
-def measure(plan: RunPlan, recorder: Recorder, state: RunState) -> Measured:
+def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured:
     """Turn the events of a rehearsal into figures of the run it stands for.
 
     Raises:
         BadInput: there was not a single step.
     """
-    warm = [steps[1:] or steps for steps in recorder.steps.values()]
+    by_member: dict[int, list[StepEvent]] = defaultdict(list)
+    syncs: list[SyncEvent] = []
+    for event in events:
+        if isinstance(event, StepEvent):
+            by_member[event.member or 0].append(event)
+        elif isinstance(event, SyncEvent):
+            syncs.append(event)
+    warm = [steps[1:] or steps for steps in by_member.values()]
     if not warm:
         raise BadInput("the dry run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
     interval = strategy_class(settings.strategy).rhythm(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)
-    wait, transfer, traffic = _per_sync(recorder, warm, interval > 1)
+    wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()
@@ -154,17 +143,17 @@ def measure(plan: RunPlan, recorder: Recorder, state: RunState) -> Measured:
         steps_between_syncs=interval,
         memory_peak=max((member.memory_peak for member in members), default=0),
         device_memory_peak=max(device_peaks, default=None),
-        total_steps=total_steps(plan.profile, recorder),
+        total_steps=_total_steps(plan.profile, [steps[-1] for steps in by_member.values()]),
     )
 
 
-def _per_sync(recorder: Recorder, warm: list[list[StepEvent]], is_periodic: bool) -> tuple[float, float, float]:
+def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:
     """Return wait and transfer in seconds, and the bytes of one member, of one synchronisation."""
-    if is_periodic and recorder.syncs:
+    if syncs:
         return (
-            statistics.median(sync.wait for sync in recorder.syncs),
-            statistics.median(sync.seconds for sync in recorder.syncs),
-            statistics.median(sync.bytes_sent + sync.bytes_received for sync in recorder.syncs),
+            statistics.median(sync.wait for sync in syncs),
+            statistics.median(sync.seconds for sync in syncs),
+            statistics.median(sync.bytes_sent + sync.bytes_received for sync in syncs),
         )
     # The fastest member waits for the others too; the slowest one's wait is what the exchange itself costs.
     slowest = max(warm, key=lambda steps: statistics.median(step.compute for step in steps))
@@ -175,11 +164,11 @@ def _per_sync(recorder: Recorder, warm: list[list[StepEvent]], is_periodic: bool
     )
 
 
-def total_steps(profile: Profile, recorder: Recorder) -> int:
+def _total_steps(profile: Profile, reached: Sequence[StepEvent]) -> int:
     """Return the steps of the whole run: as set, or from the epochs and the part of one that a step took."""
     if profile.training.max_steps:
         return profile.training.max_steps
-    last = max((steps[-1] for steps in recorder.steps.values()), key=lambda step: step.step)
+    last = max(reached, key=lambda step: step.step)
     return max(1, math.ceil(profile.training.epochs * last.step / last.epoch)) if last.epoch > 0 else last.step
 
 
@@ -201,11 +190,3 @@ def lines(measured: Measured) -> list[str]:
         "plus start and evaluations",
         "Nothing was kept.",
     ]
-
-
-def _tell_failure(message: str, hint: str, code: ExitCode, as_json: bool) -> ExitCode:
-    if as_json:
-        show_json({"error": {"message": message, "hint": hint}, "exit_code": int(code)})
-    else:
-        say_error(message, hint)
-    return code

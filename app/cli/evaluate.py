@@ -1,14 +1,36 @@
-"""``evaluate``: how well a model hears."""
+"""``evaluate`` and ``compare``: how well a model hears, for whom, and whether better than another one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import Device, Json, Language, ModelReference, Output, Prompt, Timestamps
-from profiles.errors import ExitCode
+from app.breakdown_words import (
+    breakdown_document,
+    breakdown_lines,
+    difference_document,
+    difference_lines,
+    predictions_in,
+)
+from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.terminal import answer, reporting
+from app.console import command_line, duration_text, say, visible
+from app.figures import metric_label, metric_text
+from profiles.counts import counted
+from profiles.errors import BadInput, ExitCode
+from training.run_files import try_to_write
+from training.runs import find_model, find_run
+from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
+
+if TYPE_CHECKING:
+    from training.tasks.whisper.evaluation import Measured
+
+_CUT = " (cut off: far longer than the longest transcript)"
+
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")]
 
 
 def evaluate(
@@ -21,17 +43,109 @@ def evaluate(
     against: Annotated[
         str, typer.Option("--against", metavar="MODEL", help="Compare with this model: better or worse, by how much.")
     ] = "",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")] = 0,
+    seed: Seed = 0,
     language: Language = "",
     prompt: Prompt = "",
     timestamps: Timestamps = None,
     device: Device = "auto",
-    output: Output = Path("output"),
+    output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Measure WER and CER of a model on a data set, by speaker, length and noise."""
-    from app.cli.evaluating import evaluate_command
-    from app.cli.models import ModelRequest
+    """Measure a model on one split of a data set, or on a lone table; of two models, how they differ.
 
-    request = ModelRequest(output, model, device, language, prompt, timestamps, as_json)
-    return evaluate_command(request, dataset, split, out=predictions, against=against, seed=seed)
+    Raises:
+        BadInput: a model, the data set or the split cannot be found or used.
+    """
+    from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
+
+    split = split_to_evaluate(dataset, split)
+    path, other = find_model(output, model), find_model(output, against) if against else None
+    if not is_on_hub(dataset):
+        clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
+    if predictions is not None:
+        try_to_write(predictions.parent, "--predictions")
+    options = {"device": device, "language": language, "prompt": prompt, "timestamps": timestamps}
+    measured = _measured(path, dataset, split, **options)
+    if predictions is not None:
+        write_predictions(predictions, measured.predictions, 0o644)
+    if other is not None:
+        first = _measured(other, dataset, split, **options)
+        texts, figures = (first.predictions, measured.predictions), [first.metrics, measured.metrics]
+        return _show_difference([str(other), str(path)], *texts, seed, as_json, metrics=figures)
+    found = {"model": str(path), "dataset": dataset, "split": split, "metrics": measured.metrics}
+    kept = {"predictions": str(predictions) if predictions is not None else None}
+    heard = breakdown_document(measured.predictions) if as_json else None
+    part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
+    code = answer(as_json, {**found, "breakdown": heard, **kept}, _lines(measured, part))
+    if predictions is not None and not as_json:
+        say(f"text of each clip: {predictions}")
+    return code
+
+
+def _measured(model: Path, dataset: str, split: str, **options: Any) -> Measured:
+    with reporting(f"evaluating {model}") as progress:
+        from training.tasks.whisper.evaluation import evaluate_model  # imports torch
+
+        return evaluate_model(model, dataset, split, progress=progress, **options)
+
+
+def _lines(measured: Measured, part: str) -> Iterator[str]:
+    """Yield what a person is told of a model on ``part`` of the recordings."""
+    metrics = measured.metrics
+    for name, value in metrics.items():
+        if name not in ("samples", "hours"):
+            yield f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}"
+    length = duration_text(metrics["hours"] * 3600)
+    yield f"on {counted(round(metrics['samples']), 'recording')} of {visible(part)}, {length} of sound"
+    yield from breakdown_lines(measured.predictions)
+
+
+def compare(
+    references: Annotated[
+        list[str], typer.Argument(metavar="A [B]", help="predictions.csv or run; one run: before and after.")
+    ],
+    seed: Seed = 0,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Compare two files or runs; of a lone run, its start with its end.
+
+    Raises:
+        BadInput: a file or run is not there or holds no predictions, or they have no recording in common.
+    """
+    if len(references) > 2:
+        raise BadInput(f"{len(references)} cannot be compared", "name one run, or A and B")
+    if len(references) == 2:
+        before, after = (_predictions(output, reference) for reference in references)
+        return _show_difference(references, before, after, seed, as_json)
+    path = find_run(output, references[0])
+    before, after = predictions_in(path)
+    if not before or not after:
+        raise BadInput(f"{path.name} has no predictions from before and after training", "evaluate two models")
+    return _show_difference([f"{path.name} before", f"{path.name} after"], before, after, seed, as_json)
+
+
+def _predictions(output: Path, reference: str) -> list[Prediction]:
+    path = Path(reference).expanduser()
+    file = path if path.is_file() else find_run(output, reference) / FOLDER / NAME
+    if not file.is_file():
+        hint = f"{command_line('evaluate', reference, 'DATASET', '--predictions', 'FILE')} writes one"
+        raise BadInput(f"{reference}: it has no {NAME}", hint)
+    return read_predictions(file)
+
+
+def _show_difference(
+    names: Sequence[str],
+    before: Sequence[Prediction],
+    after: Sequence[Prediction],
+    seed: int,
+    as_json: bool,
+    **more: Any,
+) -> ExitCode:
+    """Write how two models differ, and for whom."""
+    from training.tasks.error_analysis import difference
+
+    found = difference(before, after, seed)
+    document = {"models": list(names), **difference_document(found), "seed": seed, **more}
+    lines = [f"{letter}     {visible(name)}" for letter, name in zip("AB", names, strict=True)]
+    return answer(as_json, document, [*lines, *difference_lines(found), *breakdown_lines(after, before)])

@@ -1,23 +1,30 @@
-"""A local run in this process: display, signals, outcome."""
+"""A run of this machine: in this process, or in one that outlives it (``python -m app.cli.local_run``).
+
+Whoever shows a run in the background reads its folder, and whoever commands it leaves a request there, as for a run on
+several machines.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from app.cli.terminal import GOODBYES
 from app.console import say
-from app.progress import Progress
+from app.progress import PlainProgress, Progress
 from app.report import Ended
+from app.run_state import RunState
 from distributed.run.request_desk import LocalMachines, RequestDesk
+from profiles.errors import ExitCode, MusterError
+from training.background_process import told_run
 from training.events import Event
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.stopping import Stoppable, stopped_by
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run(Stoppable, Protocol):
@@ -36,9 +43,8 @@ def run_to_end(
     folder: RunFolder,
     progress: Progress,
     *,
-    listener: Callable[[Event], None] | None = None,
     start_run: StartRun = LocalRun,
-    stop_signals: Sequence[int] = _STOP_SIGNALS,
+    stop_signals: Sequence[int] = GOODBYES,
 ) -> Ended:
     """Run ``plan`` in ``folder`` (which is closed at the end) and return how it ended.
 
@@ -51,8 +57,6 @@ def run_to_end(
 
     def on_event(event: Event) -> None:
         progress(event)
-        if listener is not None:
-            listener(event)
         for desk in desks:
             desk(event)
 
@@ -60,15 +64,28 @@ def run_to_end(
         run = start_run(plan, folder, on_event)
         run.start()
         stop.watch(run)
-        desks += _desk_of(run, plan, folder)
+        if isinstance(run, LocalRun):  # obeys what is left in its folder, as one on several machines does
+            desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
+            desk.open()
+            desks.append(desk)
         outcome = run.wait()
     return Ended(**vars(outcome), plan=plan, state=progress.state)
 
 
-def _desk_of(run: Run, plan: RunPlan, folder: RunFolder) -> list[RequestDesk]:
-    """Let a run obey what is left in its folder, as one on several machines does."""
-    if not isinstance(run, LocalRun):
-        return []
-    desk = RequestDesk(run, folder.path, folder.append, LocalMachines(plan))
-    desk.open()
-    return [desk]
+def main() -> int:
+    """Carry out the run that this process is told; how it ended is in its folder."""
+    path = told_run()
+    if path is None:
+        return ExitCode.DONE
+    try:
+        plan = RunFolder.open(path).plan()  # before the folder is held: who started this waits for that
+        unseen = PlainProgress("", RunState(), write=lambda line: None)
+        run_to_end(plan, RunFolder.take_over(path), unseen, stop_signals=(signal.SIGTERM,))
+    except MusterError as error:
+        print(f"{error.message}; {error.hint}" if error.hint else error.message, file=sys.stderr)
+        return int(error.exit_code)
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,72 +1,77 @@
-"""The commands as typer sees them. Bodies are imported when their command runs, so that ``--help`` stays quick."""
+"""The commands: one row each. The file of a command is imported when it is called, so that ``--help`` stays quick."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import importlib
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from app.cli.arguments import (
-    HostNames,
-    Json,
-    Output,
-    PlanFile,
-    RunReference,
-    Setting,
-    Statuses,
-    TrustCode,
-    TrustNew,
-    new_app,
-)
-from app.cli.blacklist import blacklist
+from app.cli.arguments import new_app
 from app.cli.boundary import run_app
-from app.cli.compare import compare
-from app.cli.demo_run import demo_run
-from app.cli.discover import announce, discover
-from app.cli.evaluate import evaluate
-from app.cli.export import export
-from app.cli.measure import measure
-from app.cli.patches import patches
-from app.cli.plan import plan
-from app.cli.prepare import prepare
-from app.cli.profiles import profiles
-from app.cli.pseudo_label import pseudo_label
-from app.cli.replay import replay
-from app.cli.report import report
-from app.cli.segment import segment
-from app.cli.track import track
-from app.cli.transcribe import transcribe
-from app.cli.web import web
-from profiles.errors import BadInput, ExitCode
 
-OUTPUT = Path("output")
-OWN_FILES = (
-    transcribe,
-    evaluate,
-    export,
-    compare,
-    prepare,
-    segment,
-    patches,
-    blacklist,
-    pseudo_label,
-    discover,
-    announce,
-    measure,
-    plan,
-    report,
-    replay,
-    track,
-    web,
-    demo_run,
-)
-"""Commands whose signature stands beside their body."""
-
-
-runs = new_app(help="List, show, compare and clean runs.")
+COMMANDS = {
+    "distributed-train": (
+        "train_command",
+        "Train a model with workers of this machine or of several, live progress, and a result to use.",
+    ),
+    "distributed-check": ("check", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
+    "access": ("access", "See whether machines let us in, and why not; a password, given once, installs our key."),
+    "clean": ("clean", "Take everything of ours off machines again, after showing it; live runs are not touched."),
+    "attach": (
+        "attach",
+        "Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard.",
+    ),
+    "logs": ("attach", "Show what the processes of a run have logged."),
+    "ask": ("ask", "Ask a live run for something: a pause, a snapshot, a machine more or less."),
+    "stop": ("ask", "Stop a run in the background, and show for every machine that nothing of it is left."),
+    "transcribe": ("transcribe", "Transcribe sound files."),
+    "evaluate": ("evaluate", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
+    "export": ("export", "Convert a trained model for other programs, and check that it hears the same."),
+    "compare": ("evaluate", "Show whether B hears better than A, with a 95 % interval; no model runs."),
+    "prepare": (
+        "prepare",
+        "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
+    ),
+    "segment": (
+        "segment",
+        "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
+    ),
+    "patches": (
+        "patches",
+        "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
+    ),
+    "blacklist": (
+        "blacklist",
+        "List training samples whose transcript is contradicted by a model that never trained on them.",
+    ),
+    "pseudo-label": (
+        "pseudo_label",
+        "Let a model write transcripts of recordings into pseudo.csv; an interrupted call resumes.",
+    ),
+    "discover": ("discover", "Find the machines on this network and those this computer knows, and show which answer."),
+    "announce": (
+        "discover",
+        "Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement.",
+    ),
+    "measure": ("measure", "Measure machines with a short run of the task, and the links between them with raw TCP."),
+    "plan": ("plan", "Predict every way to train a profile on these machines, and show the best one and why."),
+    "report": ("run_outputs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
+    "replay": ("replay", "Replay a finished run, in its own time or faster."),
+    "track": (
+        "run_outputs",
+        "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.",
+    ),
+    "web": ("run_outputs", "Show a run, or the guided set-up, in the browser of this machine."),
+    "demo-run": (
+        "replay",
+        "Show a recorded run under the names of invented machines: no machine trains, nothing is asked.",
+    ),
+    "runs": ("runs", "List, show, compare and clean runs."),
+    "profiles": ("profiles", "List, show and check profiles."),
+}
+"""By name: the file of the command, which is a function of this name or a group of commands, and its line of help."""
 
 
 def _version(wanted: bool) -> None:
@@ -81,15 +86,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _show_all_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        for parameter in context.command.params:
-            if hasattr(parameter, "hidden"):
-                parameter.hidden = False
-        typer.echo(context.get_help(), nl=False)
-        raise typer.Exit
-
-
 def root(
     context: typer.Context,
     version: Annotated[
@@ -101,258 +97,29 @@ def root(
         typer.echo(context.get_help(), nl=False)
 
 
-def distributed_train(
-    flags: dict[str, str],
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")] = "",
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="Model of config.ini, folder or hub name.")
-    ] = "",
-    dataset: Annotated[
-        str, typer.Option("--dataset", metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
-    ] = "",
-    settings: Setting = [],  # noqa: B006 - typer copies it
-    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a stopped run.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, keep nothing.")
-    ] = False,
-    plan_file: PlanFile = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")
-    ] = False,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
-    offline_wheels: Annotated[
-        bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")
-    ] = False,
-    trust_new: TrustNew = False,
-    trust_code: TrustCode = False,
-    as_json: Json = False,
-    help_all: Annotated[
-        bool,
-        typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options."),
-    ] = False,
-) -> ExitCode:
-    """Train a model with workers of this machine or of several, live progress, and a result to use."""
-    from app.cli.option_flags import merged_overrides
-    from app.cli.train import TrainRequest, hosts_file_of
-    from app.cli.train import distributed_train as run
-
-    references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
-    overrides = merged_overrides(settings, flags, references)
-    request = TrainRequest(profile, overrides, resume, dry_run, as_json, tuple(sys.argv), trust_code, no_input)
-    hosts = hosts_file_of(request)
-    if hosts is not None:
-        from app.cli.distributed import MachineRequest, train_on_hosts
-
-        machines = MachineRequest(
-            hosts, plan_file, detach, allow_missing, no_input, offline_wheels, trust_new, dashboard
-        )
-        return train_on_hosts(request, machines)
-    if plan_file is not None:
-        raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
-    if dry_run:
-        from app.cli.dry_run import rehearse
-
-        return rehearse(request)
-    if detach or dashboard:
-        from app.cli.background import start_in_background
-        from app.cli.distributed import leave_or_show
-
-        return leave_or_show(start_in_background(request), detach, dashboard, as_json)
-    return run(request)
-
-
-def distributed_check(
-    profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
-    hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
-    ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
-    offline_wheels: Annotated[
-        bool, typer.Option("--offline-wheels", help="With --fix: send the packages from this machine.")
-    ] = False,
-    trust_new: TrustNew = False,
-    as_json: Json = False,
-) -> ExitCode:
-    """Ask all machines whether they are ready to train, and mend what can be mended."""
-    from app.cli.check import check_command
-
-    return check_command(profile, hosts, trust_new, as_json, fix or offline_wheels, offline_wheels)
-
-
-def access(
-    hosts: HostNames = None,
-    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")] = None,
-    trust_new: TrustNew = False,
-    as_json: Json = False,
-) -> ExitCode:
-    """See whether machines let us in, and why not; a password, given once, installs our key."""
-    from app.cli.access import access_command
-
-    return access_command(hosts or [], hosts_file, trust_new, as_json)
-
-
-def clean(
-    hosts: HostNames = None,
-    hosts_file: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Json = False,
-) -> ExitCode:
-    """Take everything of ours off machines again, after showing it; live runs are not touched."""
-    from app.cli.clean import clean_command
-
-    return clean_command(hosts or [], hosts_file, yes, as_json)
-
-
-def attach(
-    run: RunReference,
-    plain: Annotated[bool, typer.Option("--plain", help="Print progress instead of the dashboard.")] = False,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard."""
-    from app.cli.attach import watch
-
-    return watch(output, run, plain, ascii_only, as_json)
-
-
-def logs(
-    run: RunReference,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
-    output: Output = OUTPUT,
-) -> ExitCode:
-    """Show what the processes of a run have logged."""
-    from app.cli.distributed import logs_command
-
-    return logs_command(output, run, follow)
-
-
-def stop(
-    run: RunReference,
-    kill: Annotated[bool, typer.Option("--kill", help="End at once, without a snapshot.")] = False,
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Stop a run in the background, and show for every machine that nothing of it is left."""
-    from app.cli.distributed import stop_command
-
-    return stop_command(output, run, kill, as_json)
-
-
-def ask(
-    run: RunReference,
-    action: Annotated[
-        Literal["pause", "resume", "snapshot", "drop", "add", "stop", "kill"],
-        typer.Argument(metavar="ACTION", help="pause, resume, snapshot, drop, add, stop or kill."),
-    ],
-    machine: Annotated[
-        str, typer.Argument(metavar="[MACHINE]", help="For drop and add: a machine of the run, or user@host.")
-    ] = "",
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Ask a live run for something: a pause, a snapshot, a machine more or less."""
-    from app.cli.requests import ask_command
-
-    return ask_command(output, run, action, machine, as_json)
-
-
-@runs.callback()
-def runs_root(context: typer.Context, output: Output = OUTPUT, as_json: Json = False) -> ExitCode | None:
-    """List, show, compare and clean runs."""
-    return runs_list(output, as_json) if context.invoked_subcommand is None else None
-
-
-@runs.command("list")
-def runs_list(
-    output: Output = OUTPUT,
-    as_json: Json = False,
-    statuses: Statuses = [],  # noqa: B006 - typer copies it
-    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="Only runs of this profile.")] = "",
-    since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Only newer ones: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
-    ] = "",
-) -> ExitCode:
-    """List the runs, newest first."""
-    from app.cli.runs import list_command
-
-    return list_command(output, as_json, statuses, profile, since)
-
-
-@runs.command("show")
-def runs_show(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
-    """Show one run: its settings, course and result."""
-    from app.cli.runs import show_command
-
-    return show_command(output, run, as_json)
-
-
-@runs.command("compare")
-def runs_compare(
-    references: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, as for 'show'.")],
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Compare runs: the settings that differ, and the metrics."""
-    from app.cli.runs import compare_command
-
-    return compare_command(output, references, as_json)
-
-
-@runs.command("clean")
-def runs_clean(
-    older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="By age.")] = None,
-    statuses: Statuses = [],  # noqa: B006 - typer copies it
-    keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N runs.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
-    """Remove runs after showing which; all conditions given must hold, and a live run is never touched."""
-    from app.cli.runs import clean_command
-
-    return clean_command(output, older_than, statuses, keep, yes, as_json)
-
-
-def _only_listed() -> None:
-    """Stand in for the command whose options are not needed."""
-
-
-def command_tree(with_options: bool, only: str = "") -> typer.Typer:
-    """Return all commands; without the flags of the options, which cost 0.1 s, where only the tree is needed.
-
-    Args:
-        only: the command that is called: typer looks at every signature, so the others are left out. A name that is
-            none leaves nothing out.
-    """
-    app = new_app(help="Train one model on the machines you already own.")
+def command_tree(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
+    """Return the program with these commands."""
+    app = new_app(help=root.__doc__)
     app.callback(invoke_without_command=True)(root)
-    own = (distributed_train, distributed_check, access, clean, attach, logs, ask, stop, *OWN_FILES)
-    bodies: dict[str, Callable[..., Any]] = {body.__name__.replace("_", "-"): body for body in own}
-    groups = {"runs": runs, "profiles": profiles}
-    for name, body in bodies.items():
-        if only in (name, "") or only not in bodies | groups:
-            app.command(name, help=body.__doc__)(_with_flags(body, with_options))
-    for name, group in groups.items():
-        if only in (name, "") or only not in bodies | groups:
-            app.add_typer(group, name=name, invoke_without_command=True)
+    for name in names:
+        file, about = COMMANDS[name]
+        command = getattr(importlib.import_module(f"app.cli.{file}"), name.replace("-", "_"))
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, help=about, invoke_without_command=True)
+        else:
+            app.command(name, help=about)(command)
     return app
 
 
-def _with_flags(body: Callable[..., Any], with_options: bool) -> Callable[..., Any]:
-    """Give ``distributed-train`` a flag for each option, or none at all."""
-    if body is not distributed_train:
-        return body
-    if not with_options:
-        return _only_listed
-    from app.cli.option_flags import with_option_flags
-
-    return with_option_flags(distributed_train)
+def command_list() -> typer.Typer:
+    """Return the program with the names of all commands, for a call that names none of them."""
+    app = command_tree(())
+    for name, (_, about) in COMMANDS.items():
+        app.command(name, help=about)(lambda: None)
+    return app
 
 
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code."""
     called = next((word for word in arguments if not word.startswith("-")), "")
-    return run_app(command_tree(called == "distributed-train", called), arguments, name)
+    return run_app(command_tree([called]) if called in COMMANDS else command_list(), arguments, name)

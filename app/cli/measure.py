@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import TrustCode
+from app.cli.arguments import USUAL_HOSTS, HostsOfProfile, Json, ProfileName, Setting, TrustCode, TrustNew
+from app.cli.terminal import answer, somebody
+from app.console import bytes_text, say, say_error, visible
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
     from distributed.measuring.link_figures import PairFigures
     from distributed.measuring.measure import Measured
-    from distributed.planning.cluster import Machine
     from profiles.schema import Profile
 
 WIDTH = 80
@@ -25,38 +26,30 @@ WIDTH = 80
 
 
 def measure(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
-    hosts: Annotated[
-        Path | None,
-        typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone."),
-    ] = None,
+    profile: ProfileName,
+    hosts: HostsOfProfile = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links only.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Measure the machines only.")] = False,
-    settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
-    ] = [],  # noqa: B006 - typer copies it
+    settings: Setting = [],  # noqa: B006 - typer copies it
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the figures for 'plan --figures'.")
     ] = None,
     max_age: Annotated[
         float, typer.Option("--max-age", metavar="HOURS", min=0, help="Reuse figures that are not older.")
     ] = 24.0,
-    trust_new: Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")] = False,
+    trust_new: TrustNew = False,
     trust_code: TrustCode = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> ExitCode:
     """Measure machines with a short run of the task, and the links between them with raw TCP."""
-    from app.cli.approval import somebody, stand_behind_profile
-    from app.cli.distributed import trust
-    from app.cli.option_flags import merged_overrides
-    from app.console import say
+    from app.cli.access import trust
+    from app.cli.approval import stand_behind_profile
+    from app.cli.train_command import merged_overrides
     from distributed.measuring.measure import MeasureOptions
     from distributed.measuring.measure import measure as measure_all
     from training.tasks.published_models import usable_profile
 
-    found_profile = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
+    found_profile = usable_profile(profile, merged_overrides(settings), tell=say)
     stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
     chosen = found_profile.profile
     both = links == machines
@@ -64,8 +57,10 @@ def measure(
     found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new), say)
     if out is not None:
         found.figures.write(out)
-    code = ExitCode.NOT_READY if found.problems else ExitCode.DONE
-    _tell(found, code, as_json)
+    lines = (*matrix_lines(found), *speed_lines(found), *remark_lines(found))
+    code = answer(as_json, _document(found), lines, ExitCode.NOT_READY if found.problems else ExitCode.DONE)
+    for problem in () if as_json else found.problems:
+        say_error(problem.message, problem.hint)
     if out is not None:
         say(f"written to {out}")
     return code
@@ -80,25 +75,13 @@ def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
     Raises:
         BadInput: the file cannot be read or used.
     """
-    from app.cli.approval import USUAL_HOSTS, read_hosts
+    from app.cli.approval import read_hosts
     from distributed.machine.here import this_machine
 
     chosen = file or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
     if chosen is USUAL_HOSTS and not chosen.is_file():
         return this_machine()
     return read_hosts(chosen, named=file is not None, person=person)
-
-
-def _tell(found: Measured, code: ExitCode, as_json: bool) -> None:
-    from app.console import say_error, show_json, show_line
-
-    if as_json:
-        show_json(_document(found) | {"exit_code": int(code)})
-        return
-    for line in (*matrix_lines(found), *speed_lines(found), *remark_lines(found)):
-        show_line(line)
-    for problem in found.problems:
-        say_error(problem.message, problem.hint)
 
 
 def _document(found: Measured) -> dict[str, Any]:
@@ -116,8 +99,6 @@ def matrix_lines(found: Measured) -> list[str]:
 
     Where names make it too wide they have numbers.
     """
-    from app.console import visible
-
     if not found.pairs:
         return []
     cells = _link_cells(found.pairs)
@@ -139,40 +120,27 @@ def _link_cells(pairs: Iterable[PairFigures]) -> dict[tuple[str, str], str]:
     cells: dict[tuple[str, str], str] = {}
     for pair in pairs:
         link, mark = pair.link, "*" if pair.busy else ""
-        for source, target, mbit in (
-            (pair.source, pair.target, link.mbit),
-            (pair.target, pair.source, link.mbit_back),
-        ):
+        for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
             cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
     return cells
 
 
 def speed_lines(found: Measured) -> list[str]:
     """Return a row a machine: speed at each batch size, memory at its peak; two where a long name makes it too wide."""
-    from app.console import visible
-
     if not found.speeds:
         return []
     rows = [["machine", "device", "batch", "samples/s", "peak memory", "cores"]]
-    rows += [[visible(one.machine.name), *_speed_cells(one.machine)] for one in found.speeds]
+    for machine in (one.machine for one in found.speeds):
+        measured = machine.measurements
+        batches = ", ".join(str(one.batch) for one in measured)
+        speeds = ", ".join(f"{one.batch / one.seconds:.1f}" for one in measured)
+        peak = bytes_text(max(one.peak for one in measured))
+        rows.append([visible(machine.name), machine.device, batches, speeds, peak, f"{machine.cores:g}"])
     lines = aligned(rows)
     if max(map(len, lines)) > WIDTH:
         figures = aligned([["", *row[1:]] for row in rows])
         lines = [line for row, rest in zip(rows, figures) for line in (row[0], rest)]
     return [*([""] if found.pairs else []), *lines]
-
-
-def _speed_cells(machine: Machine) -> list[str]:
-    from app.console import bytes_text
-
-    measured = machine.measurements
-    return [
-        machine.device,
-        ", ".join(str(one.batch) for one in measured),
-        ", ".join(f"{one.batch / one.seconds:.1f}" for one in measured),
-        bytes_text(max(one.peak for one in measured)),
-        f"{machine.cores:g}",
-    ]
 
 
 def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
@@ -188,7 +156,6 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
 
 def remark_lines(found: Measured) -> list[str]:
     """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
-    from app.console import visible
     from training.sensors import BUSY
 
     said: list[str] = []
@@ -212,8 +179,6 @@ def remark_lines(found: Measured) -> list[str]:
 
 def _way_lines(ends: str, pair: PairFigures) -> list[str]:
     """Say which of several ways between two machines was the best: runs take it."""
-    from app.console import visible
-
     found = pair.figures
     if found is None or len(found.paths) < 2:
         return []

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.arguments import TrustCode
+from app.cli.arguments import AllowMissing, HostsOfProfile, Json, ProfileName, Setting, TrustCode, TrustNew
+from app.cli.measure import machines_of
+from app.cli.terminal import answer, somebody
+from app.console import say
 from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,11 +21,8 @@ if TYPE_CHECKING:
 
 
 def plan(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")],
-    hosts: Annotated[
-        Path | None,
-        typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone."),
-    ] = None,
+    profile: ProfileName,
+    hosts: HostsOfProfile = None,
     figures: Annotated[
         Path | None,
         typer.Option("--figures", metavar="FILE", help="Use these figures of 'measure --out', and no machine."),
@@ -34,43 +34,40 @@ def plan(
         float,
         typer.Option("--lost-quality", metavar="PERCENT", min=0, max=100, help="Accepted rise of the final loss."),
     ] = 2.0,
-    settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
-    ] = [],  # noqa: B006 - typer copies it
+    settings: Setting = [],  # noqa: B006 - typer copies it
     explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")
-    ] = False,
-    trust_new: Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")] = False,
+    allow_missing: AllowMissing = False,
+    trust_new: TrustNew = False,
     trust_code: TrustCode = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and show the best one and why."""
-    from app.cli.approval import somebody, stand_behind_profile
-    from app.cli.option_flags import merged_overrides
-    from app.console import say
+    from app.cli.approval import stand_behind_profile
+    from app.cli.train_command import merged_overrides
+    from app.plan_table import explanation_lines, summary_lines, table_lines
+    from distributed.planning.reasons import sentence
     from distributed.run.planning import PlanOptions
     from training.tasks.published_models import usable_profile
 
-    found = usable_profile(profile, merged_overrides(settings, {}, {}), tell=say)
-    chosen = found.profile
+    found = usable_profile(profile, merged_overrides(settings), tell=say)
     plan_options = PlanOptions(preference, lost_quality / 100)
     if figures is not None:
-        planning = _from_figures(figures, chosen, hosts, plan_options)
+        planning = _from_figures(figures, found.profile, hosts, plan_options)
     else:
         stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
-        planning = _from_machines(chosen, hosts, plan_options, allow_missing, trust_new, somebody(as_json))
+        planning = _from_machines(found.profile, hosts, plan_options, allow_missing, trust_new, somebody(as_json))
     if out is not None:
         planning.write(out)
-    _tell(planning, explain, as_json, out)
-    return ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE
+    document = planning.model_dump(mode="json") | {"sentences": [sentence(one) for one in planning.reasons]}
+    table = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning)
+    code = answer(as_json, document, table, ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE)
+    if out is not None and not as_json:
+        say(f"written to {out}")
+    return code
 
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
-    from app.console import say
     from distributed.planning.fitting import Room, fit
     from distributed.planning.job import Figures, job_of
     from distributed.planning.planner import plan as make_plan
@@ -89,9 +86,7 @@ def _from_machines(
     profile: Profile, hosts: Path | None, plan_options: PlanOptions, allow_missing: bool, trust_new: bool, person: bool
 ) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
-    from app.cli.approval import USUAL_HOSTS
-    from app.cli.distributed import MachineRequest
-    from app.cli.measure import machines_of
+    from app.cli.distributed import prepare_options
     from distributed.planning.fitting import fit
     from distributed.preparation.members import rooms_of
     from distributed.preparation.prepare import prepare
@@ -99,12 +94,11 @@ def _from_machines(
     from training.tasks.early_look import check_data
 
     check_data(profile)
-    request = MachineRequest(hosts or USUAL_HOSTS, allow_missing=allow_missing, trust_new=trust_new)
-    prepare_options = request.prepare_options()
-    machines = prepare(machines_of(hosts, profile, person), profile.model.task, prepare_options)
+    options = prepare_options(somebody(), trust_new, allow_missing)
+    machines = prepare(machines_of(hosts, profile, person), profile.model.task, options)
     try:
-        profile = fit(profile, rooms_of(profile, machines), prepare_options.tell)
-        return propose(machines, profile, plan_options, prepare_options.tell)[0]
+        profile = fit(profile, rooms_of(profile, machines), options.tell)
+        return propose(machines, profile, plan_options, options.tell)[0]
     finally:
         for link, _ in machines:
             link.close()
@@ -121,20 +115,3 @@ def _part(cluster: Cluster, hosts_file: Path) -> tuple[Cluster, tuple[Reason, ..
     measured = {name.casefold() for name in names} | {known[name] for name in names}
     missing = tuple(Reason(code="not-measured", subject=name) for name in sorted(set(wanted) - measured))
     return cluster.only(names), missing
-
-
-def _tell(planning: Planning, explain: bool, as_json: bool, out: Path | None) -> None:
-    from app.console import say, show_json, show_line
-    from app.plan_table import explanation_lines, summary_lines, table_lines
-    from distributed.planning.reasons import sentence
-
-    if as_json:
-        sentences = [sentence(reason) for reason in planning.reasons]
-        code = int(ExitCode.NOT_READY if planning.chosen is None else ExitCode.DONE)
-        show_json(planning.model_dump(mode="json") | {"sentences": sentences, "exit_code": code})
-        return
-    lines = [*table_lines(planning), "", *explanation_lines(planning)] if explain else summary_lines(planning)
-    for line in lines:
-        show_line(line)
-    if out is not None:
-        say(f"written to {out}")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.arguments import Device, Json, Output
+from app.cli.arguments import OUTPUT, Device, Json, Output
+from app.cli.terminal import reporting
+from app.console import command_line, say, show_json, show_line, visible
+from profiles.counts import counted
 from profiles.errors import ExitCode
+
+if TYPE_CHECKING:
+    from training.recordings.preparing import Job
+    from training.recordings.workplace import Result
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
 _KIND = "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, hub or bigquery; empty: recognised."
@@ -54,11 +62,15 @@ def prepare(
     ] = False,
     check_language: Annotated[str, typer.Option("--check-language", metavar="MODEL", help=_MODEL)] = "",
     device: Device = "auto",
-    output: Output = Path("output"),
+    output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Make a data set from recordings anywhere: download, check, and split by speaker; resumable."""
-    from app.cli.preparing import prepare_command
+    """Make a data set from recordings anywhere, and say what became of them.
+
+    Raises:
+        BadInput: source, folder or model cannot be used, or nothing is left.
+        StoppedByUser: Ctrl-C.
+    """
     from training.recordings.checks import Limits
     from training.recordings.dividing import Shares
     from training.recordings.fetching import FetchLimits
@@ -77,4 +89,41 @@ def prepare(
         Shares(validation, test),
         FetchLimits(int(max_file * 1e6), int(max_total * 1e9), allow_private=allow_private, ca_file=ca_file),
     )
-    return prepare_command(job, check_language, output, device, as_json)
+    return _carry_out(job, check_language, output, device, as_json)
+
+
+def _carry_out(job: Job, model: str, output: Path, device: str, as_json: bool) -> ExitCode:
+    from training.recordings.preparing import prepare as prepared
+
+    ear = None
+    if model:
+        from training.tasks.whisper.spoken_languages import ModelEar  # imports torch
+
+        ear = ModelEar(model, output, device)
+    with reporting(f"preparing {visible(job.request.source)}") as progress:
+        result = prepared(job, progress, ear)
+    following = command_line("distributed-train", "whisper-tiny-lora", "--dataset", str(result.folder))
+    if as_json:
+        show_json({**dataclasses.asdict(result), "next": following, "exit_code": 0})
+    else:
+        _show(result)
+        show_line(f"next: {following}")
+    return ExitCode.DONE
+
+
+def _show(result: Result) -> None:
+    from training.recordings.workplace import LEFT_OUT
+
+    for split, size in result.splits.items():
+        clips = f"{size.clips:6} {'clip' if size.clips == 1 else 'clips'}"
+        speakers = f", {counted(size.speakers, 'speaker')}" if size.speakers else ""
+        show_line(f"{split:10} {clips}, {size.hours * 60:.1f} min{speakers}")
+    total = sum(result.left_out.values())
+    if total:
+        show_line(f"left out   {total:6}, each with its reason in {result.folder / LEFT_OUT}")
+    for reason, count in result.left_out.items():
+        show_line(f"  {count:6} {reason}, such as {visible(result.examples[reason])}")
+    for note in result.notes:
+        say(f"note: {visible(note)}")
+    if result.may_pass:
+        say(f"note: {result.may_pass} could not be downloaded; the same command tries them again")

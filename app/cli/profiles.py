@@ -1,4 +1,4 @@
-"""``profiles``: its commands as typer sees them."""
+"""``profiles list|show|validate``."""
 
 from __future__ import annotations
 
@@ -6,47 +6,84 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from app.cli.arguments import Json, Setting, new_app
-from profiles.errors import ExitCode
+from app.cli.terminal import answer
+from app.console import show, show_json, show_line, visible
+from profiles.errors import BadInput, ExitCode
+from profiles.options import options
+from profiles.resolve import list_profiles, load_profile, validate_config
 
-profiles = new_app(help="List, show and check profiles.")
+profiles = new_app()
 
 
 @profiles.callback()
 def profiles_root(context: typer.Context, as_json: Json = False) -> ExitCode | None:
     """List, show and check profiles."""
-    return profiles_list(as_json) if context.invoked_subcommand is None else None
+    return list_command(as_json) if context.invoked_subcommand is None else None
 
 
 @profiles.command("list")
-def profiles_list(as_json: Json = False) -> ExitCode:
+def list_command(as_json: Json = False) -> ExitCode:
     """List the profiles of config.ini and the saved ones."""
-    from app.cli.profile_commands import list_command
-
-    return list_command(as_json)
+    entries = list_profiles()
+    if as_json:
+        keys = ("name", "description", "source", "error", "needs")
+        show_json({"profiles": [{key: getattr(entry, key) for key in keys} for entry in entries], "exit_code": 0})
+        return ExitCode.DONE
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("profile", "what it does", "needs"):
+        table.add_column(name, overflow="fold")
+    for entry in entries:
+        what = f"unusable: {entry.error}" if entry.error else entry.description
+        table.add_row(*[Text(visible(cell)) for cell in (entry.name, what, entry.needs)])
+    show(table)
+    return ExitCode.DONE
 
 
 @profiles.command("show")
-def profiles_show(
+def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")],
     settings: Setting = [],  # noqa: B006 - typer copies it
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value came from.")] = False,
     as_json: Json = False,
 ) -> ExitCode:
     """Show every value of a profile."""
-    from app.cli.option_flags import merged_overrides
-    from app.cli.profile_commands import show_command
+    from app.cli.train_command import merged_overrides
 
-    return show_command(name, merged_overrides(settings, {}, {}), origin, as_json)
+    resolved = load_profile(name, merged_overrides(settings), complete=False)
+    document = resolved.profile.model_dump(mode="json")
+    if origin:
+        document["origins"] = {option: str(came_from) for option, came_from in resolved.origins.items()}
+    lines, section = [], ""
+    for spec in options():
+        if spec.section != section:
+            section = spec.section
+            lines.append(f"# {section}")
+        came_from = f"  # {resolved.origins[spec.name]}" if origin else ""
+        lines.append(visible(f"{spec.name} = {resolved.value(spec.name)}{came_from}"))
+    return answer(as_json, document, lines)
 
 
-@profiles.command("validate")
-def profiles_validate(
+@profiles.command("validate", help="Check config.ini and the saved profiles.")
+def validate_command(
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Another config.ini.")] = None,
     as_json: Json = False,
 ) -> ExitCode:
-    """Check config.ini and the saved profiles."""
-    from app.cli.profile_commands import validate_command
+    """Check config.ini (or another file) with its saved profiles.
 
-    return validate_command(file, as_json)
+    Raises:
+        BadInput: there is a problem; all of them were shown.
+    """
+    problems = validate_config(file)
+    code = ExitCode.BAD_INPUT if problems else ExitCode.DONE
+    answer(as_json, {"problems": problems}, map(visible, problems), code)
+    if as_json:
+        return code
+    if problems:
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise BadInput(f"{count} in the profiles", "correct the lines named above")
+    show_line("all profiles are valid")
+    return code

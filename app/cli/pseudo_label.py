@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.arguments import Device, Json, Language, ModelReference, Output
+from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output
+from app.cli.terminal import answer, reporting
+from app.console import say
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 
@@ -42,15 +43,14 @@ def pseudo_label(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Recordings in one batch.")] = 8,
     language: Language = "",
     device: Device = "auto",
-    output: Output = Path("output"),
+    output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Let a model write transcripts of recordings into pseudo.csv; an interrupted call resumes."""
-    from app.cli.models import only_data_on_stdout
-    from app.console import say
-    from app.progress import PlainProgress
-    from app.run_state import RunState
-    from training.events import ProgressEvent
+    """Let a model write transcripts of recordings that have none.
+
+    Raises:
+        BadInput: a model or a folder cannot be used, or no recording lacks a transcript.
+    """
     from training.runs import find_model
     from training.tasks.pseudo_table import NAME, TextBounds, recordings
 
@@ -63,30 +63,20 @@ def pseudo_label(
     first = find_model(output, model)
     second = find_model(output, agree_with) if agree_with else None
     bounds = TextBounds(min_confidence, max_compression, max_no_speech, min_agreement)
-    with PlainProgress(f"pseudo-label with {first}", RunState()) as progress, only_data_on_stdout():
+    with reporting(f"pseudo-label with {first}") as progress:
         from training.tasks.whisper.pseudo_label import Labelling, label
 
-        def report(phase: str, done: int, total: int | None) -> None:
-            progress(ProgressEvent(phase=phase, done=done, total=total))
-
-        rows = label(Labelling(first, second, language, device, batch_size, bounds), files, target / NAME, report)
-    _tell(rows, target / NAME, transcribed, as_json)
-    return ExitCode.DONE
-
-
-def _tell(rows: Sequence[PseudoRow], table: Path, transcribed: int, as_json: bool) -> None:
-    from app.console import say, show_json
-
+        rows = label(Labelling(first, second, language, device, batch_size, bounds), files, target / NAME, progress)
     kept = sum(not row.left_out for row in rows)
     reasons = Counter(_kind(row) for row in rows if row.left_out)
     if as_json:
-        document = {"file": str(table), "recordings": len(rows), "kept": kept, "left_out": dict(reasons)}
-        show_json({**document, "with_transcript": transcribed, "exit_code": 0})
-        return
+        document = {"file": str(target / NAME), "recordings": len(rows), "kept": kept, "left_out": dict(reasons)}
+        return answer(True, {**document, "with_transcript": transcribed}, ())
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
-    say(f"kept {kept} of {counted(len(rows), 'text')} in {table}; to train on them: --set pseudo_share=0.5; "
+    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / NAME}; to train on them: --set pseudo_share=0.5; "
         "to undo: delete the file")  # fmt: skip
+    return ExitCode.DONE
 
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:

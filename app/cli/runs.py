@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from app.breakdown_words import breakdown_document, predictions_in, run_lines
-from app.console import (
-    agreed,
-    bytes_text,
-    command_about,
-    command_line,
-    duration_text,
-    say,
-    show,
-    show_json,
-    show_line,
-    visible,
-)
+from app.cli.arguments import OUTPUT, Json, Output, RunReference, Statuses, Yes, new_app
+from app.cli.terminal import answer, confirmed
+from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, visible
 from app.figures import metric_label, metric_text, start_line, state_document
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
 from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import ExitCode
 from training.run_folder import RunFolder
-from training.runs import (
-    RunSummary,
-    compare,
-    find_run,
-    list_runs,
-    narrowed,
-    remove_run,
-    size_of,
-    summarise,
-    to_clean,
-)
+from training.runs import RunSummary, compare, find_run, list_runs, narrowed, remove_run, size_of, summarise, to_clean
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
 
 
+runs = new_app()
+
+
+@runs.callback()
+def runs_root(context: typer.Context, output: Output = OUTPUT, as_json: Json = False) -> ExitCode | None:
+    """List, show, compare and clean runs."""
+    return list_command(output, as_json) if context.invoked_subcommand is None else None
+
+
+@runs.command("list", help="List the runs, newest first.")
 def list_command(
-    output: Path, as_json: bool, statuses: Sequence[str] = (), profile: str = "", since: str = ""
+    output: Output = OUTPUT,
+    as_json: Json = False,
+    statuses: Statuses = [],  # noqa: B006 - typer copies it
+    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="Only runs of this profile.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Only newer ones: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
+    ] = "",
 ) -> ExitCode:
     """Show the runs of a folder, all or those that were asked for.
 
@@ -53,47 +49,46 @@ def list_command(
         BadInput: a status or a time that nobody knows.
     """
     found = list_runs(output)
-    runs = narrowed(found, statuses=statuses, profile=profile, since=since)
+    chosen = narrowed(found, statuses=statuses, profile=profile, since=since)
     if as_json:
-        show_json({"runs": [_summary_document(run) for run in runs], "exit_code": 0})
-    elif found and not runs:
+        show_json({"runs": [_summary_document(run) for run in chosen], "exit_code": 0})
+    elif found and not chosen:
         say(f"none of {counted(len(found), 'run')} in {output} matches")
-    elif not runs:
+    elif not chosen:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
-        show(_table(runs))
+        show(_table(chosen))
     return ExitCode.DONE
 
 
-def show_command(output: Path, reference: str, as_json: bool) -> ExitCode:
+@runs.command("show", help="Show one run: its settings, course and result.")
+def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = False) -> ExitCode:
     """Show everything about one run."""
-    path = find_run(output, reference)
+    path = find_run(output, run)
     folder = RunFolder.open(path)
-    run, state = summarise(path), reduce_events(folder.events())
-    if not run.live:
-        state = at_its_end(state, run.status, folder.metadata.error_message)
-    if as_json:
-        details = folder.metadata.model_dump()
-        heard = breakdown_document(predictions_in(path)[1])
-        figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
-        show_json({**details, **_summary_document(run), **figures, "exit_code": 0})
-    else:
-        for line in _details(run, folder, state):
-            show_line(line)
-    return ExitCode.DONE
+    found, state = summarise(path), reduce_events(folder.events())
+    if not found.live:
+        state = at_its_end(state, found.status, folder.metadata.error_message)
+    if not as_json:
+        return answer(False, {}, _details(found, folder, state))
+    heard = breakdown_document(predictions_in(path)[1])
+    figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
+    return answer(True, {**folder.metadata.model_dump(), **_summary_document(found), **figures}, ())
 
 
-def compare_command(output: Path, references: Sequence[str], as_json: bool) -> ExitCode:
+@runs.command("compare", help="Compare runs: the settings that differ, and the metrics.")
+def compare_command(
+    references: Annotated[list[str], typer.Argument(metavar="RUN", help="Runs, as for 'show'.")],
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
     """Put runs side by side."""
     table = compare([summarise(find_run(output, reference)) for reference in references])
     ids = [run.run_id for run in table.runs]
     if as_json:
-        rows = {"settings": table.settings, "metrics": table.metrics}
-        lists = {kind: {k: list(v) for k, v in part.items()} for kind, part in rows.items()}
-        show_json({"runs": ids, **lists, "exit_code": 0})
+        show_json({"runs": ids, "settings": table.settings, "metrics": table.metrics, "exit_code": 0})
         return ExitCode.DONE
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("")
+    shown = Table("", box=None, pad_edge=False, header_style="bold")
     for run_id in ids:
         shown.add_column(run_id, justify="right")
     for part in (table.settings, table.metrics):
@@ -106,44 +101,36 @@ def compare_command(output: Path, references: Sequence[str], as_json: bool) -> E
     return ExitCode.DONE
 
 
+@runs.command(
+    "clean", help="Remove runs after showing which; all conditions given must hold, and a live run is never touched."
+)
 def clean_command(
-    output: Path,
-    older_than_days: float | None,
-    statuses: Sequence[str],
-    keep: int | None,
-    yes: bool,
-    as_json: bool,
+    older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="By age.")] = None,
+    statuses: Statuses = [],  # noqa: B006 - typer copies it
+    keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N runs.")] = None,
+    yes: Yes = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
 ) -> ExitCode:
     """Remove runs, after showing which.
 
     Raises:
         BadInput: no condition, or nobody there to confirm and no ``--yes``.
     """
-    runs = to_clean(list_runs(output), older_than_days=older_than_days, statuses=statuses, keep=keep)
-    if not as_json and not runs:
+    chosen = to_clean(list_runs(output), older_than_days=older_than, statuses=statuses, keep=keep)
+    if not as_json and not chosen:
         say("nothing to remove")
     elif not as_json:
-        show(_table(runs, with_size=True))
-    if runs and not yes and not _confirmed(len(runs)):
+        show(_table(chosen, with_size=True))
+    count = counted(len(chosen), "run")
+    if chosen and not yes and not confirmed(f"remove {count} for good?", f"{count} to remove"):
         say("nothing was removed")
-        runs = []
-    freed = sum(size_of(run.path) for run in runs)
-    for run in runs:
+        chosen = []
+    freed = sum(size_of(run.path) for run in chosen)
+    for run in chosen:
         remove_run(output, run)
-    if as_json:
-        show_json({"removed": [run.run_id for run in runs], "bytes": freed, "exit_code": 0})
-    elif runs:
-        show_line(f"removed {counted(len(runs), 'run')}, {bytes_text(freed)}")
-    return ExitCode.DONE
-
-
-def _confirmed(count: int) -> bool:
-    if not sys.stdin.isatty():
-        raise BadInput(
-            f"{counted(count, 'run')} to remove, and no terminal to confirm on",
-            "check the list, then repeat with --yes",
-        )
-    return agreed(f"remove {counted(count, 'run')} for good?")
+    lines = [f"removed {count}, {bytes_text(freed)}"] if chosen else []
+    return answer(as_json, {"removed": [run.run_id for run in chosen], "bytes": freed}, lines)
 
 
 def _summary_document(run: RunSummary) -> dict[str, Any]:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.cli.approval import USUAL_HOSTS, somebody, stand_behind_code, stand_behind_profile
+from app.cli.approval import stand_behind_code, stand_behind_profile
+from app.cli.arguments import USUAL_HOSTS
+from app.cli.attach import fits_here, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
-from app.console import command_about, command_line, say, say_error, show_json, show_line
+from app.cli.terminal import answer, somebody
+from app.console import command_about, command_line, say
 from app.progress import progress_for
-from app.report import Ended, completed_lines, document, failure_hint, stopped_line
+from app.report import title_of
 from app.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.preparation.members import room_here
-from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
+from training.background_process import BackgroundProcess
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -42,6 +45,13 @@ class TrainRequest:
     trust_code: bool = False
     """Whether the code that a file names may run."""
     no_input: bool = False
+    detach: bool = False
+    dashboard: bool = False
+    plan_file: Path | None = None
+    """A plan for several machines, to be carried out."""
+    allow_missing: bool = False
+    offline_wheels: bool = False
+    trust_new: bool = False
 
     @property
     def person(self) -> bool:
@@ -68,9 +78,42 @@ def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     Raises:
         BadInput: it cannot be used.
     """
-    plan, folder = _resumed(request) if request.resume else _new(request)
+    command = list(request.command)
+    if request.resume:
+        path, plan = resumable(request)
+        checked_trackers(plan.profile.run.trackers)
+        check_data(plan.profile)
+        folder = RunFolder.resume(path, plan, command)
+    else:
+        plan = plan_of(request)
+        folder = RunFolder.create(Path(plan.profile.run.output_dir), plan, command)
     start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
     return plan, folder
+
+
+def start_in_background(request: TrainRequest) -> Path:
+    """Start or resume a run of this machine; it outlives this process and its terminal. Return its folder.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    _, folder = prepared(request)
+    folder.close()
+    BackgroundProcess("app.cli.local_run").start(folder.path)
+    return folder.path
+
+
+def leave_or_show(path: Path, request: TrainRequest) -> ExitCode:
+    """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits."""
+    if request.detach:
+        run_id = RunFolder.open(path).metadata.run_id
+        code = answer(request.as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
+        if not request.as_json:
+            say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
+        return code
+    if request.dashboard and fits_here() and not request.as_json:
+        return show_dashboard(path)
+    return show_run(path, request.as_json)
 
 
 def plan_of(request: TrainRequest) -> RunPlan:
@@ -101,26 +144,6 @@ def profile_of(request: TrainRequest) -> Profile:
         stand_behind_code(profile, "the command line", named=True, person=False)
         return profile
     raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")
-
-
-def title_of(plan: RunPlan) -> str:
-    """Return what runs, in one line."""
-    workers = counted(plan.world_size, "worker")
-    return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
-
-
-def _new(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
-    plan = plan_of(request)
-    output = Path(plan.profile.run.output_dir)
-    return plan, RunFolder.create(output, plan, list(request.command))
-
-
-def _resumed(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
-    """Hold the run to resume."""
-    path, plan = resumable(request)
-    checked_trackers(plan.profile.run.trackers)
-    check_data(plan.profile)
-    return plan, RunFolder.resume(path, plan, list(request.command))
 
 
 def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
@@ -166,16 +189,3 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
         say(f"on the machines of {USUAL_HOSTS} (--local N trains on this machine)")
         return USUAL_HOSTS
     return None
-
-
-def tell(ended: Ended, as_json: bool) -> None:
-    """Write how a run ended: the document on stdout, or lines for a person."""
-    if as_json:
-        show_json(document(ended))
-    elif ended.status == "completed":
-        for line in completed_lines(ended):
-            show_line(line)
-    if ended.status == "cancelled":
-        say(stopped_line(ended))
-    elif ended.status == "failed" and not as_json:
-        say_error(ended.message, failure_hint(ended))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.terminal import only_data_on_stdout
+from app.console import say, say_error, show_json, show_line, visible
+from app.microphone import recorded
+from app.transcript_files import FORMATS, TranscriptFolder, chosen_formats, document
 from profiles.errors import BadInput, ExitCode
+from training.runs import find_model
+
+if TYPE_CHECKING:
+    from training.tasks.whisper.transcription import Transcript
 
 
 def transcribe(
@@ -28,13 +38,65 @@ def transcribe(
     prompt: Prompt = "",
     timestamps: Timestamps = None,
     device: Device = "auto",
-    output: Output = Path("output"),
+    output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Transcribe sound files."""
-    from app.cli.models import ModelRequest, Writing, transcribe_command
+    """Write down what is said; unreadable files are named, the others go on.
 
+    Raises:
+        BadInput: the model cannot be found or used, a format is unknown, or a file would be overwritten.
+    """
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
-    request = ModelRequest(output, model, device, language, prompt, timestamps, as_json)
-    return transcribe_command(request, files or [], Writing(tuple(formats or ()), out, overwrite), microphone)
+    path = find_model(output, model)
+    wanted = chosen_formats(formats or (), out is not None)
+    with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
+        named = [sound] if sound else files or []
+        folder = TranscriptFolder(out, named, wanted, overwrite) if out else None
+        if not as_json:
+            say(f"listening with {path}")  # loading takes seconds, and which run a profile means is worth knowing
+        options = {"language": language, "prompt": prompt, "timestamps": timestamps}
+        heard = _heard(path, named, device, times_wanted=bool({*wanted} - {"txt"}), **options)
+        return _tell(path, heard, wanted, folder, as_json)
+
+
+def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[Transcript]:
+    with only_data_on_stdout():
+        from training.tasks.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
+
+        heard = transcribe(model, files, device, TranscriptionOptions(**options))
+    while True:
+        with only_data_on_stdout():
+            transcript = next(heard, None)
+        if transcript is None:
+            return
+        yield transcript
+
+
+def _tell(
+    model: Path, heard: Iterable[Transcript], formats: Sequence[str], folder: TranscriptFolder | None, as_json: bool
+) -> ExitCode:
+    found, code = [], ExitCode.DONE
+    for transcript in heard:
+        found.append(document(transcript))
+        if transcript.error:
+            code = ExitCode.BAD_INPUT
+            if not as_json:
+                say_error(f"{transcript.file}: {transcript.error}")
+        elif folder is not None:
+            written = folder.write(transcript)
+            found[-1]["written"] = [str(path) for path in written]
+            say(f"{visible(transcript.file)}: {', '.join(path.name for path in written)}")
+        elif not as_json:
+            _show(transcript, formats)
+    if as_json:
+        show_json({"model": str(model), "transcripts": found, "exit_code": int(code)})
+    return code
+
+
+def _show(transcript: Transcript, formats: Sequence[str]) -> None:
+    if not formats:
+        show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
+    for name in formats:
+        for line in FORMATS[name](transcript).rstrip("\n").split("\n"):
+            show_line(line)

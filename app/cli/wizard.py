@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import say, say_error
@@ -52,10 +51,11 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(HEADLESS)
             return ExitCode.BAD_INPUT
         if chosen.plain or can_only_print():
+            from app.cli.attach import show_run
             from app.wizard.plain import run_plain
 
-            return run_plain(services, profile, watch=_watch)
-        from app.cli.dashboard import tell_of_run
+            return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
+        from app.cli.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
 
         return run_wizard(services, profile, chosen.ascii, left=tell_of_run)
@@ -101,10 +101,3 @@ def _checked_profile(name: str | None, scripted: bool) -> str:
 
     load_profile(name, complete=False)
     return name
-
-
-def _watch(run: Path) -> int:
-    """Show a run until it ends or the person goes."""
-    from app.cli.distributed import show_run
-
-    return show_run(run, as_json=False)

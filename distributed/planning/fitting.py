@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
-from profiles.fitted import open_settings
+from profiles.layers import open_settings
 from profiles.options import as_text, less_memory
 from profiles.schema import FITTED, Profile
 from training.data import shares_to_batch_sizes

@@ -39,7 +39,6 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def person(monkeypatch: pytest.MonkeyPatch, *answers: bool) -> None:
     """Let somebody sit at the terminal who answers so, and is asked no more often."""
     given = iter(answers)
-    monkeypatch.setattr(approval, "somebody", lambda as_json=False: True)
     monkeypatch.setattr(approval, "agreed", lambda question: next(given))
 
 

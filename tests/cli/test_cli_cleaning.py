@@ -91,7 +91,7 @@ def test_trainings_are_told_with_their_cost_and_begun_only_by_consent(run: str, 
 def test_folds_are_trained_in_turns_and_not_again(
     run: str, speech: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.cli import fold_training
+    from app.cli import blacklist
 
     rows = [f"clip{number},audio/clip{number}.wav,one" for number in range(4)]
     (speech / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]) + "\n")
@@ -102,7 +102,7 @@ def test_folds_are_trained_in_turns_and_not_again(
         fold.folder.mkdir(parents=True)
         return Path("output") / run / "model"
 
-    monkeypatch.setattr(fold_training, "_trained", train)
+    monkeypatch.setattr(blacklist, "_trained", train)
     given = ["blacklist", run, "--folds", "2", "--margin", "0", "--most", "1", "--json", "--yes"]
     for _ in range(2):
         assert main(given) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.distributed import trust
+from app.cli.access import trust
 from app.cli.main import main
 from distributed.ssh.host_keys import HostKeyInfo
 from profiles.resolve import profile_from_options

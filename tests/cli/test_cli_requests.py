@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.ask import _answer
 from app.cli.main import main
-from app.cli.requests import _answer
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
@@ -51,7 +51,7 @@ def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [])
     (folder / "plan.json").write_text("{")
     with pytest.raises(RunFailed, match="the run did not start: .*plan.json"):
-        BackgroundProcess("app.cli.background").start(folder)
+        BackgroundProcess("app.cli.local_run").start(folder)
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_program_files_that_are_named_are_there(page: Path) -> None:
 
 @functools.cache
 def _commands() -> TyperGroup:
-    return typer.main.get_group(command_tree(with_options=True))
+    return typer.main.get_group(command_tree())
 
 
 def _find(words: list[str]) -> tuple[Any, list[str]]:

@@ -15,7 +15,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from app.cli.option_flags import with_option_flags
+from app.cli.train_command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
 from distributed.planning.job import Job

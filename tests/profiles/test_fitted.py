@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from profiles.fitted import open_settings
+from profiles.layers import open_settings
 from profiles.resolve import load_profile, profile_from_options
 from profiles.saved import save_profile
 from profiles.schema import Profile, TrainingSettings

@@ -1,4 +1,4 @@
-"""Every declared option as a flag of a command.
+"""``distributed-train``, with every declared option as a flag.
 
 ``--learning-rate 1e-3`` is ``--set learning_rate=1e-3``: the flag hands its text on to
 :func:`profiles.resolve.load_profile`, so that one place checks values, whichever way they came.
@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from profiles.errors import BadInput
+from app.cli.arguments import AllowMissing, Detach, Json, Setting, TrustCode, TrustNew
+from profiles.errors import BadInput, ExitCode
 from profiles.options import OptionSpec, canonical, options
 
 ALIASES = {"output_dir": "--output", "workers": "--local"}
 """Shorter names of some options."""
-_PANELS = {
-    "model": "Model",
-    "data": "Data",
-    "training": "Training",
-    "evaluation": "Evaluation",
-    "snapshot": "Snapshots",
-    "strategy": "Strategy",
-    "run": "Run",
-}
-_METAVARS = {
-    "integer": "N",
-    "number": "X",
-    "path": "PATH",
-    "location": "PATH|NAME",
-    "text": "TEXT",
-    "choice": "NAME",
-}
+_METAVARS = {"integer": "N", "number": "X", "path": "PATH", "location": "PATH|NAME", "text": "TEXT", "choice": "NAME"}
 
 
 def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +37,7 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
             if value is not None or off:
                 flags[spec.name] = _text(spec, value, off)
             if (other := arguments.pop(spec.alias, None)) is not None:
-                flags[spec.name] = _same(spec, flags.get(spec.name, other), other)
+                flags[spec.alias] = other
         return command(**arguments, flags=flags)
 
     signature = inspect.signature(command, eval_str=True)
@@ -63,17 +50,6 @@ def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _parameter_name(spec: OptionSpec) -> str:
     return spec.name.replace(".", "__")
-
-
-def _same(spec: OptionSpec, one: str, other: str) -> str:
-    """Return the value that was given by two names.
-
-    Raises:
-        BadInput: they are two values.
-    """
-    if one != other:
-        raise BadInput(f"'{spec.name}' is set twice: {one} and {other}", "give it once")
-    return one
 
 
 def _parameters(spec: OptionSpec) -> list[inspect.Parameter]:
@@ -105,7 +81,7 @@ def _option(spec: OptionSpec, names: list[str], about: str) -> Any:
         metavar=_METAVARS.get(spec.type),
         help=escape(about),
         hidden=spec.advanced,
-        rich_help_panel=_PANELS.get(spec.section, spec.section.capitalize()),
+        rich_help_panel="Snapshots" if spec.section == "snapshot" else spec.section.capitalize(),
         show_default=False,
     )
 
@@ -122,16 +98,16 @@ def _text(spec: OptionSpec, value: bool | str | None, off: bool) -> str:
     return "false" if off else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def merged_overrides(settings: list[str], flags: dict[str, str], references: dict[str, str]) -> dict[str, str]:
-    """Join ``--set`` pairs, flags, and ``--model``/``--dataset``.
+def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict[str, str]:
+    """Join ``--set`` pairs with what was given otherwise: flags, ``--model`` and ``--dataset``.
 
     Raises:
         BadInput: a pair without ``=``, or one option given twice with different values.
     """
     overrides: dict[str, str] = {}
     pairs = [_pair(setting) for setting in settings]
-    for given, value in [*pairs, *flags.items(), *references.items()]:
-        name = canonical(given)
+    for written, value in [*pairs, *(item for part in given for item in part.items())]:
+        name = canonical(written)
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
@@ -143,3 +119,69 @@ def _pair(setting: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def _show_all_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for parameter in context.command.params:
+            if hasattr(parameter, "hidden"):
+                parameter.hidden = False
+        typer.echo(context.get_help(), nl=False)
+        raise typer.Exit
+
+
+@with_option_flags
+def distributed_train(
+    flags: dict[str, str],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")] = "",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help="Model of config.ini, folder or hub name.")
+    ] = "",
+    dataset: Annotated[
+        str, typer.Option("--dataset", metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
+    ] = "",
+    settings: Setting = [],  # noqa: B006 - typer copies it
+    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a stopped run.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, keep nothing.")
+    ] = False,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
+    ] = None,
+    detach: Detach = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
+    allow_missing: AllowMissing = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
+    offline_wheels: Annotated[
+        bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")
+    ] = False,
+    trust_new: TrustNew = False,
+    trust_code: TrustCode = False,
+    as_json: Json = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options.")
+    ] = False,
+) -> ExitCode:
+    """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""
+    from app.cli import train
+
+    references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
+    overrides = merged_overrides(settings, flags, references)
+    command, machines = tuple(sys.argv), (plan_file, allow_missing, offline_wheels, trust_new)
+    request = train.TrainRequest(
+        profile, overrides, resume, dry_run, as_json, command, trust_code, no_input, detach, dashboard, *machines
+    )
+    hosts = train.hosts_file_of(request)
+    if hosts is not None:
+        from app.cli.distributed import train_on_hosts
+
+        return train_on_hosts(request, hosts)
+    if plan_file is not None:
+        raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
+    if dry_run:
+        from app.cli.dry_run import rehearse
+
+        return rehearse(request)
+    if detach or dashboard:
+        return train.leave_or_show(train.start_in_background(request), request)
+    return train.distributed_train(request)

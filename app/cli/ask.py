@@ -1,0 +1,178 @@
+"""``ask`` and ``stop``: what a live run is to do, from any terminal, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.approval import stand_behind
+from app.cli.arguments import OUTPUT, Json, Output, RunReference
+from app.cli.attach import STOPPING
+from app.cli.terminal import answer, somebody
+from app.console import command_about, say, show_json, show_line, visible
+from app.run_state import reduce_events
+from distributed.hosts.file import RUN_HOSTS, typed_machine
+from distributed.hosts.schema import Machine
+from distributed.run.requests import Action, leave_request, withdraw_request
+from profiles.errors import BadInput, ExitCode, MusterError
+from training.event_log import follow_events
+from training.events import RequestEvent, RunEvent
+from training.run_files import is_live
+from training.run_folder import RunFolder
+from training.runs import find_run
+
+PATIENCE = 300.0
+"""Seconds until a request is taken: a run that is starting takes none. What is taken has the time that it needs."""
+_STOP_PATIENCE = 120.0
+
+
+def ask(
+    run: RunReference,
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="pause, resume, snapshot, drop, add, stop or kill.")
+    ],
+    machine: Annotated[
+        str, typer.Argument(metavar="[MACHINE]", help="For drop and add: a machine of the run, or user@host.")
+    ] = "",
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Leave a request in a run's folder, and tell its outcome.
+
+    Raises:
+        BadInput: no such run, nobody works on it, or a machine is missing where one is needed.
+    """
+    path = find_run(output, run)
+    _refuse_ended(path)
+    newcomer = _newcomer(path, machine) if action == "add" and machine else None
+    event = _answer(path, leave_request(path, action, machine, newcomer))
+    document = {"action": action, "machine": machine, "outcome": event.outcome, "message": event.message,
+                "run_id": RunFolder.open(path).metadata.run_id}  # fmt: skip
+    told = f"{f'{action} {machine}'.strip()}: {event.outcome}{f', {event.message}' if event.message else ''}"
+    code = ExitCode.DONE if event.outcome == "done" else ExitCode.RUN_FAILED
+    return answer(as_json, document, [visible(told)], code)
+
+
+def _refuse_ended(path: Path) -> None:
+    if not is_live(path):
+        raise BadInput(f"no process is running {path.name}", f"see {command_about(path, 'runs', 'show')}")
+
+
+def _newcomer(path: Path, machine: str) -> Machine | None:
+    """Return the entry of a machine that the run has never had; ``None`` for one of its own."""
+    from distributed.run.run_machines import all_hosts
+
+    if not (path / RUN_HOSTS).is_file() or any(one.name == machine for one in all_hosts(path).machines):
+        return None
+    return typed_machine(machine)
+
+
+def _answer(path: Path, identity: str) -> RequestEvent:
+    """Wait for the last word on a request; take back what nobody has taken in time."""
+    end = time.monotonic() + PATIENCE
+    paused = waits = False
+
+    def goes_on() -> bool:
+        return is_live(path) and time.monotonic() < end
+
+    for event in follow_events(path / "events.jsonl", goes_on):
+        if isinstance(event, RunEvent):
+            paused = event.status == "paused"
+        elif isinstance(event, RequestEvent) and event.request == identity:
+            end = math.inf
+            if event.outcome != "accepted":
+                return event
+            waits = event.action == "add"
+        if paused and waits:
+            say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'ask')} resume")
+            waits = False
+    back = withdraw_request(path, identity)
+    message = f"the run accepted no request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+    return RequestEvent(request=identity, action="", outcome="refused", message=message)
+
+
+def stop(
+    run: RunReference,
+    kill: Annotated[bool, typer.Option("--kill", help="End at once, without a snapshot.")] = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Stop a run and show, machine by machine, that nothing of it is left.
+
+    Raises:
+        BadInput: no such run, or one on this machine that has ended.
+        NotReady: machines that could not be asked.
+    """
+    from distributed.cleaning.clean import leftovers
+    from distributed.run.run_machines import all_hosts
+
+    moments = {"asked": time.time()}
+    path = find_run(output, run)
+    action: Action = "kill" if kill else "stop"
+    distributed = (path / RUN_HOSTS).is_file()
+    if not distributed:
+        _refuse_ended(path)
+    if is_live(path):
+        leave_request(path, action)
+        say(STOPPING[action])
+
+    def ended() -> None:
+        _wait_until_gone(path)
+        moments["ended"] = time.time()
+
+    found: dict[str, list[str] | MusterError] = {"this machine": []}  # whose workers end with the process just gone
+    if distributed:
+        hosts = all_hosts(path)
+        stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
+        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended)
+    else:
+        ended()
+    moments["proved"] = time.time()
+    return _tell_leftovers(path, found, moments, as_json)
+
+
+def _wait_until_gone(path: Path) -> None:
+    """Wait as long as the run says anything: a step and a snapshot take the time that they take."""
+    size, end = -1, time.monotonic() + _STOP_PATIENCE
+    while is_live(path):
+        if (grown := _size(path / "events.jsonl")) != size:
+            size, end = grown, time.monotonic() + _STOP_PATIENCE
+        if time.monotonic() > end:
+            hint = f"end it with: {command_about(path, 'stop', '--kill')}"
+            raise BadInput(f"the run goes on, but has reported nothing for {_STOP_PATIENCE:.0f} s", hint)
+        time.sleep(0.05)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _tell_leftovers(
+    path: Path, found: dict[str, list[str] | MusterError], moments: dict[str, float], as_json: bool
+) -> ExitCode:
+    from distributed.preparation.preflight import NotReady
+
+    problems = {name: one for name, one in found.items() if isinstance(one, MusterError)}
+    left = {name: one for name, one in found.items() if not isinstance(one, MusterError)}
+    run = RunFolder.open(path)
+    state = reduce_events(run.events())
+    code = ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
+    if as_json:
+        unknown = {name: problem.message for name, problem in problems.items()}
+        code = ExitCode.NOT_READY if problems else code
+        kept = {"kept_step": state.resume_step, "kept": state.kept, "left": left, "unknown": unknown}
+        show_json({"run_dir": str(path), "status": run.metadata.status, **kept, **moments, "exit_code": int(code)})
+        return code
+    show_line("the run is completed" if run.metadata.status == "completed" else f"stopped; {state.kept}")
+    for name, processes in left.items():
+        show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
+    if problems:
+        raise NotReady(list(problems.values()))
+    return code
