@@ -75,9 +75,9 @@ def services_for(scripted: int | None) -> Services:
         BadInput: there are not so many.
     """
     if scripted is None:
-        from app.wizard.real_services import RealServices
+        from app.wizard.services import Services
 
-        return RealServices()
+        return Services()
     from app.demo.services import DemoServices
 
     return DemoServices(scripted)

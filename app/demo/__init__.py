@@ -7,6 +7,9 @@ named ``demo-...`` and the profile of a run ``scripted-demo``, so that nothing c
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 RECORD = Path(__file__).parent / "record"
@@ -16,3 +19,30 @@ MOST = 8
 PROFILE = "scripted-demo"
 JOB = "demo"
 """The profile that the set-up begins with."""
+
+
+class Pace:
+    """Waits as long as scripted work takes, and no longer than until it is closed.
+
+    Args:
+        speed: how much faster than the script.
+        clock: seconds since any moment.
+    """
+
+    def __init__(self, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.speed = speed
+        self._closed = threading.Event()
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def passed(self) -> float:
+        """Seconds of the script since the beginning."""
+        return (self._clock() - self._began) * self.speed
+
+    def work(self, seconds: float) -> None:
+        """Let ``seconds`` of the script pass."""
+        self._closed.wait(seconds / self.speed)
+
+    def close(self) -> None:
+        self._closed.set()

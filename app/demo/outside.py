@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import combinations
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from app.demo import Pace
 from app.demo.fixture import HERE, TourMachine, Trouble, fixture
-from app.demo.pace import Pace
-from app.wizard.outside import Outside, Tell, ThisComputer
+from app.wizard.outside import Outside
+from app.wizard.records import Tell
+from app.wizard.this_computer import ThisComputer
 from distributed.checks.examination import Examined, examine
 from distributed.discovery.discovery import Sources
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -68,7 +71,7 @@ WRONG = "wrong"
 """The one password that is refused."""
 APPEAR_EVERY = 0.7
 _ASKING, _LOOKING, _MEASURING, _INSTALLING = 0.7, 1.6, 0.9, 0.6
-_NOWHERE = "no network: a tour"
+_NOWHERE = "a recording"
 _ABSENT = ("the tour has no machine of this name", "without --demo it would be looked up and tried")
 
 
@@ -140,10 +143,7 @@ class TourSearch:
 
     @property
     def state(self) -> State:
-        state = State()
-        for observation in self._observations():
-            state = apply(state, observation)
-        return state
+        return reduce(apply, self._observations(), State())
 
     def wait(self, seen: int, timeout: float) -> int:
         self._pace.work(min(timeout * self._pace.speed, APPEAR_EVERY))
@@ -279,7 +279,7 @@ class TourOutside(Outside):
         return self.ready(hosts, task, options.trust)
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions, tell: Tell) -> Measured:
-        names = {link.name: self._name(link) for link, _ in machines}
+        names = {link.name: one.name for link, _ in machines if (one := self._known(link.machine))}
         here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
         found = Measured([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
         known = {**names, here: HERE}
@@ -293,11 +293,6 @@ class TourOutside(Outside):
             found.speeds.append(SpeedFigures(machine=speed.model_copy(update={"name": name}), workload=workload))
         found.interfaces = AllInterfaces()
         return found
-
-    def _name(self, link: Link) -> str:
-        known = self._known(link.machine)
-        assert known is not None  # it was connected to
-        return known.name
 
     def _pair(self, one: str, other: str, known: Mapping[str, str], tell: Tell) -> PairFigures:
         self.pace.work(_MEASURING)
@@ -321,13 +316,14 @@ def _refusal(cause: str, key: HostKeyInfo, machine: TourMachine) -> SshError:
         case "unknown_host_key":
             return UnknownHostKey(key)
         case "no_key_accepted":
-            return NoKeyAccepted(name, "none of our keys fits (a tour: any password but 'wrong' will do)", "", True)
+            problem = "it accepts none of your keys (in the tour any password except 'wrong' works)"
+            return NoKeyAccepted(name, problem, "", True)
         case "port_closed":
-            problem = "it answers, but no SSH server listens on port 22 (a tour: one will, in some seconds)"
+            problem = "it answers, but no SSH server listens on port 22 (in the tour one starts in a few seconds)"
             return PortClosed(name, problem, REMOTE_LOGIN)
         case "host_key_changed":
             problem = f"its host key is not the one that {machine.name} had: another machine may pose as it"
-            return HostKeyChanged(name, problem, f"if you know why: ssh-keygen -R {machine.address}; or leave it out")
+            return HostKeyChanged(name, problem, f"if you know why: ssh-keygen -R {machine.address}; or skip it")
         case "user_refused":
             return UserRefused(name, f"'{USER}' may not log in there", f"add it as: USER@{machine.address}")
     return ConnectTimeout(name, f"nothing answers at {machine.address}", "wake it up")

@@ -9,21 +9,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.demo import CONFIG, JOB, MOST, PROFILE
-from app.demo.pace import Pace
-from app.wizard.real_services import RealServices
-from app.wizard.records import Assessment, Home, JobAnswers, Launch, Plan, Status
-from app.wizard.services import Request, Tell
+from app.demo import CONFIG, JOB, MOST, PROFILE, Pace
+from app.wizard.records import Assessment, Home, JobAnswers, Launch, Plan, Status, Tell
+from app.wizard.services import Services
+from app.wizard.state import Request
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
     from distributed.run.planning import Planned
 
-NOT_DONE = "scripted: nothing is saved, copied or trained, and a recorded run is played"
+NOT_DONE = "scripted: nothing is saved, copied or trained; a recorded run is played"
 
 
-class DemoServices(RealServices):
+class DemoServices(Services):
     """The tour.
 
     Args:
@@ -95,9 +94,9 @@ class DemoServices(RealServices):
         Raises:
             BadInput: the choices do not fit together.
         """
-        from app.wizard.plan_view import planned_run
+        from app.wizard.plan_view import choices
 
-        found = planned_run(request, CONFIG)
+        found = choices(request, CONFIG).planned
         if found is None:
             raise BadInput("nothing fits these machines", "pick others")
         return found

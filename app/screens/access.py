@@ -1,4 +1,4 @@
-"""Access: the way to each machine in four stages; a first meeting is confirmed, a password asked for once."""
+"""Access: the login on each machine in four stages; a new host key is confirmed, a password asked for once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import command_line, visible
-from app.screens.steering import cause_lines, shown_state, shown_status
-from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
@@ -17,43 +16,37 @@ from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import Access, Need, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 
 _WENT = {True: Status.OK, False: Status.FAILED, None: Status.WAITING}
 _STAGES = ("reach", "host key", "login", "shell")
-_COLUMNS = (
-    Column("name", "machine", most=28, least=14),
-    *(Column(stage, stage, most=8, least=5) for stage in _STAGES),
-    Column("state", "state", most=30, least=10),
-)
 
 
 class AccessScreen(StepScreen):
-    """May we log in there?"""
+    """Can Muster log in there?"""
 
     STEP = Step.ACCESS
-    HEADING = "Access"
+    COLUMNS = (
+        Column("name", "machine", most=28, least=14),
+        *(Column(stage, stage, most=8, least=5) for stage in _STAGES),
+        Column("state", "state", most=30, least=10),
+    )
     HELP = (
-        "The way to a machine has four stages: it answers, it shows its host key, it lets us in, it runs commands. "
-        "At the first meeting compare the fingerprint with what the machine itself prints: enter shows it, a accepts. "
-        "A password is asked for once, installs a key, and is kept nowhere. "
-        "A machine whose host key changed is refused: there is no way round it here. "
-        "What fails is tried again by itself every few seconds, so mending the machine is enough."
+        "Logging in has four stages: the machine answers, it shows its host key, it accepts the login, it runs "
+        "commands. Compare a new host key with the fingerprint that the machine itself prints: enter shows it, a "
+        "accepts it. A password is asked for once, to install a key, and is not stored. "
+        "A machine whose host key has changed is refused; no key here overrides that. "
+        "Failed logins are retried every few seconds: fixing the machine is enough."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("s", "skip", "Skip", "Go on without the selected machine, or take it back in."),
-        Key("r", "retry", "Retry", "Try the selected machine again; takes a skipped one back in."),
+        Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
+        Key("r", "retry", "Retry", "Try the selected machine again; includes a skipped one again."),
     )
 
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
-
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app = self.steered
-        return [_row(app, row, row.key in state.answers.skipped) for row in state.access]
+        return [_row(self.steered, row, row.key in state.answers.skipped) for row in state.access]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         row = self._selected()
@@ -61,25 +54,26 @@ class AccessScreen(StepScreen):
             return ()
         system = row.report.system if row.report is not None else ""
         lines = cause_lines(row)
-        if row.need is not Need.NOTHING:
+        if row.need is Need.PASSWORD:
             lines = [literal(row.cause, Mark.ASKING.style)]
-        if row.need is Need.TRUST:
-            lines += [literal(row.fingerprint, "bold"), muted(f"compare there: {row.compare}")]
+        elif row.need is Need.TRUST:
+            lines = [literal("its host key is new here, with the fingerprint", Mark.ASKING.style),
+                     literal(row.fingerprint, "bold"), muted(f"compare there: {row.compare}")]  # fmt: skip
         return [*lines, *([muted(f"{row.place}  {system}".rstrip())] if row.place else [])]
 
     def summary(self, state: WizardState) -> str:
         good = sum(row.status is Status.OK for row in state.access)
-        return f"{good} of {len(state.access)} let us in"
+        return f"{good} of {len(state.access)} accept the login"
 
     def hint(self, state: WizardState) -> Content:
         row = self._selected()
         if row is not None and row.need is Need.TRUST:
-            return literal("First meeting: enter compares its key with you.", "$text-warning")
+            return literal("New host key: press enter to compare it.", "$text-warning")
         if row is not None and row.need is Need.PASSWORD:
-            return literal("Enter asks for its password, once; it installs a key and is kept nowhere.", "$text-warning")
+            return literal("Enter asks for its password once, to install a key; it is not stored.", "$text-warning")
         if any(row.status is Status.FAILED for row in state.access):
-            return muted("What fails is tried again by itself every few seconds.")
-        return muted("Keys only: no password is kept anywhere.")
+            return muted("Failed logins are retried every few seconds.")
+        return muted("Muster logs in with keys; passwords are not stored.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         row = self._selected() if self.ready else None
@@ -102,7 +96,7 @@ class AccessScreen(StepScreen):
             self._ask_password(row)
 
     def _to_the_next_need(self) -> None:
-        """To a machine that waits for the person, else to the next step; to one that failed where it keeps us here."""
+        """To a machine that waits for the person, else to the next step; to one that failed where it keeps one here."""
         kept = [row for row in self.state.access if row.key not in self.state.answers.skipped]
         needy = [row for row in kept if row.need is not Need.NOTHING]
         failed = [row for row in kept if row.status is Status.FAILED]
@@ -121,7 +115,7 @@ class AccessScreen(StepScreen):
         self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
 
     def _ask_password(self, row: Access) -> None:
-        about = [muted("Used once to install a key of ours there; kept nowhere.")]
+        about = [muted("Used once, to install a key there; not stored.")]
 
         def answered(password: str | None) -> None:
             if password:
@@ -148,8 +142,10 @@ class AccessScreen(StepScreen):
 def _row(app: MusterApp, row: Access, skipped: bool) -> Row:
     passed = {stage.value: went for stage, went in row.report.stages.items()} if row.report is not None else {}
     cells = [_stage(app, row, _WENT[passed.get(stage)]) for stage in _STAGES]
-    state = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, row)
-    if row.need is not Need.NOTHING and not skipped:
+    state = shown_state(app, row)
+    if skipped:
+        state = shown_status(app, Status.SKIPPED)
+    elif row.need is not Need.NOTHING:
         state = Mark.ASKING.show(visible(row.label), ascii_only=app.ascii_only)
     return Row(row.key, (literal(row.name), *cells, state))
 

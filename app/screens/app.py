@@ -18,15 +18,13 @@ from app.screens.launch import LaunchScreen
 from app.screens.links import LinksScreen
 from app.screens.machines import MachinesScreen
 from app.screens.plan import PlanScreen
-from app.screens.steering import SteeredApp, Steering
-from app.screens.step_screen import StepScreen
+from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
 from app.shell.dialogs import CommandRecord
 from app.wizard.engine import Wizard
 from app.wizard.records import Status
 from app.wizard.services import Services
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 
 SCREENS: tuple[type[StepScreen], ...] = (
     HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,
@@ -50,7 +48,7 @@ class WizardApp(SteeredApp):
 
     def __init__(
         self,
-        wizard: Steering,
+        wizard: Wizard,
         *,
         ascii_only: bool = False,
         clock: Callable[[], float] = time.time,

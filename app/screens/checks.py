@@ -1,4 +1,4 @@
-"""Checks: what was seen on each machine, what is needed, and the fix."""
+"""Checks: what was found on each machine, what is needed, and the fix."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
-from app.screens.steering import cause_lines, shown_state, shown_status
-from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
@@ -17,45 +16,40 @@ from app.shell.text import literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding
 from app.wizard.records import GOOD, Check, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
     from distributed.checks.findings import Finding
 
-_COLUMNS = (
-    Column("what", "machine, check", most=28, least=14),
-    Column("state", "state", most=18, least=8),
-    Column("seen", "seen", most=48, least=14),
-    Column("needed", "needed", most=34, least=10, rank=1),
-)
 _BETWEEN = "|"
 
 
 class ChecksScreen(StepScreen):
-    """Can they train?"""
+    """Are they ready to train?"""
 
     STEP = Step.CHECKS
-    HEADING = "Checks"
+    COLUMNS = (
+        Column("what", "machine, check", most=28, least=14),
+        Column("state", "state", most=18, least=8),
+        Column("seen", "found", most=48, least=14),
+        Column("needed", "needed", most=34, least=10, rank=1),
+    )
     HELP = (
-        "All machines are looked at side by side: Python, torch and a small calculation on every device, disk, memory, "
-        "system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a problem keeps "
-        "a machine out. 'f' mends the selected one where that is safe to do from here, 'F' all of them; packages go "
-        "into a folder of ours there, and 'clean' removes it again."
+        "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
+        "memory, system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a "
+        "problem keeps a machine from training. 'f' fixes the selected problem where that is safe to do from here, "
+        "'F' all of them; packages go into Muster's folder there, and 'clean' removes it again."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("f", "fix", "Fix", "Mend the selected finding, or all of the selected machine."),
-        Key("F", "fix_all", "Fix all", "Mend everything that is safe to mend, on all machines."),
-        Key("s", "skip", "Skip", "Go on without the selected machine, or take it back in."),
-        Key("o", "show_all", "All", "Show also what is in order, or only what is not."),
+        Key("f", "fix", "Fix", "Fix the selected problem, or all of the selected machine."),
+        Key("F", "fix_all", "Fix all", "Fix everything that is safe to fix, on all machines."),
+        Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
+        Key("o", "show_all", "All", "Also show the checks that passed, or only the others."),
     )
 
     _all = False
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
@@ -63,7 +57,7 @@ class ChecksScreen(StepScreen):
     def _machine(self, check: Check, skipped: bool) -> list[Row]:
         app = self.steered
         good = sum(finding.level == "ok" for finding in check.findings)
-        seen = muted(f"{good} of {len(check.findings)} in order" if check.findings else "")
+        seen = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
         shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)
         head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
         kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
@@ -74,7 +68,7 @@ class ChecksScreen(StepScreen):
         check = next((check for check in state.checks if check.key == machine), None)
         finding = self._finding(state, key)
         if finding is not None:
-            safe = [muted("f does this from here")] if finding.safe and finding.fix else []
+            safe = [muted("f fixes this from here")] if finding.safe and finding.fix else []
             needed = [muted(f"needed: {finding.needed}")] if finding.needed else []
             return [*needed, *cause_lines(of_finding(finding)), *safe]
         return cause_lines(check) if check is not None else ()
@@ -90,8 +84,8 @@ class ChecksScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if any(check.fixable for check in state.checks):
-            return muted("F mends all that is safe to mend; nothing else is changed.")
-        return muted("Looking changes nothing on any machine.")
+            return muted("F fixes what is safe to fix; nothing else is changed.")
+        return muted("Checking changes nothing on any machine.")
 
     def action_fix(self) -> None:
         machine, _, check = self.table.cursor.partition(_BETWEEN)

@@ -1,4 +1,4 @@
-"""Home: runs that live, what was trained before, a new set-up, and a look at this computer."""
+"""Home: live runs, what was trained before, a new set-up, and a check of this computer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from textual.content import Content
 
 from app.console import command_line
 from app.report import what_next
-from app.screens.steering import cause_lines, shown_state
-from app.screens.step_screen import StepScreen
+from app.screens.step_screen import StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.row_layout import Column, Row
@@ -19,8 +18,7 @@ from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
 from app.wizard.records import KnownProfile, Presence
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from app.wizard.validation import MEASURES
 from profiles.counts import counted
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:  # a module that loads SSH, which the first screen does withou
     from distributed.checks.findings import Finding
     from training.runs import RunSummary
 
-_COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
 NEW, DOCTOR = "new", "doctor"
 _AROUND = 10
 """Lines of the screen that are not the list's."""
@@ -39,30 +36,27 @@ _FINISHED = 5
 
 
 class HomeScreen(StepScreen):
-    """What is there, and what may be begun."""
+    """What do you want to do?"""
 
     STEP = Step.HOME
-    HEADING = "Home"
+    COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
     HEADED = False
     HELP = (
-        "Enter on 'New set-up' goes through the machines, the job and the way to train, and ends in a plan. "
-        "Enter on a run shows it live; a run goes on whether somebody looks or not. "
-        "Enter on a profile takes you to its plan at once."
+        "Enter on 'New set-up' takes you through machines, job and strategy to a plan. "
+        "Enter on a run shows it live; it continues when you leave. "
+        "Enter on a profile opens its plan at once."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Open", "Open what is selected: a run, a new set-up, a profile.", main=True),
         Key("n", "new", "New", "A new set-up."),
-        Key("d", "doctor", "Doctor", "Look at this computer: Python, devices, disk, memory."),
+        Key("d", "doctor", "Doctor", "Check this computer: Python, devices, disk, memory."),
         Key("r", "retry", "Reload", "Read runs and profiles again.", shown=False),
     )
 
-    RIGHT_KEYS = (replace(EVERYWHERE[0], label="Leave", help="Leave; runs go on."), *EVERYWHERE[1:])
+    RIGHT_KEYS = (replace(EVERYWHERE[0], label="Leave", help="Leave; runs continue."), *EVERYWHERE[1:])
 
     _placed = False
     _watched = False
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         app = self.steered
@@ -73,8 +67,8 @@ class HomeScreen(StepScreen):
         findings = [_finding(app, found) for found in state.doctor.found]
         sections = [
             _section("Running now", [_run(app, run) for run in live]),
-            _section("Begin", [_line(NEW, "New set-up", "machines, job, way to train; a plan to confirm")]),
-            _section("Again", [_profile(app, profile, state.presence_of(profile)) for profile in saved]),
+            _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
+            _section("Saved", [_profile(app, profile, state.presence_of(profile)) for profile in saved]),
             _section("Ready-made", [_profile(app, profile, state.presence_of(profile)) for profile in shipped]),
             _section("Finished", [_run(app, run) for run in done]),
             _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
@@ -86,9 +80,8 @@ class HomeScreen(StepScreen):
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         kind, _, name = key.partition(":")
         if kind == "profile":
-            return [
-                line for profile in state.home.found.profiles if profile.name == name for line in self._about(profile)
-            ]
+            known = [profile for profile in state.home.found.profiles if profile.name == name]
+            return [line for profile in known for line in self._about(profile)]
         if kind == "finding":
             return [line for row in state.doctor.found if row.check == name for line in cause_lines(of_finding(row))]
         if kind == "run":
@@ -109,7 +102,7 @@ class HomeScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         if state.home.cause:
             return literal(" ".join(filter(None, (state.home.cause, state.home.fix))), "$text-error")
-        return muted("Nothing trains, and nothing is saved, before you confirm a plan.")
+        return muted("Nothing is trained or saved before you confirm a plan.")
 
     def draw(self) -> None:
         super().draw()
@@ -131,7 +124,7 @@ class HomeScreen(StepScreen):
         kind, _, name = self.table.cursor.partition(":")
         if kind in (NEW, ""):
             self.action_new()
-        elif kind == DOCTOR or kind == "finding":
+        elif kind in (DOCTOR, "finding"):
             self.action_doctor()
         elif kind == "profile":
             self.do(actions.Rerun(name))
@@ -180,7 +173,7 @@ def _run(app: MusterApp, run: RunSummary) -> Row:
 
 def _profile(app: MusterApp, profile: KnownProfile, machines: Sequence[Presence]) -> Row:
     here = [one.present for one in machines]
-    present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} here" if here else ""
+    present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} online" if here else ""
     wrong = literal(app.symbol(Mark.PROBLEM), Mark.PROBLEM.style) if profile.entry.error else ""
     style = "$text-success" if here and all(here) else "$text-muted"
     about = join(wrong, literal(present, style), muted(profile.entry.description))
@@ -189,7 +182,7 @@ def _profile(app: MusterApp, profile: KnownProfile, machines: Sequence[Presence]
 
 def _presence(app: MusterApp, one: Presence) -> Content:
     look = {True: Mark.ONLINE, False: Mark.OFFLINE, None: Mark.WAITING}[one.present]
-    word = {True: "here", False: "not here", None: "not known yet"}[one.present]
+    word = {True: "online", False: "not found", None: "not known yet"}[one.present]
     return literal(f"{app.symbol(look)} {one.name}: {word}", look.style)
 
 
@@ -197,7 +190,8 @@ def _doctor_words(state: WizardState) -> str:
     wrong = sum(finding.level != "ok" for finding in state.doctor.found)
     if not state.doctor.found:
         return "check Python, devices, disk and memory here"
-    return f"{counted(len(state.doctor.found), 'thing')} looked at, {wrong} to mend" if wrong else "all is well"
+    problems = counted(wrong, "problem") if wrong else "no problems"
+    return f"{counted(len(state.doctor.found), 'check')}, {problems}"
 
 
 def _finding(app: MusterApp, finding: Finding) -> Row:

@@ -8,8 +8,7 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import bytes_text, command_line
-from app.screens.steering import cause_lines, mark, shown_status
-from app.screens.step_screen import StepScreen
+from app.screens.step_screen import MARKS, StepScreen, cause_lines, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
@@ -17,61 +16,46 @@ from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
-from app.wizard.state import Part, WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Part, Step, WizardState
 from app.wizard.validation import measures
 from profiles.counts import counted
 from profiles.options import OptionSpec
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
-_COLUMNS = (
-    Column("name", "option", most=30, least=16),
-    Column("value", "value", most=36, least=10),
-    Column("about", "about", most=80, least=12, rank=1),
-)
 _SHOWN_BROKEN = 3
 
 
 class JobScreen(StepScreen):
-    """What is to be trained, on what?"""
+    """Which model, on which data?"""
 
     STEP = Step.JOB
-    HEADING = "Job"
+    COLUMNS = (
+        Column("name", "option", most=30, least=16),
+        Column("value", "value", most=36, least=10),
+        Column("about", "about", most=80, least=12, rank=1),
+    )
     HELP = (
-        "Enter on the first line goes on with the values as they are; enter on an option changes it, and 'd' takes the "
-        "profile's own value again. A changed value is marked. '/' finds any option, the advanced ones too."
+        "Enter on the first line continues with these values; enter on an option changes it, and 'd' restores the "
+        "profile's value. Changed values are marked. '/' finds any option, also the advanced ones."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
-        Key("enter", "go_on", "Continue", "Go on, or change the selected option.", main=True),
-        Key("n", "next", "Next", "Go on with the values as they are."),
-        Key("d", "reset", "Default", "The profile's own value again."),
-        Key("o", "advanced", "Advanced", "Show the advanced options, or fold them away."),
+        Key("enter", "go_on", "Continue", "Continue, or change the selected option.", main=True),
+        Key("n", "next", "Next", "Continue with these values."),
+        Key("d", "reset", "Default", "Restore the profile's value."),
+        Key("o", "advanced", "Advanced", "Show or hide the advanced options."),
     )
 
     _open = False
 
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
-
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app, job = self.steered, state.job.found
+        app, job, profile = self.steered, state.job.found, state.answers.profile
         wanted = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
         fold = ("v" if app.ascii_only else "▾") if self._open else (">" if app.ascii_only else "▸")
         return [
-            Row(
-                GO,
-                (
-                    Content.styled("Go on", "bold $text-primary"),
-                    muted(state.answers.profile),
-                    muted("with these values"),
-                ),
-            ),
-            Row(
-                PROFILE,
-                (Content("profile"), literal(state.answers.profile, "bold"), muted("where all values start from")),
-            ),
+            Row(GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))),
+            Row(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
             Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
             Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
             *[_option(app, row) for row in main],
@@ -85,17 +69,17 @@ class JobScreen(StepScreen):
         if not state.members:
             return Content("")
         if part.status in UNSETTLED:
-            return muted("does it fit the machines?")
+            return muted("comparing with the machines' memory")
         if part.status is Status.FAILED:
             return literal(f"{app.symbol(Mark.WARNING)} {part.cause}", Mark.WARNING.style)
         if not bad:
-            return literal(f"{app.symbol(Mark.OK)} fits {_machines(len(part.found))}", Mark.OK.style)
-        look = mark(bad[0].status)
+            return literal(f"{app.symbol(Mark.OK)} fits {_all_of(len(part.found))}", Mark.OK.style)
+        look = MARKS[bad[0].status]
         return literal(f"{app.symbol(look)} " + ", ".join(f"{row.name}: {row.label}" for row in bad), look.style)
 
     def _data(self, data: Part[DataSummary]) -> Content:
         if data.status in UNSETTLED:
-            return muted("being looked at")
+            return muted("being read")
         if data.status is Status.FAILED:
             return literal(f"{self.steered.symbol(Mark.PROBLEM)} {data.cause}", Mark.PROBLEM.style)
         return join(shown_status(self.steered, data.status, data_words(data)))
@@ -119,7 +103,7 @@ class JobScreen(StepScreen):
         said = (
             (state.job.cause, "$text-error"),
             (state.job.fix, ""),
-            (f"Going on {bring}." if bring else "", "$text-warning"),
+            (f"Continuing {bring}." if bring else "", "$text-warning"),
         )
         return Content("\n").join([literal(text, style) for text, style in said if text])
 
@@ -131,13 +115,13 @@ class JobScreen(StepScreen):
         wrong = [row for row in state.job.found.options if row.problem]
         if wrong:
             return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
-        return muted("Shipped values are published ones; change what you know better.")
+        return muted("The profiles hold published values; change what you know better.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         key = self.table.cursor if self.ready else GO
         if key in (GO, ""):
             return self.KEYS
-        word = "Unfold" if key == ADVANCED and not self._open else "Fold" if key == ADVANCED else "Change"
+        word = "Change" if key != ADVANCED else "Hide" if self._open else "Show"
         return (Key("enter", "go_on", word, main=True), *self.KEYS[1:])
 
     def _option_at(self, key: str) -> JobOption | None:
@@ -173,16 +157,16 @@ class JobScreen(StepScreen):
             if name:
                 self.do(actions.ChooseProfile(name))
 
-        heading = "Which profile do the values start from?"
+        heading = "Which profile should the values start from?"
         self.app.push_screen(ChoiceDialog(heading, value=self.state.answers.profile, choices=choices), answered)
 
     def _ask_reference(self, name: str) -> None:
         job = self.state.job.found
         known, value = (job.models, job.model) if name == MODEL else (job.datasets, job.dataset)
-        words = "a name of config.ini, a folder, or a name of the Hugging Face hub"
+        words = "a name in config.ini, a folder, or a name on the Hugging Face hub"
         dialog = TextDialog(
             "Which model?" if name == MODEL else "Which data set?",
-            [muted(f"Type {words}, or go down to the list.")],
+            [muted(f"Type {words}, or press down for the list.")],
             value=value,
             choices=[(one, "") for one in known],
         )
@@ -234,7 +218,7 @@ def _about_data(part: Part[DataSummary]) -> list[Content]:
     return [*lines, muted(f"and {more} more")] if more > 0 else lines
 
 
-def _machines(number: int) -> str:
+def _all_of(number: int) -> str:
     return {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
 
 

@@ -1,4 +1,4 @@
-"""Launch: steps and machines as a grid, and under it what went wrong where."""
+"""Launch: steps and machines as a grid, and under it what failed where."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from textual.content import Content
 
 from app.console import command_line
 from app.report import what_next
-from app.screens.steering import cause_lines, shown_state, shown_status
-from app.screens.step_screen import StepScreen
+from app.screens.step_screen import StepScreen, cause_lines, failure, progress, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard import actions
 from app.wizard.records import LaunchRow, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from training.run_files import is_live
 from training.runs import summarise
 
 _PROGRESS = 4
+STATE_CELLS = max(len(status.value) for status in Status) + 2
+"""Cells of a state: with fewer for some, the columns would move whenever a state changes."""
 
 
 class LaunchScreen(StepScreen):
-    """It starts."""
+    """Starting the run."""
 
     STEP = Step.LAUNCH
-    HEADING = "Launch"
     DETAIL_BELOW = True
     HELP = (
-        "Every machine goes through the same steps. When the first step of training is made, the run is shown live; it "
-        "goes on in the background whatever happens to this screen. Where a step fails, its log is shown: mend it and "
-        "press 'r', or leave the machine out with 'x', which makes a new plan with the rest."
+        "Every machine goes through the same steps. After the first training step the run is shown live; it "
+        "continues in the background when this screen is closed. If a step fails, its log is shown: fix the cause "
+        "and press 'r', or press 'x' to leave the machine out and plan again with the others."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Watch", "Show the run live.", main=True),
         Key("r", "retry", "Retry", "Try to start again."),
-        Key("x", "drop", "Drop", "Leave the selected machine out and plan again with the rest."),
+        Key("x", "drop", "Drop", "Leave the selected machine out and plan again with the others."),
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
@@ -67,16 +66,10 @@ class LaunchScreen(StepScreen):
         return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
 
     def head(self, state: WizardState) -> Content:
-        launch = state.launch
-        parts = [literal(launch.cause, "$text-error")] if launch.cause else []
-        return Content("\n").join([*parts, *([literal(launch.fix)] if launch.fix else [])])
+        return failure(state.launch)
 
     def empty(self, state: WizardState) -> Content:
-        if state.launch.status is Status.FAILED:
-            return Content("")
-        return Content("\n").join(
-            [muted(line) for line in state.launch.progress] or [muted("The run is being started.")]
-        )
+        return progress(state.launch, "The run is being started.")
 
     def hint(self, state: WizardState) -> Content:
         if state.launch.status is Status.FAILED:
@@ -84,7 +77,7 @@ class LaunchScreen(StepScreen):
         run = Path(state.launch.found.run)
         if state.started and run.is_dir() and not is_live(run):
             return muted(f"The run has ended: {summarise(run).status}. Enter shows it, esc goes home.")
-        return muted("The run goes on in the background, whatever happens to this screen.")
+        return muted("The run continues in the background when this screen is closed.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         watch, retry, drop = self.KEYS
@@ -94,7 +87,7 @@ class LaunchScreen(StepScreen):
 
     def leave_question(self) -> str:
         working = self.state.launch.status is Status.WORKING
-        return "The run is being started, and goes on without this screen. Leave?" if working else ""
+        return "The run is being started and continues without this screen. Leave?" if working else ""
 
     def action_go_on(self) -> None:
         run = self.state.launch.found.run
@@ -114,4 +107,5 @@ class LaunchScreen(StepScreen):
 def _row(app: MusterApp, row: LaunchRow, steps: int) -> Row:
     cells = [shown_status(app, status, "") for status in row.cells][:steps]
     cells += [Content("")] * (steps - len(cells))
-    return Row(row.key, (literal(row.name), *cells, shown_state(app, row)))
+    state = shown_state(app, row)
+    return Row(row.key, (literal(row.name), *cells, state.pad_right(max(0, STATE_CELLS - state.cell_length))))

@@ -1,4 +1,4 @@
-"""Links: how fast the network is between every two machines, and which way was taken."""
+"""Links: how fast the network is between every two machines, and which path was measured."""
 
 from __future__ import annotations
 
@@ -8,28 +8,19 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
-from app.screens.steering import cause_lines, mark, shown_state
-from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.screens.step_screen import GO_ON, MARKS, NEXT, StepScreen, cause_lines, failure, progress, shown_state
 from app.shell.base_app import MusterApp
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import literal, muted
 from app.wizard.assessment import of_pair, path_of, warnings_of
 from app.wizard.records import Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
+from profiles.counts import counted
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
     from distributed.measuring.link_figures import PairFigures
 
-_COLUMNS = (
-    Column("pair", "from, to", most=44, least=18),
-    Column("there", "Mbit/s", right=True, most=8, least=6),
-    Column("back", "back", right=True, most=8, least=5),
-    Column("rtt", "ms", right=True, most=7, least=4),
-    Column("state", "state", most=16, least=8),
-    Column("path", "way", most=44, least=10, rank=1),
-)
 _CELL = 15
 _NAME = 16
 
@@ -38,19 +29,23 @@ class LinksScreen(StepScreen):
     """How fast is the network?"""
 
     STEP = Step.LINKS
-    HEADING = "Links"
+    COLUMNS = (
+        Column("pair", "from, to", most=44, least=18),
+        Column("there", "Mbit/s", right=True, most=8, least=6),
+        Column("back", "back", right=True, most=8, least=5),
+        Column("rtt", "ms", right=True, most=7, least=4),
+        Column("state", "state", most=16, least=8),
+        Column("path", "path", most=44, least=10, rank=1),
+    )
     HELP = (
-        "Every two machines send to each other, in turns, so that no measurement disturbs another. The figures decide "
-        "which way of training is fastest here. A cable is worth more than anything else that can be changed."
+        "Every two machines send data to each other, one pair after the other, so that no measurement disturbs "
+        "another. The figures decide which way to train is fastest here. A cable helps more than any other change."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
         Key("r", "retry", "Measure again", "Measure all links again."),
     )
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         return [_row(self.steered, pair) for pair in state.links.found]
@@ -66,24 +61,20 @@ class LinksScreen(StepScreen):
     def head(self, state: WizardState) -> Content:
         links = state.links
         if links.cause:
-            return Content("\n").join([literal(links.cause, "$text-error"), literal(links.fix)])
+            return failure(links)
         room = self.app.size.width - 4
         names = [row.name for row in state.members]
         wide = len(names) >= 2 and _NAME + _CELL * len(names) <= room
         return matrix(names, links.found, _NAME, _CELL) if wide and links.found else Content("")
 
     def empty(self, state: WizardState) -> Content:
-        if state.links.status is Status.FAILED:
-            return Content("")
-        lines = state.links.progress or ("Measuring." if state.busy else "No link to measure.",)
-        return Content("\n").join([muted(line) for line in lines])
+        return progress(state.links, "Measuring." if state.busy else "No link to measure.")
 
     def summary(self, state: WizardState) -> str:
-        links = len(state.links.found)
-        return f"{links} link{'s' * (links != 1)}" if links else ""
+        return counted(len(state.links.found), "link") if state.links.found else ""
 
     def hint(self, state: WizardState) -> Content:
-        return muted("Measured with some MB each; figures are kept for a while.")
+        return muted("Measured with a few MB each; the figures are reused for a while.")
 
     def headless(self) -> str:
         return command_line("measure", self.state.answers.profile)
@@ -131,6 +122,6 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     if source == target or pair is None:
         return muted("" if source == target else "?")
     found, figures = of_pair(pair), pair.figures
-    style = "" if found.status is Status.OK else mark(found.status).style
+    style = "" if found.status is Status.OK else MARKS[found.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
     return Content.assemble((f"{mbit:.4g}", style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

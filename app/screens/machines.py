@@ -1,4 +1,4 @@
-"""Machines: the live table of what is on the network; who is picked trains."""
+"""Machines: the live table of the machines on the network, to select those that train."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.content import Content
 
 from app.console import command_line
-from app.screens.steering import cause_lines, shown_state
-from app.screens.step_screen import GO_ON, StepScreen
+from app.screens.step_screen import GO_ON, StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
@@ -18,44 +17,38 @@ from app.shell.row_table import RowTable
 from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import MachineRow
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
 
-_COLUMNS = (
-    Column("name", "machine", most=30, least=14),
-    Column("state", "state", most=18, least=9),
-    Column("chip", "chip or GPU", most=26, least=14, rank=1),
-    Column("memory", "memory", right=True, most=9, least=6, rank=2),
-    Column("system", "system", most=22, least=12, rank=4),
-    Column("found", "found by", most=26, least=12, rank=3),
-    Column("paths", "ways", right=True, most=5, least=4, rank=5),
-)
-
 
 class MachinesScreen(StepScreen):
-    """Pick who trains."""
+    """Which machines take part?"""
 
     STEP = Step.MACHINES
-    HEADING = "Machines"
+    COLUMNS = (
+        Column("name", "machine", most=30, least=14),
+        Column("state", "state", most=18, least=9),
+        Column("chip", "chip or GPU", most=26, least=14, rank=1),
+        Column("memory", "memory", right=True, most=9, least=6, rank=2),
+        Column("system", "system", most=22, least=12, rank=4),
+        Column("found", "found by", most=26, least=12, rank=3),
+        Column("paths", "paths", right=True, most=5, least=4, rank=5),
+    )
     HELP = (
-        "Machines appear as they are found: those that announce themselves (a Mac with Remote Login on does), those of "
-        "your SSH configuration and hosts file, and what you add. A machine is one row, whatever the number of its "
-        "names, addresses and cables; it is known by its SSH host key.\n"
+        "Machines appear as they are found: those that announce themselves (a Mac with Remote Login on does), those in "
+        "your SSH configuration and hosts file, and those you add. Each machine is one row, however many names, "
+        "addresses and cables it has: its SSH host key identifies it.\n"
         "Machine missing? On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install and start "
         "openssh-server. Or add it with 'a'."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
-        Key("space", "pick", "Pick", "Take the selected machine in, or leave it out."),
+        Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
-        Key("d,delete", "remove", "Remove", "Take a machine that you added off the list again.", shown=False),
+        Key("d,delete", "remove", "Remove", "Remove a machine that you added from the list.", shown=False),
     )
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         picked = {row.key for row in state.picked}
@@ -79,11 +72,11 @@ class MachinesScreen(StepScreen):
             return Content("")
         dash = "- " if self.steered.ascii_only else "· "
         others = any(not row.here for row in state.machines.rows)
-        first = [] if others else [literal("No other machine was found so far.", "$text-warning")]
+        first = [] if others else [literal("No other machine found so far.", "$text-warning")]
         return Content("\n").join([*first, *[muted(dash + line) for line in state.machines.advice]])
 
     def empty(self, state: WizardState) -> Content:
-        return muted("Looking for machines: " + ", ".join(state.machines.searched))
+        return muted("Searching for machines: " + ", ".join(state.machines.searched))
 
     def summary(self, state: WizardState) -> str:
         return f"{len(state.picked)} picked of {len(state.machines.rows)} found"
@@ -91,7 +84,7 @@ class MachinesScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         searched = ", ".join(state.machines.searched)
         seconds = f" for {state.machines.seconds:.0f} s" if state.machines.seconds >= 1 else ""
-        return muted(f"Looking{seconds}: {searched}" if searched else "Looking for machines")
+        return muted(f"Searching{seconds}: {searched}" if searched else "Searching for machines")
 
     def action_pick(self) -> None:
         if self.table.cursor:
@@ -120,7 +113,7 @@ class MachinesScreen(StepScreen):
             if row is not None and f"typed:{text}" in (row.key, *row.aliases):
                 self.do(actions.RemoveMachine(text))
                 return
-        self.notify("only machines that you added can be removed; space leaves one out", timeout=3)
+        self.notify("only machines that you added can be removed; space leaves others out", timeout=3)
 
     def headless(self) -> str:
         return command_line("discover", *self.state.answers.typed)

@@ -10,22 +10,16 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
-from app.screens.step_screen import StepScreen
+from app.screens.step_screen import StepScreen, failure, progress
 from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Change, Plan, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from training.runs import summarise
 
-_COLUMNS = (
-    Column("machine", "machine", most=26, least=14),
-    Column("what", "what changes there", most=90, least=20, folds=True),
-    Column("bytes", "size", right=True, most=9, least=6),
-)
 _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=True)
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
 _SIGNS = {"+": "$text-success", "~": "$text-warning", "-": "$text-error"}
@@ -33,28 +27,29 @@ _LABEL = 11
 
 
 class PlanScreen(StepScreen):
-    """Shall this be done?"""
+    """Review and start."""
 
     STEP = Step.PLAN
-    HEADING = "Plan"
+    COLUMNS = (
+        Column("machine", "machine", most=26, least=14),
+        Column("what", "change", most=90, least=20, folds=True),
+        Column("bytes", "size", right=True, most=9, least=6),
+    )
     DETAIL_BELOW = True
     HELP = (
-        "Nothing trains and nothing is saved so far; other machines hold what you asked for at Access and Checks, and "
-        "code and data to measure with. '+' is new there, '~' changes, '-' goes away. Enter saves the profile and "
-        "starts; 'w' only writes the files, so that the command can be run later. 'clean' takes everything of ours off "
+        "Nothing is trained or saved so far; other machines have what you asked for at Access and Checks, and code "
+        "and data to measure with. '+' is added, '~' changes, '-' is removed. Enter saves the profile and starts; "
+        "'w' only writes the files, so that the command can be run later. 'clean' removes everything of Muster from "
         "the machines again."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Start", "Save the profile and start the run.", main=True),
         Key("e", "headless", "Command", "The command that does the same, to copy."),
         Key("a", "name", "Name", "Another name for the saved profile."),
-        Key("w", "write", "Only save", "Write the files and start nothing."),
-        Key("b", "job", "Job", "To the job, to change options.", shown=False),
-        Key("n", "another", "Another", "Where a run was started from this plan: start another one."),
+        Key("w", "write", "Only save", "Write the files without starting."),
+        Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
+        Key("n", "another", "Another", "If a run was started from this plan: start another one."),
     )
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         changes = state.plan.found.changes
@@ -68,19 +63,12 @@ class PlanScreen(StepScreen):
         return facts(state.plan.found, self.steered.ascii_only, room)
 
     def head(self, state: WizardState) -> Content:
-        plan = state.plan
-        if plan.status is Status.FAILED:
-            return Content("\n").join([literal(plan.cause, "$text-error"), literal(plan.fix)])
-        if state.strategy.status is Status.FAILED:
-            return Content("\n").join([literal(state.strategy.cause, "$text-error"), literal(state.strategy.fix)])
-        return literal(plan.found.way, "$text-success")
+        failed = [part for part in (state.plan, state.strategy) if part.status is Status.FAILED]
+        return failure(failed[0]) if failed else literal(state.plan.found.way, "$text-success")
 
     def empty(self, state: WizardState) -> Content:
-        if Status.FAILED in (state.plan.status, state.strategy.status):
-            return Content("")
-        return Content("\n").join(
-            [muted(line) for line in state.strategy.progress] or [muted("The plan is being made.")]
-        )
+        failed = Status.FAILED in (state.plan.status, state.strategy.status)
+        return Content("") if failed else progress(state.strategy, "The plan is being made.")
 
     def summary(self, state: WizardState) -> str:
         time = duration_text(state.plan.found.seconds) if state.plan.found.seconds else ""
@@ -94,7 +82,7 @@ class PlanScreen(StepScreen):
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
         if state.saved:
             return literal("Saved: the command works now.", "$text-success")
-        return muted("Enter starts. Until then nothing trains and nothing is saved.")
+        return muted("Enter starts. Nothing is trained or saved before that.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
@@ -127,7 +115,7 @@ class PlanScreen(StepScreen):
                 self.do(action(said))
 
         about = [literal(text, "$text-warning") for text in self.state.plan.found.in_clear]
-        about.append(muted(f"Type '{actions.IN_CLEAR}' if that is meant; 'engine = hub' at the Job encrypts it."))
+        about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = hub' at the Job encrypts it."))
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
     def action_job(self) -> None:
@@ -141,9 +129,9 @@ class PlanScreen(StepScreen):
             if name:
                 self.do(actions.SaveAs(name))
 
-        about = [muted("The choices are kept in profiles/saved; Home offers them next time.")]
+        about = [muted("Your choices are saved in profiles/saved; Home lists them next time.")]
         value = self.state.answers.save_as or self.state.plan.found.profile
-        self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Name it"), answered)
+        self.app.push_screen(TextDialog("Name of the saved profile", about, value=value, accept="Use it"), answered)
 
     def copied(self) -> str:
         return self.headless()

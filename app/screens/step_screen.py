@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Container, VerticalScroll
@@ -12,26 +13,55 @@ from textual.content import Content
 from textual.widgets import Static
 
 from app.console import command_line
-from app.screens.steering import SteeredApp, Steering
+from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import WIDE, WIDEST
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.text import join, literal
+from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
-from app.wizard.state import WizardState
-from app.wizard.steps import Step, visited
+from app.wizard.dependencies import busy_here
+from app.wizard.engine import Wizard
+from app.wizard.records import Assessment, Status
+from app.wizard.state import BETWEEN_MACHINES, ORDER, Part, Step, WizardState, visited
 from app.wizard.validation import blockers
 
 GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)
 
 
+MARKS = {
+    Status.WAITING: Mark.WAITING,
+    Status.WORKING: Mark.WORKING,
+    Status.OK: Mark.OK,
+    Status.WARNING: Mark.WARNING,
+    Status.FAILED: Mark.PROBLEM,
+    Status.SKIPPED: Mark.SKIPPED,
+    Status.STOPPED: Mark.STOPPED,
+}
+"""How a status is drawn."""
+
+
+class SteeredApp(MusterApp):
+    """The application as its screens see it; :class:`app.screens.app.WizardApp` is one."""
+
+    wizard: Wizard
+
+    def follow(self) -> None:
+        """Show the state of the moment, on the screen of its step."""
+        raise NotImplementedError  # the application has it
+
+    def open_dashboard(self, run: Path) -> None:
+        """Show a run live over the set-up; esc comes back."""
+        raise NotImplementedError  # the application has it
+
+
 class StepScreen(BaseScreen):
     """One step. A subclass says what stands in its table and what a row means."""
 
     STEP: ClassVar[Step]
+    COLUMNS: ClassVar[tuple[Column, ...]] = ()
     HEADED: ClassVar[bool] = True
     """Whether labels stand above the columns."""
     DETAIL_BELOW: ClassVar[bool] = False
@@ -54,11 +84,15 @@ class StepScreen(BaseScreen):
     StepScreen.-below.-narrow #side { display: block; width: 100%; height: 1fr; margin: 1 0 0 0; padding: 0 0 0 2; }
     """
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cls.HEADING = cls.STEP.heading
+
     # --------------------------------------------------------------------------------------- what a subclass says
 
     def columns(self, state: WizardState) -> Sequence[Column]:
         """Return the columns of the table."""
-        raise NotImplementedError  # every step's screen has its own
+        return self.COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         """Return the rows of the table; no detail of the selected one is needed here."""
@@ -94,12 +128,8 @@ class StepScreen(BaseScreen):
         return cast(SteeredApp, self.app)
 
     @property
-    def wizard(self) -> Steering:
-        return self.steered.wizard
-
-    @property
     def state(self) -> WizardState:
-        return self.wizard.state
+        return self.steered.wizard.state
 
     @property
     def table(self) -> RowTable:
@@ -126,7 +156,7 @@ class StepScreen(BaseScreen):
 
     def title_line(self) -> Content:
         """Where one is on the way."""
-        parts = [_crumb(step, self.STEP, self.state) for step in visited(self.state.far or self.STEP in _NETWORKED)]
+        parts = [_crumb(step, self.STEP) for step in visited(self.state.far or self.STEP in BETWEEN_MACHINES)]
         crumbs = Content.styled(" › ", "$text-muted").join(parts)
         return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
 
@@ -161,9 +191,9 @@ class StepScreen(BaseScreen):
         said = []
         if state.notice and self._still_true(state):
             said.append(literal(state.notice, "$text-warning"))
-        if state.busy:
+        if busy := busy_here(state):
             spin = self.steered.spinner()
-            said.append(Content.assemble((f"{spin} ", "$text-primary"), literal(" · ".join(state.busy), "$text-muted")))
+            said.append(Content.assemble((f"{spin} ", "$text-primary"), muted(" · ".join(busy))))
         return Content("\n").join(said) if said else self.hint(state)
 
     def _still_true(self, state: WizardState) -> bool:
@@ -176,7 +206,7 @@ class StepScreen(BaseScreen):
 
     def do(self, action: actions.Action) -> None:
         """Send what a person did, and draw what came of it."""
-        self.wizard.do(action)
+        self.steered.wizard.do(action)
         self.steered.follow()
 
     def on_row_table_moved(self, event: RowTable.Moved) -> None:
@@ -213,12 +243,38 @@ class StepScreen(BaseScreen):
         return " ".join(row.plain.split()) if row is not None else self.headless()
 
 
-_NETWORKED = (Step.ACCESS, Step.CHECKS, Step.LINKS)
-
-
-def _crumb(step: Step, current: Step, state: WizardState) -> Content:
-    title = step.value.capitalize()
+def _crumb(step: Step, current: Step) -> Content:
     if step is current:
-        return Content.styled(title, "bold $text-primary underline")
-    order = tuple(Step)
-    return Content.styled(title, "$foreground" if order.index(step) < order.index(current) else "$text-muted")
+        return Content.styled(step.heading, "bold $text-primary underline")
+    return Content.styled(step.heading, "$foreground" if ORDER.index(step) < ORDER.index(current) else "$text-muted")
+
+
+def shown_status(app: MusterApp, status: Status, word: str | None = None) -> Content:
+    """Return symbol and word of a status; what is worked on turns."""
+    look = MARKS[status]
+    symbol = app.spinner() if status is Status.WORKING else app.symbol(look)
+    text = status.value if word is None else word
+    return literal(f"{symbol} {text}".rstrip(), look.style)
+
+
+def shown_state(app: MusterApp, row: Assessment) -> Content:
+    """Return a state in its own words."""
+    return shown_status(app, row.status, row.label)
+
+
+def cause_lines(row: Assessment) -> list[Content]:
+    """Return what is wrong and what to do about it."""
+    style = "$text-warning" if row.status is Status.WARNING else "$text-error"
+    lines = [literal(row.cause, style)] if row.cause else []
+    return [*lines, *([Content.assemble(("do: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
+
+
+def failure(part: Assessment) -> Content:
+    """Return what is wrong with a whole part and what to do; nothing where nothing is."""
+    return Content("\n").join([literal(part.cause, "$text-error"), literal(part.fix)]) if part.cause else Content("")
+
+
+def progress(part: Part[Any], otherwise: str) -> Content:
+    """Return what was done so far for a part that has no rows yet; nothing where it has failed."""
+    lines = () if part.status is Status.FAILED else part.progress or (otherwise,)
+    return Content("\n").join([muted(line) for line in lines])

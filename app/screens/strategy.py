@@ -8,62 +8,56 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
-from app.screens.step_screen import GO_ON, NEXT, StepScreen
+from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.base_app import MusterApp
 from app.shell.frame import WIDE
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, bar, literal, muted
 from app.wizard import actions
-from app.wizard.records import Status, Way
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.records import Way
+from app.wizard.state import Step, WizardState
 from profiles.counts import counted
 
-_COLUMNS = (
-    Column("name", "way", most=34, least=18),
-    Column("speed", "speed-up", right=True, most=8, least=7),
-    Column("step", "step", right=True, most=9, least=6),
-    Column("network", "waits", right=True, most=18, least=5),
-    Column("bytes", "an hour", right=True, most=9, least=7),
-    Column("interval", "H", right=True, most=6, least=3),
-    Column("time", "same loss in", right=True, most=9, least=7, rank=2),
-    Column("loss", "loss", right=True, most=8, least=5, rank=3),
-)
 _REASONS = 2
 """Reasons shown above the table of a small terminal."""
 _TALL = 30
 
 
 class StrategyScreen(StepScreen):
-    """How do they work together?"""
+    """How should they train together?"""
 
     STEP = Step.STRATEGY
-    HEADING = "Strategy"
+    COLUMNS = (
+        Column("name", "way", most=34, least=18),
+        Column("speed", "speed-up", right=True, most=8, least=7),
+        Column("step", "step", right=True, most=9, least=6),
+        Column("network", "waits", right=True, most=18, least=5),
+        Column("bytes", "an hour", right=True, most=9, least=7),
+        Column("interval", "H", right=True, most=6, least=3),
+        Column("time", "same loss in", right=True, most=9, least=7, rank=2),
+        Column("loss", "loss", right=True, most=8, least=5, rank=3),
+    )
     HELP = (
-        "Every way to train on these machines with what it should cost, worked out from the measured links and speeds. "
-        "'speed-up' is against the fastest machine alone and counts what is lost in quality; 'same loss in' is the "
-        "time until that machine's final loss is reached; 'waits' is the share of a step that waits for the network. "
-        "One machine alone is a way too, and wins where it is faster. "
-        "H is the number of steps between two exchanges: [ and ] move it, and the figures follow."
+        "Every way to train on these machines, with its predicted cost from the measured links and speeds. "
+        "'speed-up' compares with the fastest machine alone and includes the loss of quality; 'same loss in' is the "
+        "time until that machine's final loss is reached; 'waits' is the share of a step spent waiting for the "
+        "network. One machine alone is listed too, and is recommended where it is faster. "
+        "H is the number of steps between two exchanges: [ and ] change it, and the figures follow."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
         Key("left_square_bracket,left", "interval(-2)", "H", "Half as many steps between exchanges.", written="[ ]"),
         Key("right_square_bracket,right", "interval(2)", "H up", "Twice as many: less traffic.", shown=False),
-        Key("p", "preference", "Prefer", "What counts most: fastest, closest to exact, least traffic."),
-        Key("r", "retry", "Measure", "Run the task for a moment on every machine, and predict with the new figures."),
+        Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
+        Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
     )
-
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        return _COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
         app, wide = self.steered, self.app.size.width >= WIDE
-        ways = state.ways
-        return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in ways]
+        return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in state.ways]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         lines = [line for way in state.ways if str(way.index) == key for line in _about(way)]
@@ -72,22 +66,15 @@ class StrategyScreen(StepScreen):
     def head(self, state: WizardState) -> Content:
         found = state.strategy
         if found.cause:
-            return Content("\n").join([literal(found.cause, "$text-error"), literal(found.fix)])
+            return failure(found)
         first, *others = found.found.reasons or ("",)
         shown = others[: _REASONS - 1] if self.app.size.height < _TALL else others
         dash = "- " if self.steered.ascii_only else "· "
-        return (
-            Content("\n").join([literal(first, "$text-success"), *[muted(dash + text) for text in shown]])
-            if first
-            else Content("")
-        )
+        lines = [literal(first, "$text-success"), *[muted(dash + text) for text in shown]] if first else []
+        return Content("\n").join(lines)
 
     def empty(self, state: WizardState) -> Content:
-        if state.strategy.status is Status.FAILED:
-            return Content("")
-        return Content("\n").join(
-            [muted(line) for line in state.strategy.progress] or [muted("Nothing predicted yet.")]
-        )
+        return progress(state.strategy, "Nothing predicted yet.")
 
     def summary(self, state: WizardState) -> str:
         return f"prefer {state.answers.preference}"
@@ -95,8 +82,8 @@ class StrategyScreen(StepScreen):
     def hint(self, state: WizardState) -> Content:
         chosen = state.chosen
         if chosen is not None and not chosen.recommended:
-            return muted("Another way than the recommended one is chosen.")
-        return muted("The arrow keys choose a way; figures are predictions from measured links and speeds.")
+            return muted("This is not the recommended way.")
+        return muted("The arrow keys select a way; figures are predictions from measured links and speeds.")
 
     def draw(self) -> None:
         super().draw()
@@ -163,17 +150,17 @@ def _about(way: Way) -> list[Content]:
     who = ", ".join(choice.members)
     lines = [literal(f"over {choice.over}: {who}" if not choice.alone else who)]
     if found.step:
-        progress = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
-        lines.append(muted(f"{progress}: the same loss in {duration_text(way.same_loss_seconds)}"))
+        faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
+        lines.append(muted(f"{faster}: the same loss in {duration_text(way.same_loss_seconds)}"))
         steps = f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}"
         run = f"whole run: {steps}, {duration_text(way.seconds)}"
         lines.append(muted(f"{run}; loss +{found.loss_increase:.2%} at most expected"))
     elif not found.predicted:
-        lines.append(muted("not predicted: what this strategy costs is not known"))
+        lines.append(muted("not predicted: the cost of this strategy is not known"))
     else:
-        lines.append(muted("its speed was not measured: r runs the task on it for a moment"))
+        lines.append(muted("its speed was not measured: r runs the task on it briefly"))
     if way.periodic:
-        lines.append(muted(f"one exchange every {way.interval} steps ([ and ] move it)"))
+        lines.append(muted(f"one exchange every {way.interval} steps ([ and ] change it)"))
     return [*lines, *([literal(way.problem, "$text-error")] if way.problem else [])]
 
 

@@ -32,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
         os.environ[SERVED] = "/report"
         return run_dashboard(Path(arguments[0]))
     from app.screens.app import run_wizard
-    from app.wizard.real_services import RealServices
+    from app.wizard.services import Services
 
-    return run_wizard(RealServices(), "", False)
+    return run_wizard(Services(), "", False)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,8 @@ from app.wizard.machine_actions import (
     typed_row,
 )
 from app.wizard.records import GOOD, Launch, Status, Strategy
-from app.wizard.state import Answers, Kind, Part
+from app.wizard.state import ORDER, Action, Answers, Kind, Part, Step, after, before
 from app.wizard.state import WizardState as State
-from app.wizard.steps import ORDER, Step, after, before
-from app.wizard.transitions import Action
 from app.wizard.validation import blockers
 
 __all__ = [
@@ -32,7 +30,7 @@ __all__ = [
 IN_CLEAR = "in clear"
 """What a person types to agree to training traffic that others can read."""
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
-UNDER_WAY = "that is under way"
+UNDER_WAY = "that is in progress"
 _STARTING = "the run is being started"
 _LONGEST_INTERVAL = 100_000
 
@@ -56,7 +54,7 @@ class Next(Action):
         if reasons:
             return state.noting(reasons[0])
         if state.step is Step.PLAN:
-            return state.noting("this plan starts when it is confirmed")
+            return state.noting("confirm the plan to start it")
         return _to(state, after(state.step, state.far)) if state.step is not Step.LAUNCH else state
 
 
@@ -134,39 +132,26 @@ class Retry(Action):
 def _again(state: State, *kinds: Kind) -> State:
     """Have parts worked out once more; what is shown stays meanwhile."""
     for kind in kinds:
-        state = state.putting(kind, part=(state.part(kind) or state.empty(kind)).again())
+        state = state.putting(kind, part=state.part(kind).again())
     return state
 
 
 def _anew(state: State, kind: Kind, found: object = None) -> State:
     """Have a part worked out once more from nothing."""
     fresh = state.empty(kind)
-    return state.putting(kind, part=replace(fresh, found=found or fresh.found, inputs=_inputs(state, kind)))
-
-
-def _inputs(state: State, kind: Kind) -> object:
-    part = state.part(kind)
-    return part.inputs if part is not None else None
+    return state.putting(kind, part=replace(fresh, found=found or fresh.found, inputs=state.part(kind).inputs))
 
 
 def _unskipped(state: State, key: str) -> State:
     return state.answering(skipped=tuple(other for other in state.answers.skipped if other != key))
 
 
-def _retry_machines(state: State, _: str) -> State:
-    return state.noting("machines are looked for all the time")
-
-
 def _retry_access(state: State, key: str) -> State:
     for row in state.access:
         if row.key == key or (not key and row.status in (Status.FAILED, Status.WARNING)):
-            inputs = getattr(state.part(Kind.ACCESS, row.key), "inputs", None)
+            inputs = state.part(Kind.ACCESS, row.key).inputs
             state = state.putting(Kind.ACCESS, row.key, Part(None, inputs=inputs))
     return _unskipped(state, key)
-
-
-def _retry_checks(state: State, key: str) -> State:
-    return _unskipped(_anew(state, Kind.CHECKS), key)
 
 
 def _retry_links(state: State, _: str) -> State:
@@ -194,9 +179,9 @@ def _retry_launch(state: State, _: str) -> State:
 
 _RETRIES: Mapping[Step, Callable[[State, str], State]] = {
     Step.HOME: lambda state, _: _again(state, Kind.HOME),
-    Step.MACHINES: _retry_machines,
+    Step.MACHINES: lambda state, _: state.noting("machines are searched for all the time"),
     Step.ACCESS: _retry_access,
-    Step.CHECKS: _retry_checks,
+    Step.CHECKS: lambda state, key: _unskipped(_anew(state, Kind.CHECKS), key),
     Step.LINKS: _retry_links,
     Step.JOB: lambda state, _: _again(state, Kind.JOB, Kind.DATA, Kind.FITS),
     Step.STRATEGY: _retry_strategy,
@@ -255,7 +240,7 @@ class ChooseStrategy(Action):
     def on(self, state: State) -> State:
         way = next((way for way in state.ways if way.index == self.index), None)
         if way is None:
-            return state.noting("there is no such way")
+            return state.noting("no such way to train")
         if way.problem:
             return state.noting(f"{way.choice.name}: {way.problem}")
         return state.answering(strategy="" if way.recommended else way.identity)
@@ -269,7 +254,7 @@ class SetInterval(Action):
 
     def on(self, state: State) -> State:
         if state.chosen is None or not state.chosen.periodic:
-            return state.noting("this way exchanges in every step")
+            return state.noting("this strategy exchanges in every step")
         return state.answering(interval=max(0, min(self.steps, _LONGEST_INTERVAL)))
 
 
@@ -281,7 +266,7 @@ class SetPreference(Action):
 
     def on(self, state: State) -> State:
         if self.preference not in PREFERENCES:
-            return state.noting("fastest, closest-to-exact or least-traffic")
+            return state.noting("choose fastest, closest-to-exact or least-traffic")
         return state.answering(preference=self.preference, strategy="", interval=0)
 
 
@@ -303,7 +288,7 @@ def _not_yet(state: State, said: str) -> tuple[str, ...]:
     if state.step is not Step.PLAN:
         return ("there is no plan yet",)
     open_ = state.plan.found.in_clear if said.strip().casefold() != IN_CLEAR else ()
-    return (*blockers(state), *(f"not encrypted: {text}; nothing was done" for text in open_[:1]))
+    return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
 
 
 @dataclass(frozen=True)
@@ -346,7 +331,7 @@ class Drop(Action):
     def on(self, state: State) -> State:
         row = next((row for row in state.members if self.key in (row.key, row.name)), None)
         if state.launch.status is not Status.FAILED or row is None:
-            return state.noting("only a launch that failed can go on with fewer machines")
+            return state.noting("machines can be dropped only after a launch has failed")
         if len(state.members) == 1:
             return state.noting("it is the only machine")
         return _to(state.answering(skipped=(*state.answers.skipped, row.key)), Step.PLAN)

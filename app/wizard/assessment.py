@@ -34,7 +34,7 @@ _ENDINGS = {
 
 def of_run(run: RunSummary) -> Assessment:
     status = Status.WORKING if run.live else _ENDINGS.get(run.status, Status.WARNING)
-    fix = "look into its folder, or remove it" if run.damage else ""
+    fix = "check its folder, or remove it" if run.damage else ""
     return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
 
 
@@ -46,7 +46,7 @@ def started_text(run: RunSummary) -> str:
 # ------------------------------------------------------------------------------------------------------ access, checks
 
 _CAUSES = {
-    "unknown_host_key": "first meeting", "host_key_changed": "key changed", "port_closed": "port closed",
+    "unknown_host_key": "new host key", "host_key_changed": "key changed", "port_closed": "port closed",
     "name_unknown": "name unknown", "no_route": "no route", "timeout": "no answer", "not_ssh": "not SSH",
     "stalled": "stalled", "user_refused": "user refused", "no_key_accepted": "no key", "password_only": "password only",
     "password_refused": "wrong password", "no_shell": "no shell", "dropped": "dropped",
@@ -54,7 +54,7 @@ _CAUSES = {
 
 
 def of_report(report: AccessReport) -> Assessment:
-    """Judge the way to a machine; what waits for a person has not failed."""
+    """Judge the login on a machine; what waits for a person has not failed."""
     if report.ok:
         return Assessment(status=Status.OK, words="ok")
     need = Access("", report=report).need
@@ -66,11 +66,11 @@ def _fix(report: AccessReport, need: Need) -> str:
     host, _, port = report.where.rpartition(":")
     if need is Need.PASSWORD:
         place = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
-        return f"give its password once: it installs our key (or do it yourself: ssh-copy-id {place})"
+        return f"give its password once, to install a key (or install it yourself: ssh-copy-id {place})"
     if report.unknown_key is not None:
         return f"compare on that machine: {report.unknown_key.compare_command}"
     if report.cause == "host_key_changed" and not report.fix:
-        return f"if it was set up anew: ssh-keygen -R {host}"
+        return f"if it was reinstalled: ssh-keygen -R {host}"
     return report.fix
 
 
@@ -83,10 +83,10 @@ def of_findings(findings: Sequence[Finding]) -> Assessment:
     """Judge a machine by the worst that was found on it."""
     problems = [finding for finding in findings if finding.level == "problem"]
     warnings = [finding for finding in findings if finding.level == "warning"]
-    words = f"{len(problems)} to mend" if problems else counted(len(warnings), "warning") if warnings else "ready"
     worst = next(iter(problems or warnings), None)
     if worst is None:
-        return Assessment(status=Status.OK, words=words)
+        return Assessment(status=Status.OK, words="ready")
+    words = counted(len(problems), "problem") if problems else counted(len(warnings), "warning")
     return Assessment(status=_LEVELS[worst.level], words=words, cause=worst.seen, fix=worst.fix)
 
 
@@ -97,9 +97,9 @@ def of_pair(pair: PairFigures) -> Assessment:
     """Judge the link between two machines."""
     figures = pair.figures
     if figures is None:
-        cause = pair.problem or "nothing passes between the two"
-        fix = "does a firewall stand between? Runs over the hub need the way to this computer only"
-        return Assessment(status=Status.FAILED, words="nothing passes", cause=cause, fix=fix)
+        cause = pair.problem or "no connection between the two"
+        fix = "check firewalls between them; runs over the hub only need a connection to this computer"
+        return Assessment(status=Status.FAILED, words="no connection", cause=cause, fix=fix)
     warnings = warnings_of(pair)
     fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
     status = Status.WARNING if warnings else Status.OK
@@ -113,11 +113,11 @@ def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
 
 
 def path_of(pair: PairFigures) -> str:
-    """Return which way was taken; empty where nothing passes."""
+    """Return which path was measured; empty where there is no connection."""
     figures = pair.figures
     if figures is None:
         return ""
-    ways = f", the fastest of {len(figures.paths)} ways" if len(figures.paths) > 1 else ""
+    ways = f", the fastest of {len(figures.paths)} paths" if len(figures.paths) > 1 else ""
     return f"{figures.interface or '?'} to {figures.interface_back or '?'} ({figures.address}){ways}"
 
 
@@ -136,7 +136,7 @@ def warnings_of(pair: PairFigures) -> list[str]:
     if any(interface_kind(name, {}) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
     if pair.busy:
-        found.append(f"others moved {figures.other_mbit:.0f} Mbit/s there meanwhile: measure again when it is idle")
+        found.append(f"other traffic of {figures.other_mbit:.0f} Mbit/s at that time: measure again when it is idle")
     lost = max(figures.loss, figures.loss_back)
     if lost > _LOST:
         found.append(f"{100 * lost:.1f} % was lost and sent again")

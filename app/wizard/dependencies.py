@@ -1,5 +1,6 @@
-"""What each part of the set-up depends on, and what is to be asked for at the step shown.
+"""The guided set-up as a pure function, ``apply(state, change) -> state``, and what is to be asked for at a step.
 
+A change is what a person did (:mod:`app.wizard.actions`) or what was seen (:mod:`app.wizard.observations`).
 A part remembers the answers that it was worked out for. :func:`settle` puts back what was worked out for others, so
 that going back changes nothing, and changing an answer asks anew for just what depends on it.
 """
@@ -11,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.wizard.records import GOOD, UNSETTLED, MachineRow, Status, Way
-from app.wizard.state import Kind, Part, Task, WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Action, Change, Kind, Part, Step, Task, WizardState
 
 _OF_THE_DATA = (
     "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
@@ -45,7 +45,7 @@ def _access(state: WizardState, key: str) -> object:
 
 
 def _place(row: MachineRow) -> tuple[object, ...]:
-    return row.key, row.address, row.port, row.user
+    return row.key, row.entry.host, row.entry.port, row.entry.user
 
 
 def _members(state: WizardState) -> tuple[object, ...]:
@@ -74,7 +74,6 @@ def _plan(state: WizardState, _: str) -> object:
 
 
 _INPUTS: Mapping[Kind, Callable[[WizardState, str], object]] = {
-    Kind.HOME: lambda state, _: None,
     Kind.ACCESS: _access,
     Kind.CHECKS: lambda state, _: tuple(map(_place, state.picked)),
     Kind.LINKS: lambda state, _: _members(state),
@@ -96,23 +95,35 @@ def settle(state: WizardState) -> WizardState:
     for kind in _INPUTS:
         for key in [row.key for row in state.picked if not row.here] if kind is Kind.ACCESS else [""]:
             wanted, part = inputs(state, kind, key), state.part(kind, key)
-            if part is None or part.inputs != wanted:
+            if part.inputs != wanted:
                 state = state.putting(kind, key, _fresh(state, kind, part, wanted))
     return state
 
 
-def _fresh(state: WizardState, kind: Kind, old: Part[Any] | None, wanted: object) -> Part[Any]:
+def _fresh(state: WizardState, kind: Kind, old: Part[Any], wanted: object) -> Part[Any]:
     """Return a part to be worked out. What a form shows stays until then: it must not flicker."""
     if kind is Kind.PLAN and state.strategy.status is Status.FAILED:
         failed = state.strategy  # where no way can be predicted, there is no plan for the same reason
         return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=wanted)
-    stays = kind is Kind.JOB or (kind is Kind.INTERVAL and _same_way(old, wanted))
-    return replace(old.again() if old is not None and stays else state.empty(kind), inputs=wanted)
+    stays = kind is Kind.JOB
+    if kind is Kind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(wanted, tuple):
+        stays = old.inputs[0] == wanted[0]  # the same way with another H
+    return replace(old.again() if stays else state.empty(kind), inputs=wanted)
 
 
-def _same_way(old: Part[Any] | None, wanted: object) -> bool:
-    before = old.inputs if old is not None else None
-    return isinstance(before, tuple) and isinstance(wanted, tuple) and before[0] == wanted[0]
+# --------------------------------------------------------------------------------------------------------------- apply
+
+
+def apply(state: WizardState, change: Change) -> WizardState:
+    """Return the state after a change. It never raises."""
+    if isinstance(change, Action) and state.notice:
+        state = replace(state, notice="")
+    return settle(change.on(state))
+
+
+def begin() -> WizardState:
+    """Return the state of a set-up that has just been opened."""
+    return settle(WizardState())
 
 
 # -------------------------------------------------------------------------------------------------------------- wanted
@@ -128,23 +139,10 @@ def _needed(state: WizardState) -> Iterator[tuple[Kind, str]]:
     if state.step is Step.ACCESS:
         yield from ((Kind.ACCESS, row.key) for row in state.access if row.status is Status.WAITING)
     for kind in _NEEDED.get(state.step, ()):
-        part = state.part(kind)
-        if (part is None or part.status is Status.WAITING) and _READY.get(kind, _always)(state):
+        if state.part(kind).status is Status.WAITING and (kind not in _READY or _READY[kind](state)):
             yield kind, ""
     if state.step is Step.CHECKS and any(row.status is Status.WAITING for row in state.checks):
         yield Kind.CHECKS, ""
-
-
-def _always(_: WizardState) -> bool:
-    return True
-
-
-def _has_members(state: WizardState) -> bool:
-    return bool(state.members)
-
-
-def _is_read(state: WizardState) -> bool:
-    return state.job.status is not Status.WAITING
 
 
 def _is_moving(state: WizardState) -> bool:
@@ -158,6 +156,13 @@ def _is_decided(state: WizardState) -> bool:
     return bool(state.members) and ((state.strategy.status in GOOD and not moving) or alone)
 
 
+def busy_here(state: WizardState) -> tuple[str, ...]:
+    """Return what is being worked on, in words, without what only a step needs that is not shown."""
+    needed = {**_NEEDED, Step.ACCESS: (Kind.ACCESS,), Step.CHECKS: (Kind.CHECKS,)}
+    elsewhere = {kind for kinds in needed.values() for kind in kinds} - set(needed.get(state.step, ()))
+    return tuple(dict.fromkeys(words for task, words in state.under_way if task.kind not in elsewhere))
+
+
 _NEEDED = {
     Step.HOME: (Kind.HOME,),
     Step.LINKS: (Kind.LINKS,),
@@ -166,10 +171,10 @@ _NEEDED = {
     Step.PLAN: (Kind.JOB, Kind.FORECAST, Kind.INTERVAL, Kind.PLAN),
 }
 _READY: Mapping[Kind, Callable[[WizardState], bool]] = {
-    Kind.LINKS: _has_members,
-    Kind.DATA: _is_read,
-    Kind.FITS: lambda state: _is_read(state) and bool(state.members),
-    Kind.FORECAST: _has_members,
-    Kind.INTERVAL: lambda state: _has_members(state) and _is_moving(state),
+    Kind.LINKS: lambda state: bool(state.members),
+    Kind.DATA: lambda state: state.job.status is not Status.WAITING,
+    Kind.FITS: lambda state: state.job.status is not Status.WAITING and bool(state.members),
+    Kind.FORECAST: lambda state: bool(state.members),
+    Kind.INTERVAL: lambda state: bool(state.members) and _is_moving(state),
     Kind.PLAN: _is_decided,
 }

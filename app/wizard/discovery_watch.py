@@ -10,9 +10,7 @@ from pathlib import Path
 
 from app.wizard.machines import Identities, Naming
 from app.wizard.outside import OUTSIDE, Outside, Search
-from app.wizard.records import Machines, Presence
-from app.wizard.saved_profiles import saved_hosts
-from app.wizard.services import Sight
+from app.wizard.records import Machines, Presence, Sight
 from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
@@ -28,8 +26,8 @@ NOTHING_AFTER = 5.0
 """Seconds after which a list without another machine says what to do."""
 ADVICE = (
     "add one as you would type it after ssh: user@host, or user@192.168.1.7",
-    "on a Mac: System Settings > General > Sharing > Remote Login; on Linux its SSH server must run",
-    "guest Wi-Fi and some routers keep machines apart: use a cable, or another network",
+    "on a Mac: turn on System Settings > General > Sharing > Remote Login; on Linux: start the SSH server",
+    "guest Wi-Fi and some routers separate machines: use a cable or another network",
 )
 _AT_LEAST_EVERY = 1.0
 _AT_MOST_EVERY = 0.15
@@ -41,14 +39,15 @@ class DiscoveryWatch:
 
     Args:
         see: hears what is seen.
-        config: the ``config.ini`` whose saved profiles' machines are looked for too; ``None``: the project's.
+        saved: hosts files of saved profiles by their names; their machines are looked for too.
+        outside: where.
     """
 
-    def __init__(self, see: Callable[[Sight], None], config: Path | None = None, outside: Outside = OUTSIDE) -> None:
+    def __init__(self, see: Callable[[Sight], None], saved: Mapping[str, Path], outside: Outside = OUTSIDE) -> None:
         self._see = see
         self._outside = outside
         self._begin = outside.now()
-        self._saved = dict(_readable(saved_hosts(config).items()))
+        self._saved = dict(_readable(saved.items()))
         own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
         self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
@@ -146,7 +145,7 @@ def _together(states: Sequence[State]) -> State:
 
 
 def _searched(state: State, files: Iterable[tuple[Origin, Path]]) -> tuple[str, ...]:
-    where = ", ".join(state.browsed.interfaces) or "no interface that takes multicast"
+    where = ", ".join(state.browsed.interfaces) or "no interface with multicast"
     named = tuple(f"{path} ({origin.value})" for origin, path in files)
     return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config and known hosts", *named)
 

@@ -14,23 +14,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from app.wizard.actions import GivePassword, Rerun
-from app.wizard.dependencies import inputs, wanted
+from app.wizard.dependencies import apply, begin, inputs, wanted
 from app.wizard.observations import Begun, Done, Failed, LaunchSeen, Sighted, Told, WatchFailed
-from app.wizard.records import Access, MachineRow, Status, Way
-from app.wizard.services import Request, Services, Watch
-from app.wizard.state import Kind, Task, WizardState
-from app.wizard.steps import Step
-from app.wizard.transitions import Action, Change, apply, begin
+from app.wizard.records import Access, Status, Way
+from app.wizard.services import Services
+from app.wizard.state import Action, Change, Kind, Step, Task, WizardState
 from profiles.errors import MusterError
+
+if TYPE_CHECKING:  # loads SSH, which the first screen does without
+    from app.wizard.discovery_watch import DiscoveryWatch
 
 Listener = Callable[[], None]
 RETRY_EVERY = 3.0
-"""Seconds between two looks at a machine that does not let us in, while that is shown."""
+"""Seconds between two tries at a machine that refuses the login, while that is shown."""
 SLOW_RETRY_EVERY = 10.0
-"""After many refused log-ins: SSH servers lock out who knocks too often."""
+"""After many refused logins: SSH servers lock out who tries too often."""
 _MANY = 10
 
 
@@ -55,9 +56,9 @@ class Wizard:
         self._passwords: dict[str, str] = {}
         """By machine, until it is used."""
         self._looked_for: tuple[str, ...] = ()
-        self._watch: Watch | None = None
+        self._watch: DiscoveryWatch | None = None
         self._closed = False
-        self._spawn(self._look_out)
+        self._spawn(self._discover)
         self._spawn(self._retry_for_ever)
         if profile:
             self.do(Rerun(profile))
@@ -144,41 +145,51 @@ class Wizard:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()
             self._attempts[task.key] += task.kind is Kind.ACCESS
-        self._change(outcome)
+        try:
+            self._change(outcome)
+        except Exception as error:  # noqa: BLE001 - a result that cannot be taken in has failed; else it works for ever
+            self._change(Failed(task, *_words(error)))
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
     def _ask(self, task: Task, state: WizardState) -> Any:
         services, members, job = self._services, state.members, state.answers.job
-        tell, request = self._tell(task), request_of(state)
+        machines, request = {row.key: row for row in state.picked}, state.request
+
+        def tell(line: str) -> None:
+            self._change(Told(task, line))
+
+        def moved() -> Way:
+            way, steps = cast("tuple[Way, int]", task.inputs)
+            return services.with_interval(request.planning, way.index, steps)
+
         calls: Mapping[Kind, Callable[[], Any]] = {
             Kind.HOME: services.home,
             Kind.DOCTOR: lambda: tuple(services.doctor()),
             Kind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
-            Kind.ACCESS: lambda: services.check_access(_machine(state, task), request.trusted),
+            Kind.ACCESS: lambda: services.check_access(machines[task.key], request.trusted),
             Kind.INSTALL_KEY: lambda: services.install_key(
-                _machine(state, task), self._passwords.pop(task.key, ""), request.trusted
+                machines[task.key], self._passwords.pop(task.key, ""), request.trusted
             ),
             Kind.CHECKS: lambda: dict(zip([row.key for row in members], services.examine(members, job), strict=True)),
-            Kind.REPAIR: lambda: services.repair(_to_mend(state, task), job, task.key, tell),
+            Kind.REPAIR: lambda: services.repair(
+                [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, task.key, tell
+            ),
             Kind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
             Kind.JOB: lambda: services.job(job),
             Kind.DATA: lambda: services.look_at_data(job),
             Kind.FITS: lambda: tuple(services.fits(members, job)),
             Kind.FORECAST: lambda: services.forecast(request, tell),
-            Kind.INTERVAL: lambda: services.with_interval(request.planning, *_moved_to(task)),
+            Kind.INTERVAL: moved,
             Kind.PLAN: lambda: services.plan(request),
             Kind.SAVE: lambda: services.save(request),
             Kind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(LaunchSeen(launch)), tell),
         }
         return calls[task.kind]()
 
-    def _tell(self, task: Task) -> Callable[[str], None]:
-        return lambda line: self._change(Told(task, line))
+    # ------------------------------------------------------------------------------------------------------- discovery
 
-    # -------------------------------------------------------------------------------------------------------- look-out
-
-    def _look_out(self) -> None:
+    def _discover(self) -> None:
         try:
             watch = self._services.watch(lambda sight: self._change(Sighted(sight)))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
@@ -191,7 +202,7 @@ class Wizard:
         self._change(None)
 
     def _look_for_typed(self) -> None:
-        """Have the look-out follow what was typed."""
+        """Have discovery follow what was typed."""
         watch, typed = self._watch, self._state.answers.typed
         if watch is None or typed == self._looked_for:
             return
@@ -210,7 +221,7 @@ class Wizard:
     # --------------------------------------------------------------------------------------------------------- retries
 
     def _retry_for_ever(self) -> None:
-        """Look again at machines that do not let us in, while that is shown: mending one turns its row green."""
+        """Try machines again that refuse the login, while that is shown: fixing one turns its row green."""
         with self._wake:
             while not self._closed:
                 due = self._next_retry()
@@ -224,7 +235,7 @@ class Wizard:
                 self._start(Task(Kind.ACCESS, due[1], inputs(self._state, Kind.ACCESS, due[1])), quiet=True)
 
     def _next_retry(self) -> tuple[float, str] | None:
-        """Return when and where to look again next; ``None`` while there is nothing to look at."""
+        """Return when and where to try next; ``None`` while there is nothing to try."""
         if self._state.step is not Step.ACCESS:
             return None
         busy = {task.key for task in self._running if task.kind in (Kind.ACCESS, Kind.INSTALL_KEY)}
@@ -242,33 +253,3 @@ def _words(error: Exception) -> tuple[str, str]:
     if isinstance(error, MusterError):
         return error.message, error.hint
     return f"unexpected: {type(error).__name__}: {error}", "please report this"
-
-
-def _machine(state: WizardState, task: Task) -> MachineRow:
-    return next(row for row in state.picked if row.key == task.key)
-
-
-def _to_mend(state: WizardState, task: Task) -> list[MachineRow]:
-    keys = task.inputs if isinstance(task.inputs, tuple) else ()
-    return [row for row in state.members if row.key in keys]
-
-
-def _moved_to(task: Task) -> tuple[int, int]:
-    """Return the way of a task in the ranking, and the H that is wanted of it."""
-    way, steps = cast("tuple[Way, int]", task.inputs)
-    return way.index, steps
-
-
-def request_of(state: WizardState) -> Request:
-    """Return everything that a plan for these answers is made of."""
-    answers, found = state.answers, state.strategy.found
-    return Request(
-        machines=state.members,
-        job=answers.job,
-        preference=answers.preference,
-        chosen=state.chosen,
-        save_as=answers.save_as,
-        trusted=tuple(dict.fromkeys(fingerprint for _, fingerprint in answers.trusted)),
-        planning=found.planning,
-        measure=found.measure,
-    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import Assessment, Status, Strategy, Way
-from app.wizard.services import Request
+from app.wizard.records import FINE, Assessment, Status, Strategy, Tell, Way
+from app.wizard.state import Request
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
@@ -25,7 +24,6 @@ from distributed.run.planning import Planned, PlanOptions, Ready, apply_planning
 from profiles.errors import BadInput
 from profiles.schema import Profile
 
-Tell = Callable[[str], None]
 MOST_ROWS = 12
 BOUND = 0.02
 """How much higher than with per-step averaging the loss may be expected to end, as a share."""
@@ -54,7 +52,7 @@ class Forecast:
         """
         planning = self.planning
         if planning is None or not 0 <= index < len(planning.ranking):
-            raise BadInput("there is no such way", "choose one of the list")
+            raise BadInput("no such way to train", "choose one of the list")
         candidate = planning.ranking[index]
         if steps == candidate.choice.interval:
             return candidate
@@ -122,10 +120,11 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
 
 def strategy_of(found: Forecast) -> Strategy:
     """Return what the screen shows: the best hub of every way, the best first; one machine alone is a way too."""
-    planning = found.planning
-    if planning is None:
-        return _only_way(found)
-    return ranked(planning, found)
+    if found.planning is not None:
+        return ranked(found.planning, found)
+    name = found.found.names[0]
+    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="hub", members=(name,))), recommended=True)
+    return Strategy((way,), (f"{name} is the only machine: it trains alone",), planning=found)
 
 
 def ranked(planning: Planning, found: object) -> Strategy:
@@ -135,19 +134,12 @@ def ranked(planning: Planning, found: object) -> Strategy:
         choice = candidate.choice
         if choice.way not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.way] = way_of(planning, index, candidate)
-    reasons = tuple(sentence(reason) for reason in planning.reasons)
+    reasons, said = tuple(sentence(reason) for reason in planning.reasons), FINE
     if planning.chosen is None:
         cause = reasons[0] if reasons else "the job fits none of these machines"
-        fix = "take a smaller model, or a machine with more memory"
-        nothing = Assessment(status=Status.FAILED, cause=cause, fix=fix)
-        return Strategy(tuple(rows.values()), reasons, planning=found, assessment=nothing)
-    return Strategy(tuple(rows.values()), reasons, planning=found)
-
-
-def _only_way(found: Forecast) -> Strategy:
-    name = found.found.names[0]
-    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="hub", members=(name,))), recommended=True)
-    return Strategy((way,), (f"{name} is the only machine: it trains alone",), planning=found)
+        fix = "choose a smaller model, or a machine with more memory"
+        said = Assessment(status=Status.FAILED, cause=cause, fix=fix)
+    return Strategy(tuple(rows.values()), reasons, planning=found, assessment=said)
 
 
 def moved(found: Forecast, index: int, steps: int) -> Way:

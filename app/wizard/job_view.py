@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from app.console import command_line
@@ -24,6 +25,7 @@ from training.tasks.published_models import usable_profile
 
 _OWN = ("hosts", "workers", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
+_TOO_MANY = "remove their lines, or allow more with max_broken_share"
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """What is left to the planner where neither the person nor a saved profile has chosen."""
 
@@ -81,8 +83,11 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         for spec in options()
         if spec.name not in _OWN and (spec.is_read_by(current.profile.model.task) or spec.name in given)
     ]
-    profile = current.profile
-    said, fix = _about_the_model(answers.profile, profile)
+    profile, said, fix = current.profile, "", ""
+    if profile.name != answers.profile:  # another one stands in for it
+        instead = f"{profile.name} ({profile.model_name}) replaces it"
+        said = f"the published model of {answers.profile} is not available: {instead}"
+        fix = "connect to the network to use it"
     return Job(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),
@@ -95,14 +100,6 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
             fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
         ),
     )
-
-
-def _about_the_model(wanted: str, profile: Profile) -> tuple[str, str]:
-    """What a person should know of a profile that another one stands in for, and what to do."""
-    if profile.name == wanted:
-        return "", ""
-    said = f"the published model of {wanted} cannot be had: {profile.name} ({profile.model_name}) stands in"
-    return said, "connect to the network for it"
 
 
 def _problem(name: str, text: str) -> str:
@@ -142,7 +139,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
             status=Status.FAILED if too_many else Status.WARNING if broken else Status.OK,
             words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
-            fix=_about_broken(broken, too_many),
+            fix=_TOO_MANY if too_many else "they are left out" if broken else "",
         ),
     )
 
@@ -164,12 +161,6 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
         share = profile.data.pseudo_share
         taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"
         yield f"pseudo.csv: {count} texts by a model; {taken}"
-
-
-def _about_broken(broken: int, too_many: bool) -> str:
-    if too_many:
-        return "remove their lines, or allow more with max_broken_share"
-    return "they are left out" if broken else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -196,18 +187,17 @@ def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int
 
 def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> Fit:
     needed = need_of(profile, size).total if size is not None else 0
+    fit = Fit(row.key, row.name, needed, free, status=Status.OK)
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
-        return Fit(row.key, row.name, needed, free, status=Status.OK, words="not known yet",
-                   cause=f"{missing} is known when it was measured")  # fmt: skip
+        return replace(fit, words="not known yet", cause=f"{missing} is known once it was measured")
     try:
         found = fitted(profile, size, [Room(row.name, total)], alone=False)
     except BadInput as error:
-        return Fit(row.key, row.name, needed, free, status=Status.FAILED, words="does not fit", cause=error.message,
-                   fix=error.hint)  # fmt: skip
-    needed = found.needs or needed
-    less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
-    if memory_level(needed, free, total, estimated=True) == "warning":
-        cause, fix = "other programs have the memory that it needs", f"close programs there, or {less}"
-        return Fit(row.key, row.name, needed, free, status=Status.WARNING, words="tight", cause=cause, fix=fix)
-    return Fit(row.key, row.name, needed, free, status=Status.OK, words="fits", cause=found.line)
+        return replace(fit, status=Status.FAILED, words="does not fit", cause=error.message, fix=error.hint)
+    fit = replace(fit, needed=found.needs or needed, words="fits", cause=found.line)
+    if memory_level(fit.needed, free, total, estimated=True) == "warning":
+        less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
+        cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"
+        return replace(fit, status=Status.WARNING, words="tight", cause=cause, fix=fix)
+    return fit

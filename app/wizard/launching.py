@@ -13,10 +13,9 @@ from app.run_state import RunState, apply
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.machines import trust_in
-from app.wizard.plan_view import chosen_planning
-from app.wizard.records import Launch, LaunchRow, Status
+from app.wizard.records import Launch, LaunchRow, Status, Tell
 from app.wizard.save import Saving, saving
-from app.wizard.services import Request, Tell
+from app.wizard.state import Request
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher
 from distributed.preparation.preflight import NotReady
@@ -42,9 +41,9 @@ def launch(request: Request, see: See, tell: Tell, config: Path | None = None) -
         RunFailed: the run ended before its first step.
         BadInput: something does not fit; nothing was started.
     """
-    kept = saving(request, chosen_planning(request), config)
+    kept = saving(request, config)
     names = [machine.name for machine in kept.hosts.machines]
-    see(_asking(names))
+    see(_refused(names, ()))
     kept.write(config)
     try:
         path, plan = start(kept, request, tell, config)
@@ -163,17 +162,12 @@ def tail(logs: Path, member: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
 
 
-def _asking(names: Sequence[str]) -> Launch:
-    working = Status.WORKING
-    return Launch(STEPS, tuple(LaunchRow(name, name, _cells(0, working), status=working) for name in names))
-
-
 def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
-    """Put every problem into the row of its machine."""
+    """Put every problem into the row of its machine; none so far: all are being checked."""
     rows = []
     for name in names:
         own = next((problem for problem in problems if problem.machine == name), None)
-        status = Status.FAILED if own else Status.OK
+        status = Status.FAILED if own else Status.OK if problems else Status.WORKING
         cause, fix = (own.problem, own.hint) if own else ("", "")
         rows.append(LaunchRow(name, name, _cells(0, status), status=status, cause=cause, fix=fix))
     return Launch(STEPS, tuple(rows))

@@ -1,15 +1,15 @@
-"""What a person can do about machines: picked, trusted, let in, mended, left out. ``Wizard.do`` takes these."""
+"""What a person can do about machines: select, trust, log in, fix, skip. ``Wizard.do`` takes these."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from app.wizard.records import Check, MachineRow, Need, Status
-from app.wizard.state import Kind
+from app.wizard.state import Action, Kind
 from app.wizard.state import WizardState as State
-from app.wizard.transitions import Action
+from profiles.errors import BadInput
 
-INSTALLING = "installing our key"
+INSTALLING = "installing a key"
 _QUOTED = 60
 """Longest typed address that is quoted in a notice."""
 
@@ -45,9 +45,9 @@ class AddMachine(Action):
         text = " ".join(self.text.split())
         row, quoted = typed_row(text), text[:_QUOTED]
         if row is None:
-            return state.noting(f"'{quoted}' is not a machine: type what you would type after ssh, as ada@studio.local")
+            return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
         if text in state.answers.typed:
-            return state.noting(f"{quoted} is there already")
+            return state.noting(f"{quoted} is listed already")
         machines = replace(state.machines, rows=(*state.machines.rows, row))
         state = replace(state, pinned=(*state.pinned, row), machines=machines)
         return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
@@ -55,18 +55,13 @@ class AddMachine(Action):
 
 def typed_row(text: str) -> MachineRow | None:
     """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
-    from distributed.hosts.file import Machine, split_address  # with pydantic, which the first paint does without
+    from distributed.hosts.file import typed_machine  # with pydantic, which the first paint does without
 
-    place = split_address(text)
-    host, user = str(place["name"]), place["user"] or ""
     try:
-        Machine(name=host, address=host, port=place["port"], user=user)
-    except ValueError:
+        entry = typed_machine(text)
+    except BadInput:
         return None
-    return MachineRow(
-        key=f"typed:{text}", name=host, words="looking", address=host, port=place["port"], user=user,
-        found_by=("typed",),
-    )  # fmt: skip
+    return MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class TrustKey(Action):
     def on(self, state: State) -> State:
         row = next((row for row in state.access if row.key == self.key), None)
         if row is None or row.need is not Need.TRUST or row.fingerprint != self.fingerprint:
-            return state.noting("that is not the key it shows")
+            return state.noting("that is not the key that it shows")
         pair = (self.key, self.fingerprint)
         return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
 
@@ -111,9 +106,9 @@ class GivePassword(Action):
     def on(self, state: State) -> State:
         row = next((row for row in state.access if row.key == self.key), None)
         if row is None or row.need is not Need.PASSWORD:
-            return state.noting("no password is needed there")
+            return state.noting("this machine needs no password")
         if row.words == INSTALLING:
-            return state.noting("that is under way")
+            return state.noting("that is in progress")
         state = state.putting(Kind.ACCESS, self.key, status=Status.WORKING, words=INSTALLING)
         return state.ordering(Kind.INSTALL_KEY, self.key)
 
@@ -132,27 +127,27 @@ class Skip(Action):
 
 @dataclass(frozen=True)
 class Fix(Action):
-    """Mend one finding of one machine, or all of it."""
+    """Fix one problem of one machine, or all of it."""
 
     key: str
     check: str = ""
 
     def on(self, state: State) -> State:
-        return _mending(state, self.check, [row for row in state.checks if row.key == self.key])
+        return _repair(state, self.check, [row for row in state.checks if row.key == self.key])
 
 
 @dataclass(frozen=True)
 class FixAll(Action):
-    """Mend everything that is safe to mend, on all machines."""
+    """Fix everything that is safe to fix, on all machines."""
 
     def on(self, state: State) -> State:
-        return _mending(state, "", state.checks)
+        return _repair(state, "", state.checks)
 
 
-def _mending(state: State, check: str, rows: tuple[Check, ...] | list[Check]) -> State:
+def _repair(state: State, check: str, rows: tuple[Check, ...] | list[Check]) -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not Status.SKIPPED)
-    if not keys or state.mending.issuperset(keys):
-        return state.noting("nothing there can be mended from here")
+    if not keys or state.under_repair.issuperset(keys):
+        return state.noting("nothing there can be fixed from here")
     return state.ordering(Kind.REPAIR, check, keys)
 
 

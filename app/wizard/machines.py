@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from app.wizard.outside import OUTSIDE, ThisComputer
 from app.wizard.records import MachineRow, Status
-from app.wizard.this_computer import LONGEST_NAME, here_details, plain_name
+from app.wizard.this_computer import LONGEST_NAME, ThisComputer, plain_name, this_computer
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
-from distributed.hosts.file import Hosts, Machine, split_address
+from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 
@@ -24,10 +24,6 @@ _STATUSES = {
     Seen.OTHER_KEY: Status.FAILED,
     Seen.UNCHECKED: Status.OK,
 }
-SSH_CONFIG = "ssh_config"
-"""Setting of a row: the OpenSSH configuration that its hosts file names."""
-_KEPT = ("key", "python", "project_path", "devices", "interface", "found_at")
-"""Fields of a hosts file's entry that a row has no place for."""
 _MOST_TRAITS = 10_000
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
@@ -75,7 +71,7 @@ class Naming:
         self,
         typed: Iterable[str],
         files: Iterable[Hosts],
-        here: Callable[[], ThisComputer] = OUTSIDE.this_computer,
+        here: Callable[[], ThisComputer] = this_computer,
     ) -> None:
         self._here = here
         self._typed = {str(split_address(text)["name"]).casefold(): text for text in typed}
@@ -99,6 +95,8 @@ class Naming:
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """``host``: its name in the local network, unless two machines claim it."""
         entry, ssh_config = self._entry(machine, host)
+        if machine.here:
+            entry = _here(entry.name, entry.python)
         details = self._here() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
         problem = machine.problem
         return MachineRow(
@@ -108,10 +106,8 @@ class Naming:
             words=machine.status.value,
             cause=problem.message if problem else "",
             fix=problem.hint if problem else "",
-            address="" if machine.here else entry.host,
-            port=entry.port,
-            user=entry.user,
-            here=machine.here,
+            entry=entry,
+            ssh_config=ssh_config,
             chip=details.chip,
             memory=details.memory,
             system=details.system,
@@ -119,8 +115,6 @@ class Naming:
             paths=machine.paths,
             fingerprint=machine.fingerprint,
             aliases=self._aliases(machine),
-            python=entry.python,
-            settings=_settings(entry, ssh_config),
         )
 
     def _aliases(self, machine: FoundMachine) -> tuple[str, ...]:
@@ -145,9 +139,8 @@ class Naming:
 
 
 def _typed_entry(machine: FoundMachine, text: str) -> Machine:
-    place = split_address(text)
-    name = plain_name(machine.name) or str(place["name"])
-    return Machine(name=name, address=str(place["name"]), port=place["port"], user=place["user"] or "")
+    typed = typed_machine(text)
+    return typed.model_copy(update={"name": plain_name(machine.name) or typed.name})
 
 
 def _found_entry(machine: FoundMachine, host: str) -> Machine:
@@ -166,20 +159,8 @@ def _is_host(text: str) -> bool:
     return re.fullmatch(r"[\w:][\w.:%-]{0,200}", text, re.ASCII) is not None
 
 
-def _settings(entry: Machine, ssh_config: str) -> tuple[tuple[str, object], ...]:
-    kept = [(name, getattr(entry, name)) for name in _KEPT]
-    return tuple((name, value) for name, value in (*kept, (SSH_CONFIG, ssh_config)) if value)
-
-
-def machine_of(row: MachineRow, name: str = "") -> Machine:
-    """Return the entry of a row in a hosts file."""
-    if row.here:
-        return Machine(name=name or row.name, address="localhost", python=row.python or sys.executable)
-    settings = {name: value for name, value in row.settings if name != SSH_CONFIG}
-    called = name or plain_name(row.name) or "unnamed"
-    return Machine.model_validate(
-        {**settings, "name": called, "address": row.address, "port": row.port, "user": row.user}
-    )
+def _here(name: str, python: str = "") -> Machine:
+    return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python or sys.executable)
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
@@ -191,12 +172,13 @@ def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
         numbered = (plain if number == 1 else f"{plain[: LONGEST_NAME - 4]}-{number}" for number in range(1, 100))
         name = next(name for name in numbered if name.casefold() not in taken)
         taken.add(name.casefold())
-        machines.append(machine_of(row, name))
-    return Hosts(machines=tuple(machines), ssh_config=ssh_config_of(rows))
+        machines.append(row.entry.model_copy(update={"name": name}))
+    return Hosts(machines=tuple(machines), ssh_config=next((row.ssh_config for row in rows if row.ssh_config), ""))
 
 
 def target_of(row: MachineRow) -> SshTarget:
-    return SshTarget.of(machine_of(row), hosts_of([row]))
+    hosts = hosts_of([row])
+    return SshTarget.of(hosts.master, hosts)
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
@@ -208,25 +190,15 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
     return accept
 
 
-def ssh_config_of(rows: Iterable[MachineRow]) -> str:
-    """Return the OpenSSH configuration that the first row with one brings along."""
-    return next((str(dict(row.settings)[SSH_CONFIG]) for row in rows if SSH_CONFIG in dict(row.settings)), "")
-
-
-def row_of(machine: Machine, ssh_config: str = "") -> MachineRow:
+def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
-        chip, memory, system = here_details()
-        return MachineRow(HERE_KEY, machine.name, status=Status.OK, words="online", here=True, chip=chip,
-                          memory=memory, system=system, python=machine.python)  # fmt: skip
-    return MachineRow(
-        key=f"saved:{machine.host}:{machine.port or 22}",
-        name=machine.name,
-        words="looking",
-        address=machine.host,
-        port=machine.port,
-        user=machine.user,
-        found_by=(Origin.PROFILE.value,),
-        python=machine.python,
-        settings=_settings(machine, ssh_config),
-    )
+        return replace(this_row(here), name=machine.name, entry=_here(machine.name, machine.python))
+    return MachineRow(f"saved:{machine.host}:{machine.port or 22}", machine.name, words="searching", entry=machine,
+                      ssh_config=ssh_config, found_by=(Origin.PROFILE.value,))  # fmt: skip
+
+
+def this_row(here: ThisComputer) -> MachineRow:
+    """Return the row of this computer."""
+    return MachineRow(HERE_KEY, here.name, status=Status.OK, words="online", entry=_here(here.name),
+                      chip=here.chip, memory=here.memory, system=here.system)  # fmt: skip

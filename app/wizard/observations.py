@@ -12,13 +12,13 @@ from typing import Any
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures
 from app.wizard.machine_actions import INSTALLING
-from app.wizard.records import FINE, Assessment, Launch, MachineRow, Status
-from app.wizard.services import Sight
-from app.wizard.state import Kind, Part, Task
+from app.wizard.records import FINE, Assessment, Launch, MachineRow, Sight, Status
+from app.wizard.state import Kind, Observation, Part, Task
 from app.wizard.state import WizardState as State
-from app.wizard.transitions import Observation
 
 _LONGEST_LOG = 400
+_PARTLESS = (Kind.SAVED_MACHINES, Kind.INSTALL_KEY, Kind.REPAIR)
+"""Whose results change other parts."""
 _SHOWN_LINES = 12
 
 
@@ -36,30 +36,30 @@ class Begun(Observation):
         if not is_current(state, task):
             return state
         state = replace(state, under_way=(*state.under_way, (task, _busy_words(state, task))))
-        if state.part(task.kind, task.key) is None:
+        if task.kind in _PARTLESS:
             return state
-        words = "asking" if task.kind is Kind.ACCESS else ""
+        words = "connecting" if task.kind is Kind.ACCESS else ""
         return state.putting(task.kind, task.key, status=Status.WORKING, words=words)
 
 
 def _busy_words(state: State, task: Task) -> str:
     if task.kind is Kind.ACCESS:
-        return f"asking {next((row.name for row in state.access if row.key == task.key), '')}".rstrip()
+        return f"connecting to {next((row.name for row in state.access if row.key == task.key), 'a machine')}"
     if task.kind is Kind.FORECAST and needs_no_figures(state):
-        return "looking at this computer"
+        return "checking this computer"
     return _BUSY[task.kind]
 
 
 _BUSY = {
     Kind.HOME: "reading runs and profiles",
-    Kind.DOCTOR: "looking at this computer",
+    Kind.DOCTOR: "checking this computer",
     Kind.SAVED_MACHINES: "reading the profile's machines",
-    Kind.INSTALL_KEY: "installing our key",
-    Kind.CHECKS: "looking at the machines",
-    Kind.REPAIR: "mending",
+    Kind.INSTALL_KEY: "installing a key",
+    Kind.CHECKS: "checking the machines",
+    Kind.REPAIR: "fixing problems",
     Kind.LINKS: "measuring links",
     Kind.JOB: "reading the profile",
-    Kind.DATA: "looking at the data",
+    Kind.DATA: "reading the data",
     Kind.FITS: "comparing the model with the machines' memory",
     Kind.FORECAST: "measuring machines",
     Kind.INTERVAL: "predicting",
@@ -78,10 +78,9 @@ class Told(Observation):
 
     def on(self, state: State) -> State:
         state = replace(state, log=(*state.log, self.line)[-_LONGEST_LOG:], logged=state.logged + 1)
-        part = state.part(self.task.kind, self.task.key)
-        if part is None or not is_current(state, self.task):
+        if self.task.kind in _PARTLESS or not is_current(state, self.task):
             return state
-        progress = (*part.progress, self.line)[-_SHOWN_LINES:]
+        progress = (*state.part(self.task.kind, self.task.key).progress, self.line)[-_SHOWN_LINES:]
         return state.putting(self.task.kind, self.task.key, progress=progress)
 
 
@@ -146,32 +145,22 @@ class Done(Observation):
 
 def _found(state: State, task: Task, found: Any) -> State:
     """A part is worked out."""
-    said = _assessed(task.kind, found)
-    old = state.part(task.kind, task.key)
+    judged: Mapping[Kind, Callable[[Any], Assessment]] = {Kind.ACCESS: of_report, Kind.LINKS: of_pairs}
+    said: Assessment = judged[task.kind](found) if task.kind in judged else getattr(found, "assessment", FINE)
     part = Part(
-        found, progress=old.progress if old is not None else (), inputs=task.inputs,
+        found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs,
         status=said.status, words=said.words, cause=said.cause, fix=said.fix,
     )  # fmt: skip
     return state.putting(task.kind, task.key, part)
 
 
-def _assessed(kind: Kind, found: Any) -> Assessment:
-    if kind is Kind.ACCESS:
-        return of_report(found)
-    if kind is Kind.LINKS:
-        return of_pairs(found)
-    said: Assessment = getattr(found, "assessment", FINE)
-    return said
-
-
 def _saved_machines(state: State, task: Task, found: Any) -> State:
-    """A profile brings its machines along; none of its own: this computer."""
+    """A profile brings its machines along."""
     if state.answers.profile != task.key:
         return state
-    wanted = tuple(found) or (MachineRow("here", "this computer", here=True),)
-    pinned = tuple({row.key: row for row in (*state.pinned, *wanted)}.values())
-    rows = _with_pinned(state.machines.rows, wanted)
-    picked = tuple(next((row.key for row in rows if _same(one, row)), one.key) for one in wanted)
+    pinned = tuple({row.key: row for row in (*state.pinned, *found)}.values())
+    rows = _with_pinned(state.machines.rows, found)
+    picked = tuple(next((row.key for row in rows if _same(one, row)), one.key) for one in found)
     return replace(state, pinned=pinned, machines=replace(state.machines, rows=rows)).answering(picked=picked)
 
 
@@ -187,7 +176,7 @@ def _installed(state: State, task: Task, found: Any) -> State:
     row = next((row for row in state.access if row.key == task.key), None)
     if row is None:
         return state
-    words = "let us in: our key is installed there" if found.ok else found.problem
+    words = "accepts the login: a key is installed there" if found.ok else found.problem
     part = Task(Kind.ACCESS, task.key, inputs(state, Kind.ACCESS, task.key))
     return _found(state, part, found).noting(f"{row.name}: {words}")
 
@@ -263,7 +252,8 @@ def _same(row: MachineRow, other: MachineRow) -> bool:
         return True
     if row.fingerprint and other.fingerprint:
         return row.fingerprint == other.fingerprint
-    return bool(row.address) and (row.address, row.port or 22) == (other.address, other.port or 22)
+    here, there = row.entry, other.entry
+    return not (here.here or there.here) and (here.host, here.port or 22) == (there.host, there.port or 22)
 
 
 def _follow_keys(state: State) -> State:

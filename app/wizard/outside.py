@@ -10,11 +10,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from app.wizard.records import Tell
 
 if TYPE_CHECKING:
+    from app.wizard.this_computer import ThisComputer
     from distributed.checks.examination import Examined
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
@@ -27,18 +30,8 @@ if TYPE_CHECKING:
     from profiles.schema import Profile
     from training.plan import RunPlan
 
-Tell = Callable[[str], None]
 _PROJECT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120.0
-
-
-class ThisComputer(NamedTuple):
-    """What is shown of the machine that the set-up runs on."""
-
-    name: str
-    chip: str
-    memory: str
-    system: str
 
 
 class Search(Protocol):
@@ -61,9 +54,9 @@ class Outside:
         return time.monotonic()
 
     def this_computer(self) -> ThisComputer:
-        from app.wizard.this_computer import here_details, here_name
+        from app.wizard.this_computer import this_computer
 
-        return ThisComputer(here_name(), *here_details())
+        return this_computer()
 
     def search(self, sources: Sources, browse: bool = True) -> Search:
         """Look for machines until the search is closed."""
@@ -155,10 +148,10 @@ def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
         )
         return dict(json.loads(done.stdout))
     except subprocess.TimeoutExpired:
-        return {"splits": {}, "note": f"not looked through within {_PATIENCE:.0f} s"}
+        return {"splits": {}, "note": f"not read completely within {_PATIENCE:.0f} s"}
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"error": f"it could not be looked at: {last[-1] if last else 'no answer'}", "hint": ""}
+        return {"error": f"it could not be read: {last[-1] if last else 'no answer'}", "hint": ""}
 
 
 OUTSIDE = Outside()

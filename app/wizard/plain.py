@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,10 +13,9 @@ from app.wizard.actions import Action
 from app.wizard.assessment import of_finding
 from app.wizard.engine import Wizard
 from app.wizard.prompts import Prompter, prompter
-from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
+from app.wizard.records import UNSETTLED, Access, Need, Row, Status
 from app.wizard.services import Services
-from app.wizard.state import Part, WizardState
-from app.wizard.steps import Step, visited
+from app.wizard.state import Kind, Step, WizardState, visited
 from app.wizard.validation import blockers, measures
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
@@ -72,15 +70,9 @@ class Conversation:
     def hold(self) -> int:
         """Ask until the run trains."""
         steps: dict[Step, Callable[[], None]] = {
-            Step.HOME: self._home,
-            Step.MACHINES: self._machines,
-            Step.ACCESS: self._access,
-            Step.CHECKS: self._checks,
-            Step.LINKS: self._links,
-            Step.JOB: self._job,
-            Step.STRATEGY: self._strategy,
-            Step.PLAN: self._plan,
-        }
+            Step.HOME: self._home, Step.MACHINES: self._machines, Step.ACCESS: self._access, Step.CHECKS: self._checks,
+            Step.LINKS: self._links, Step.JOB: self._job, Step.STRATEGY: self._strategy, Step.PLAN: self._plan,
+        }  # fmt: skip
         while self._state.step is not Step.LAUNCH or not self._launched():
             if self._state.step is not Step.LAUNCH:
                 self._head()
@@ -133,7 +125,7 @@ class Conversation:
         self._say(words.home_lines(self._state))
         if home.cause:
             self._ask.say(f"{home.cause}; {home.fix}")
-        answer = self._ask.line("A number, d: look at this computer, q: leave", "1")
+        answer = self._ask.line("A number, d: check this computer, q: leave", "1")
         if answer.casefold() in ("q", "quit"):
             raise Leave
         if answer == "d":
@@ -146,14 +138,14 @@ class Conversation:
         else:
             row = _numbered(profiles, answer, first=2)
             if row is None:
-                self._ask.say("that is none of the numbers")
+                self._ask.say("no such number")
             else:
                 self._do(do.Rerun(row.name))
 
     def _machines(self) -> None:
         self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= LOOK_FOR, LOOK_FOR + 2)
         self._say(words.machine_lines(self._state))
-        answer = self._choice("Numbers to pick or not, user@host to add one, l: look again, Enter: go on")
+        answer = self._choice("Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue")
         if not answer:
             self._do(do.Next())
         elif answer not in ("b", "l"):
@@ -171,7 +163,7 @@ class Conversation:
         elif not blockers(self._state):
             self._do(do.Next())
         else:
-            answer = self._choice("Enter: look again, s NUMBER: go on without it")
+            answer = self._choice("Enter: try again, s NUMBER: skip that machine")
             if not answer:
                 self._do(do.Retry())
             elif answer != "b":
@@ -180,16 +172,15 @@ class Conversation:
     def _settle(self, row: Access) -> None:
         """Ask what only a person can answer."""
         if row.need is Need.TRUST:
-            self._ask.say(f"{row.name} is met for the first time; its host key is {row.fingerprint}")
-            self._ask.say(
-                f"compare it, to its end {row.fingerprint[-COMPARED:]}, with what this prints there: {row.compare}"
-            )
-            answer = self._choice("y: it is the right machine, s: go on without it, Enter: look again")
+            self._ask.say(f"{row.name} shows a new host key: {row.fingerprint}")
+            end = row.fingerprint[-COMPARED:]
+            self._ask.say(f"compare it up to its end, {end}, with what this command prints there: {row.compare}")
+            answer = self._choice("y: accept it, s: skip this machine, Enter: try again")
             if answer in ("y", "yes"):
                 self._do(do.TrustKey(row.key, row.fingerprint))
                 return
         else:
-            question = f"Password of {row.place}, once, to install our key; Enter: go on without it:"
+            question = f"Password of {row.place}, used once to install a key; Enter: skip this machine:"
             password = self._ask.secret(question)
             if password:
                 self._do(do.GivePassword(row.key, password))
@@ -203,7 +194,7 @@ class Conversation:
     def _skip(self, answer: str, rows: Iterable[Row]) -> None:
         row = _numbered(rows, answer.removeprefix("s").strip())
         if row is None:
-            self._ask.say("that is none of the numbers")
+            self._ask.say("no such number")
         else:
             self._do(do.Skip(row.key))
 
@@ -211,11 +202,11 @@ class Conversation:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.checks))
         self._say(words.check_lines(self._state.checks))
         if not blockers(self._state):
-            answer = self._choice("Enter: go on, r: look again")
+            answer = self._choice("Enter: continue, r: check again")
             if answer != "b":
                 self._do(do.Next() if not answer else do.Retry())
             return
-        answer = self._choice("f: mend what is safe to mend, r or Enter: look again, s NUMBER: go on without it")
+        answer = self._choice("f: fix what is safe to fix, r or Enter: check again, s NUMBER: skip that machine")
         if answer == "f":
             self._do(do.FixAll())
         elif answer in ("", "r"):
@@ -226,21 +217,22 @@ class Conversation:
     def _links(self) -> None:
         self._until(lambda state: state.links.status not in UNSETTLED)
         self._say(words.link_lines(self._state))
-        answer = self._choice("Enter: go on, r: measure again")
+        answer = self._choice("Enter: continue, r: measure again")
         if answer == "r" or (not answer and blockers(self._state)):
             self._do(do.Retry())
         elif not answer:
             self._do(do.Next())
 
     def _job(self) -> None:
-        self._until(_job_is_read)
+        parts = (Kind.JOB, Kind.DATA, *((Kind.FITS,) if self._state.members else ()))
+        self._until(lambda state: all(state.part(kind).status not in UNSETTLED for kind in parts))
         job = self._state.job
         self._say(words.job_lines(self._state))
         if job.cause:
             self._ask.say(f"{job.cause}; {job.fix}")
         if bring := measures(self._state):
-            self._ask.say(f"going on {bring}")
-        answer = self._choice("NAME=VALUE to change something, o: all options, p NAME: another profile, Enter: go on")
+            self._ask.say(f"continuing {bring}")
+        answer = self._choice("NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue")
         if not answer:
             self._do(do.Next())
         elif answer == "o":
@@ -257,8 +249,8 @@ class Conversation:
         self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
         self._until(lambda state: state.strategy.status not in UNSETTLED, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
-        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure anew"
-        answer = self._choice(f"{question}, Enter: go on")
+        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
+        answer = self._choice(f"{question}, Enter: continue")
         if not answer:
             self._do(do.Next() if self._state.strategy.status is not Status.FAILED else do.Retry())
         elif answer == "m":
@@ -271,7 +263,7 @@ class Conversation:
         elif (way := _numbered(self._state.ways, answer)) is not None:
             self._do(do.ChooseStrategy(way.index))
         elif answer != "b":
-            self._ask.say("that is none of the ways")
+            self._ask.say("no such way to train")
 
     def _plan(self) -> None:
         self._until(lambda state: state.plan.status not in UNSETTLED)
@@ -284,7 +276,7 @@ class Conversation:
             if not answer:
                 self._do(do.Retry())
             return
-        answer = self._choice("Enter: do this, s: save it and start nothing, n NAME: save under another name")
+        answer = self._choice("Enter: start, s: only save, n NAME: save under another name")
         if not answer:
             self._do(do.Confirm(self._said_in_clear()))
         elif answer == "s":
@@ -294,13 +286,13 @@ class Conversation:
         elif answer.startswith("n "):
             self._do(do.SaveAs(answer[2:].strip()))
         elif answer != "b":
-            self._ask.say("that is none of the answers")
+            self._ask.say("no such answer")
 
     def _said_in_clear(self) -> str:
         """Return what the person says of training traffic that others can read; nothing where they cannot."""
         if not self._state.plan.found.in_clear:
             return ""
-        return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' if that is meant:")
+        return self._ask.line(f"Training traffic would not be encrypted. Type '{do.IN_CLEAR}' to accept that:")
 
     # ----------------------------------------------------------------------------------------------------- launch
 
@@ -311,14 +303,14 @@ class Conversation:
             lines = tuple(words.launch_lines(state.launch.found))
             self._say(line for line in lines if line not in before)
             before = lines
-            self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
+            self._wizard.wait(lambda now, shown=state.launch: now.launch != shown, 5.0)
         launch = self._state.launch
         self._say(line for line in words.launch_lines(launch.found) if line not in before)
         if launch.status is Status.OK:
             return True
-        self._ask.say(f"it did not start: {launch.cause}")
+        self._ask.say(f"the run did not start: {launch.cause}")
         self._ask.say(f"fix: {launch.fix}" if launch.fix else "")
-        answer = self._choice("Enter: try again, d NAME: go on without that machine")
+        answer = self._choice("Enter: try again, d NAME: drop that machine")
         if not answer:
             self._do(do.Retry())
         elif answer != "b":
@@ -327,20 +319,11 @@ class Conversation:
 
     def _end(self) -> int:
         run = Path(self._state.launch.found.run)
-        self._ask.say(f"it trains, in the background; watch it with: {command_line('attach', run.name[:20])}")
+        self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
         if self._watch is None or self._ask.line("Watch it here? y or n", "y").casefold() not in ("y", "yes"):
             return ExitCode.DONE
         self._wizard.close()
         return self._watch(run)
-
-
-def _job_is_read(state: WizardState) -> bool:
-    parts = (state.job, state.data, *((state.fits,) if state.members else ()))
-    return all(part.status not in UNSETTLED for part in parts)
-
-
-def _launch_changed(before: Part[Launch], state: WizardState) -> bool:
-    return state.launch != before
 
 
 def _numbered(rows: Iterable[R], text: str, first: int = 1) -> R | None:

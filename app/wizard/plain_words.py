@@ -31,13 +31,13 @@ def home_lines(state: WizardState) -> Iterator[str]:
     for number, profile in enumerate(state.home.found.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
-        here = f"; here: {present} of {counted(len(machines), 'machine')}" if machines else ""
+        here = f"; online: {present} of {counted(len(machines), 'machine')}" if machines else ""
         words = entry.error or f"{f'needs a {entry.needs}' if entry.needs else 'ready'}{here}"
         yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
             f"{entry.description or words}{here}"
         )
         if any(machine.far for machine in machines):
-            yield f"     it {MEASURES.format(names='its machines')}"
+            yield f"     this {MEASURES.format(names='its machines')}"
 
 
 def machine_lines(state: WizardState) -> Iterator[str]:
@@ -47,7 +47,7 @@ def machine_lines(state: WizardState) -> Iterator[str]:
         yield f"{number:>3}  {row.name}: {', '.join(filter(None, (picked, row.label, *_about(row))))}"
         yield from _trouble(row)
     if len(state.machines.rows) < 2:
-        yield f"looked for others: {'; '.join(state.machines.searched)}"
+        yield f"searched: {'; '.join(state.machines.searched)}"
         yield from state.machines.advice
 
 
@@ -56,7 +56,7 @@ def _about(row: MachineRow) -> Iterator[str]:
     yield f"found by {', '.join(row.found_by)}" if row.found_by else ""
     online = [path for path in row.paths if path.online] or list(row.paths)
     if online and not row.here:
-        more = f" and {counted(len(online) - 1, 'more way')}" if len(online) > 1 else ""
+        more = f" and {counted(len(online) - 1, 'more path')}" if len(online) > 1 else ""
         yield f"{online[0].endpoint.where} over {online[0].endpoint.kind.value}{more}"
 
 
@@ -72,7 +72,7 @@ def access_lines(rows: Iterable[Access]) -> Iterator[str]:
 def check_lines(rows: Iterable[Check]) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
         fine = sum(finding.level == "ok" for finding in row.findings)
-        yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} findings are fine"
+        yield f"{number:>3}  {row.name}: {row.label}, {fine} of {len(row.findings)} checks passed"
         for finding in row.findings:
             if finding.level != "ok":
                 needed = f"; needed: {finding.needed}" if finding.needed else ""
@@ -123,7 +123,7 @@ def strategy_lines(state: WizardState) -> Iterator[str]:
     ways, chosen = state.ways, state.chosen
     yield from (f"  {text}" for text in state.strategy.found.reasons[:3])
     if any(way.candidate.step for way in ways):
-        yield "  times are until the loss that the fastest machine alone ends with"
+        yield "  times are until the final loss of the fastest machine alone is reached"
     for number, way in enumerate(ways, 1):
         mark = "chosen, " if way is chosen else ""
         mark += "recommended, " if way.recommended else ""
@@ -159,7 +159,7 @@ def plan_lines(part: Part[Plan]) -> Iterator[str]:
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     yield f"  saved as profile: {plan.profile}"
-    yield f"  the same by hand: {plan.command}"
+    yield f"  command: {plan.command}"
     if plan.hash:
         yield f"  plan {plan.hash}"
     yield from _failure(part)

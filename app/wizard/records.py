@@ -5,6 +5,7 @@ Text in it may come from other machines: show it escaped. No password is ever in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
     from profiles.resolve import ProfileEntry
     from training.runs import RunSummary
 
+Tell = Callable[[str], None]
+"""Hears a line for each thing that was done or began."""
 MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
 """Options that everybody sees; the others are folded under "advanced"."""
 
@@ -45,7 +48,7 @@ class Assessment:
 
     status: Status = Status.WAITING
     words: str = ""
-    """The state in a word or two: ``online``, ``first meeting``; empty: the status itself."""
+    """The state in a word or two: ``online``, ``new host key``; empty: the status itself."""
     cause: str = ""
     """What is wrong, in one plain sentence; empty where nothing is."""
     fix: str = ""
@@ -106,11 +109,10 @@ class Home:
 class MachineRow(Row):
     """One machine, whatever the number of its names and addresses. ``key`` is its host key's fingerprint once known."""
 
-    address: str = ""
-    """What SSH connects to."""
-    port: int | None = None
-    user: str = ""
-    here: bool = False
+    entry: Machine = field(kw_only=True)
+    """How it is reached, as a hosts file says it; the name there is that of ``name`` once the file is written."""
+    ssh_config: str = ""
+    """The OpenSSH configuration that its hosts file names."""
     chip: str = ""
     memory: str = ""
     system: str = ""
@@ -119,10 +121,11 @@ class MachineRow(Row):
     fingerprint: str = ""
     aliases: tuple[str, ...] = ()
     """Keys it had before its host key was seen; a choice made then still holds."""
-    python: str = ""
-    """Interpreter there, where a hosts file names one."""
-    settings: tuple[tuple[str, Any], ...] = ()
-    """Further fields of its entry in a hosts file, which a saved profile keeps."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is this computer."""
+        return self.entry.here
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,15 @@ class Machines:
     """How long was looked."""
     advice: tuple[str, ...] = ()
     """What to do if a machine is missing; filled when nothing was found for some seconds."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What discovery sees at a moment."""
+
+    machines: Machines
+    presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
+    """By saved profile: which of its machines are here."""
 
 
 # ------------------------------------------------------------------------------------------------------ access, checks
@@ -200,7 +212,7 @@ class Check(Row):
 
     @property
     def fixable(self) -> bool:
-        """Whether a problem can be mended from here."""
+        """Whether a problem can be fixed from here."""
         return any(finding.safe and finding.level == "problem" for finding in self.findings)
 
 

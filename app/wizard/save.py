@@ -13,9 +13,10 @@ from itertools import count
 from pathlib import Path
 
 from app.console import command_line
+from app.wizard.forecasting import Forecast
 from app.wizard.job_view import WAYS, resolved
 from app.wizard.machines import hosts_of
-from app.wizard.services import Request
+from app.wizard.state import Request
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.planning.document import Planning
 from profiles.errors import BadInput
@@ -85,12 +86,14 @@ def shown(path: Path) -> str:
     return str(path)
 
 
-def saving(request: Request, planning: Planning | None, config: Path | None = None) -> Saving:
-    """Return what confirming would write.
+def saving(request: Request, config: Path | None = None) -> Saving:
+    """Return what confirming would write; the plan holds the chosen way, of two machines or more.
 
     Raises:
         BadInput: the profile cannot be used, or the name cannot be a profile's.
     """
+    found = request.planning if len(request.machines) > 1 else None
+    planning = found.planning_of(request.chosen) if isinstance(found, Forecast) else None
     library = Library.open(config)
     folder = saved_folder(library.config.path.resolve())
     hosts = hosts_of(request.machines)

@@ -1,10 +1,11 @@
 """One moment of the guided set-up: what a person chose, and for each part what was worked out from that.
 
-Screens and prompts draw it; :mod:`app.wizard.transitions` makes the next one.
+Screens and prompts draw it; :func:`app.wizard.dependencies.apply` makes the next one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -31,9 +32,68 @@ from app.wizard.records import (
     Strategy,
     Way,
 )
-from app.wizard.steps import Step
 
 T = TypeVar("T")
+
+
+class Step(str, Enum):
+    """One screen of the set-up."""
+
+    HOME = "home"
+    MACHINES = "machines"
+    ACCESS = "access"
+    CHECKS = "checks"
+    LINKS = "links"
+    JOB = "job"
+    STRATEGY = "strategy"
+    PLAN = "plan"
+    LAUNCH = "launch"
+
+    @property
+    def heading(self) -> str:
+        """As the breadcrumb and the head of a screen say it."""
+        return self.value.capitalize()
+
+    @property
+    def question(self) -> str:
+        """What a person decides there, in one line."""
+        return _QUESTIONS[self]
+
+
+ORDER = tuple(Step)
+BETWEEN_MACHINES = frozenset({Step.ACCESS, Step.CHECKS, Step.LINKS})
+"""Steps about machines that are reached over the network: there is nothing to do for this computer alone."""
+_QUESTIONS = {
+    Step.HOME: "What do you want to do?",
+    Step.MACHINES: "Which machines take part?",
+    Step.ACCESS: "Can Muster log in there?",
+    Step.CHECKS: "Are they ready to train?",
+    Step.LINKS: "How fast is the network between them?",
+    Step.JOB: "Which model, on which data?",
+    Step.STRATEGY: "How should they train together?",
+    Step.PLAN: "Review and start",
+    Step.LAUNCH: "Starting the run",
+}
+
+
+def visited(far: bool) -> tuple[Step, ...]:
+    """Return the steps that are shown; ``far``: whether a machine other than this computer takes part."""
+    return ORDER if far else tuple(step for step in ORDER if step not in BETWEEN_MACHINES)
+
+
+def after(step: Step, far: bool) -> Step:
+    """Return the next step that is shown, the last one after itself."""
+    shown = visited(far)
+    return next((other for other in shown if ORDER.index(other) > ORDER.index(step)), shown[-1])
+
+
+def before(step: Step, far: bool) -> Step:
+    """Return the step shown before, the first one before itself."""
+    shown = visited(far)
+    return next((other for other in reversed(shown) if ORDER.index(other) < ORDER.index(step)), shown[0])
+
+
+# ----------------------------------------------------------------------------------------------------- tasks and parts
 
 
 class Kind(str, Enum):
@@ -125,6 +185,25 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Request:
+    """Everything a plan is made of."""
+
+    machines: tuple[MachineRow, ...]
+    """That take part; this computer alone or others with or without it."""
+    job: JobAnswers
+    preference: str = "fastest"
+    chosen: Way | None = None
+    """With its interval as the person left it; ``None``: nothing was predicted."""
+    save_as: str = ""
+    trusted: tuple[str, ...] = ()
+    """Fingerprints of new host keys that a person accepted."""
+    planning: Any = field(default=None, repr=False, compare=False)
+    """``Strategy.planning`` of the forecast that ``chosen`` is from."""
+    measure: bool = False
+    """A person asked for new figures: what was measured before does not do."""
+
+
+@dataclass(frozen=True)
 class WizardState:
     """One moment of the set-up."""
 
@@ -195,16 +274,17 @@ class WizardState:
     @property
     def access(self) -> tuple[Access, ...]:
         """The way to each picked machine but this computer."""
-        return tuple(self._access(row) for row in self.picked if not row.here)
+        rows = [(row, self.part(Kind.ACCESS, row.key)) for row in self.picked if not row.here]
+        return tuple(Access(row.key, row.name, part.found, **self._shown(row, part)) for row, part in rows)
 
-    def _access(self, row: MachineRow) -> Access:
-        part = self.parts.get((Kind.ACCESS, row.key), Part(None))
-        status = Status.SKIPPED if row.key in self.answers.skipped else part.status
-        return Access(row.key, row.name, part.found, status=status, words=part.words, cause=part.cause, fix=part.fix)
+    def _shown(self, row: MachineRow, said: Assessment) -> dict[str, Any]:
+        """Return how a picked machine stands; one that was left out is skipped, whatever was found."""
+        status = Status.SKIPPED if row.key in self.answers.skipped else said.status
+        return {"status": status, "words": said.words, "cause": said.cause, "fix": said.fix}
 
     @property
-    def mending(self) -> frozenset[str]:
-        """Machines that are being mended, or are about to be."""
+    def under_repair(self) -> frozenset[str]:
+        """Machines that are being fixed, or are about to be."""
         tasks = (*self.orders, *(task for task, _ in self.under_way))
         wanted = [task.inputs for task in tasks if task.kind is Kind.REPAIR]
         return frozenset(key for keys in wanted if isinstance(keys, tuple) for key in keys)
@@ -219,11 +299,9 @@ class WizardState:
         said: Assessment = part if part.status is not Status.OK else Assessment()
         if part.status is Status.OK and found is not None:
             said = of_findings(found.findings)
-        if row.key in self.mending:
-            said = replace(said, status=Status.WORKING, words="mending")
-        status = Status.SKIPPED if row.key in self.answers.skipped else said.status
-        findings = found.findings if found is not None else ()
-        return Check(row.key, row.name, findings, status=status, words=said.words, cause=said.cause, fix=said.fix)
+        if row.key in self.under_repair:
+            said = replace(said, status=Status.WORKING, words="fixing")
+        return Check(row.key, row.name, found.findings if found is not None else (), **self._shown(row, said))
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -242,13 +320,27 @@ class WizardState:
     @property
     def saved(self) -> bool:
         """Whether the files of the Plan as it is shown are written, so that its command works."""
-        kept = self.parts.get((Kind.SAVE, ""))
-        return kept is not None and kept.inputs == self.plan.inputs
+        return (Kind.SAVE, "") in self.parts and self.part(Kind.SAVE).inputs == self.plan.inputs
 
     @property
     def started(self) -> bool:
         """Whether a run was started from this set-up, and trains or has trained."""
         return self.launch.status is Status.OK and bool(self.launch.found.run)
+
+    @property
+    def request(self) -> Request:
+        """Everything that a plan for these answers is made of."""
+        answers, found = self.answers, self.strategy.found
+        return Request(
+            machines=self.members,
+            job=answers.job,
+            preference=answers.preference,
+            chosen=self.chosen,
+            save_as=answers.save_as,
+            trusted=tuple(dict.fromkeys(fingerprint for _, fingerprint in answers.trusted)),
+            planning=found.planning,
+            measure=found.measure,
+        )
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""
@@ -270,8 +362,8 @@ class WizardState:
         known = (*self.orders, *(begun for begun, _ in self.under_way))
         return self if task in known else replace(self, orders=(*self.orders, task))
 
-    def part(self, kind: Kind, key: str = "") -> Part[Any] | None:
-        return self.parts.get((kind, key))
+    def part(self, kind: Kind, key: str = "") -> Part[Any]:
+        return self.parts.get((kind, key)) or self.empty(kind)
 
     def empty(self, kind: Kind) -> Part[Any]:
         """Return a part as it is before anything was found."""
@@ -280,5 +372,20 @@ class WizardState:
 
     def putting(self, kind: Kind, key: str = "", part: Part[Any] | None = None, **changes: Any) -> WizardState:
         """Return it with another part, or with changes of the one that it has."""
-        old = part or self.part(kind, key) or self.empty(kind)
-        return replace(self, parts={**self.parts, (kind, key): replace(old, **changes)})
+        return replace(self, parts={**self.parts, (kind, key): replace(part or self.part(kind, key), **changes)})
+
+
+class Change(ABC):
+    """Something that happens to the set-up."""
+
+    @abstractmethod
+    def on(self, state: WizardState) -> WizardState:
+        """Return the state after it, not yet settled."""
+
+
+class Action(Change):
+    """Something that a person does. A password in it is shown by no ``repr`` and reaches no state."""
+
+
+class Observation(Change):
+    """Something that the machines' side tells."""

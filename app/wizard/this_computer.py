@@ -10,15 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _PATIENCE = 2.0
 _LONGEST_FILE = 65_536
 LONGEST_NAME = 64
-
-
-def here_name() -> str:
-    """Return what this computer is called."""
-    return plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
 
 
 def plain_name(name: str) -> str:
@@ -26,13 +22,23 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:LONGEST_NAME]
 
 
+class ThisComputer(NamedTuple):
+    """What is shown of the machine that the set-up runs on."""
+
+    name: str
+    chip: str
+    """Chip or GPU."""
+    memory: str
+    system: str
+
+
 @lru_cache(maxsize=1)
-def here_details() -> tuple[str, str, str]:
-    """Return chip or GPU, memory and system of this computer."""
+def this_computer() -> ThisComputer:
     import psutil  # 20 ms, which an import of this module does without
 
+    name = plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
     chip, system = mac() if platform.system() == "Darwin" else linux()
-    return chip, f"{psutil.virtual_memory().total / 2**30:.0f} GB", system
+    return ThisComputer(name, chip, f"{psutil.virtual_memory().total / 2**30:.0f} GB", system)
 
 
 def said(*command: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from app.wizard.dependencies import needs_no_figures
 from app.wizard.records import UNSETTLED, Access, Check, Need, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 
-MEASURES = "measures {names}: code and data go to ~/.cache/muster there"
+MEASURES = "measures {names} and copies code and data to ~/.cache/muster there"
 """What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
 _ASKED = {
     Need.TRUST: "compare its fingerprint and trust it, or skip it",
@@ -31,30 +30,18 @@ def measures(state: WizardState) -> str:
     return MEASURES.format(names=names[0] if len(names) == 1 else f"{len(names)} machines")
 
 
-def _machines(state: WizardState) -> tuple[str, ...]:
-    return () if state.picked else ("pick at least one machine",)
-
-
-def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str, mend: str) -> tuple[str, ...]:
+def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:
     """What keeps the members among ``rows`` from going on."""
     kept = [row for row in rows if row.status is not Status.SKIPPED]
     needy = [row for row in kept if isinstance(row, Access) and row.need is not Need.NOTHING]
     failed = [row for row in kept if row.status is Status.FAILED and row not in needy]
-    nobody = () if state.members else ("every picked machine was left out: take one back in, or pick others",)
+    nobody = () if state.members else ("every selected machine was skipped: include one again, or select others",)
     return (
         *nobody,
         *(f"{row.name}: {_ASKED[row.need]}" for row in needy),
-        *(f"{row.name}: {row.cause or row.label}; {mend} it, or skip it" for row in failed),
+        *(f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in failed),
         *(f"{row.name} is still being {doing}" for row in kept if row.status in UNSETTLED),
     )
-
-
-def _access(state: WizardState) -> tuple[str, ...]:
-    return _taking_part(state, state.access, "asked", "mend")
-
-
-def _checks(state: WizardState) -> tuple[str, ...]:
-    return _taking_part(state, state.checks, "looked at", "fix")
 
 
 def _links(state: WizardState) -> tuple[str, ...]:
@@ -89,10 +76,10 @@ def _plan(state: WizardState) -> tuple[str, ...]:
     return ("the plan is being made",) if state.plan.status in UNSETTLED else ()
 
 
-_CHECKS = {
-    Step.MACHINES: _machines,
-    Step.ACCESS: _access,
-    Step.CHECKS: _checks,
+_CHECKS: Mapping[Step, Callable[[WizardState], tuple[str, ...]]] = {
+    Step.MACHINES: lambda state: () if state.picked else ("select at least one machine",),
+    Step.ACCESS: lambda state: _taking_part(state, state.access, "contacted"),
+    Step.CHECKS: lambda state: _taking_part(state, state.checks, "checked"),
     Step.LINKS: _links,
     Step.JOB: _job,
     Step.STRATEGY: _strategy,

@@ -13,8 +13,7 @@ from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.records import Need, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from distributed.run.requests import leave_request
 from tests.waiting import PATIENCE, until_state
 from training.run_folder import RunFolder

@@ -14,17 +14,17 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 WORDS = {
-    "machines": ("Which machines shall train?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),
-    "access": ("May we log in there?", "first meeting", "no key", "Password"),
-    "checks": ("Can they train?", "torch", "demo-pc"),
+    "machines": ("Which machines take part?", "demo-macbook", "NVIDIA RTX 4070", "Continue"),
+    "access": ("Can Muster log in there?", "new host key", "no key", "Password"),
+    "checks": ("Are they ready to train?", "torch", "demo-pc"),
     "links": ("How fast is the network", "demo-studio", "Mbit/s"),
-    "strategy": ("How do they work together?", "diloco mxfp4", "alone", "3 machines with diloco"),
+    "strategy": ("How should they train together?", "diloco mxfp4", "alone", "3 machines with diloco"),
     "dashboard-overview": ("Healthy", "3/3 machines", "step", "demo-studio", "Detach"),
     "dashboard-machines": ("Degraded", "lost", "silent for 5 s", "samples/s"),
     "dashboard-charts": ("loss", "validation wer", "learning rate"),
     "dashboard-network": ("synchronisations", "planned", "Mbit/s"),
     "dashboard-logs": ("root cause", "en1: link is down", "No route to host"),
-    "plan": ("Shall this be done?", "scripted", "every 10 steps"),
+    "plan": ("Review and start", "scripted", "every 10 steps"),
 }
 
 

@@ -11,9 +11,8 @@ from planner_figures import cluster, job, joined, machine
 from test_run_planning import link
 
 from app.wizard import actions as do
-from app.wizard.state import Kind, WizardState
-from app.wizard.steps import Step
-from app.wizard.transitions import apply
+from app.wizard.dependencies import apply
+from app.wizard.state import Kind, Step, WizardState
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
 from distributed.planning.planner import plan

@@ -27,13 +27,12 @@ from app.wizard.records import (
     Status,
     Strategy,
 )
-from app.wizard.state import Answers, Kind, Part, WizardState
-from app.wizard.steps import Step
-from app.wizard.transitions import Action
+from app.wizard.state import Action, Answers, Kind, Part, Step, WizardState
 from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Status as Seen
+from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from profiles.options import options_by_name
@@ -73,18 +72,19 @@ def _path(address: str, interface: str, kind: PathKind, status: Seen = Seen.ONLI
 
 
 DESK = MachineRow(
-    "SHA256:desk", "desk", status=OK, words="online", address="127.0.0.1", here=True, chip="AMD Ryzen 7",
-    memory="32 GB", system="Linux 6.8", found_by=("this computer",),
+    "SHA256:desk", "desk", status=OK, words="online", entry=Machine(name="desk", address="localhost"),
+    chip="AMD Ryzen 7", memory="32 GB", system="Linux 6.8", found_by=("this computer",),
 )  # fmt: skip
 STUDIO = MachineRow(
-    "SHA256:studio", "studio", status=OK, words="online", address="192.168.7.21", user="ada",
+    "SHA256:studio", "studio", status=OK, words="online",
+    entry=Machine(name="studio", address="192.168.7.21", user="ada"),
     chip="Apple M2 Max", memory="64 GB", system="macOS 15.4", found_by=("Bonjour", "ssh config"),
     fingerprint="SHA256:studio",
     paths=(_path("192.168.7.21", "en0", PathKind.WIRED), _path("169.254.7.2", "en5", PathKind.LINK_LOCAL)),
 )  # fmt: skip
 HOSTILE = MachineRow(
     "SHA256:evil", EVIL, status=BAD, words="offline", cause="no SSH server listens on port 22",
-    fix="switch on Remote Login there", address="192.168.7.66", found_by=("Bonjour",),
+    fix="switch on Remote Login there", entry=Machine(name="evil", address="192.168.7.66"), found_by=("Bonjour",),
     paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Seen.OFFLINE),),
 )  # fmt: skip
 MACHINES = Machines((DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0)
@@ -92,7 +92,8 @@ FINGERPRINT = "SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo"
 
 
 def _machine(name: str, address: str = "", user: str = "ada") -> MachineRow:
-    return MachineRow(f"SHA256:{name}", name, status=OK, address=address, user=user)
+    entry = Machine(name=name, address=address, user=user)
+    return MachineRow(f"SHA256:{name}", name, status=OK, entry=entry)
 
 
 def _off(machine: MachineRow) -> AccessReport:
@@ -111,8 +112,8 @@ TOWER = _machine("tower", "192.168.7.27")
 ACCESS = {
     ATTIC: _off(ATTIC),
     MINI: _changed(MINI),
-    PC: replace(locked(PC), problem="none of our keys fits"),
-    STUDIO: replace(stranger(STUDIO, FINGERPRINT), problem="its ed25519 host key was never seen here"),
+    PC: replace(locked(PC), problem="it accepts none of your keys"),
+    STUDIO: replace(stranger(STUDIO, FINGERPRINT), problem=f"its host key has the fingerprint {FINGERPRINT}"),
     TOWER: replace(refused(TOWER), failed=None, cause="", problem="", fix=""),
 }
 """Five machines of which one lets us in."""

@@ -13,7 +13,7 @@ from app.shell.row_table import RowTable
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.records import Status
-from app.wizard.steps import Step
+from app.wizard.state import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.screens.pilot import fixed_clock, lines, run, text, until
@@ -75,7 +75,7 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
             mend(lab)
             await mended(pilot, "off")
             await mended(pilot, "keyless")
-            assert "2 of 7 let us in" in text(app)
+            assert "2 of 7 accept the login" in text(app)
 
         try:
             run(app, drive)

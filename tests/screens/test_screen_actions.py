@@ -12,8 +12,7 @@ from textual.screen import Screen
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
 from app.wizard.records import Launch, Status
-from app.wizard.state import Part
-from app.wizard.steps import Step
+from app.wizard.state import Part, Step
 from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import DESK, FINGERPRINT, at

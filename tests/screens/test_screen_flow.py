@@ -17,10 +17,8 @@ from textual.widgets import Input
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
-from app.wizard.records import Machines
-from app.wizard.services import Sight
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.records import Machines, Sight
+from app.wizard.state import Step, WizardState
 from app.wizard.validation import blockers
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
@@ -154,9 +152,9 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
         assert services.see is not None
         looked = Machines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
         await asyncio.to_thread(services.see, Sight(looked))
-        await until_text(pilot, "No other machine was found so far.")
+        await until_text(pilot, "No other machine found so far.")
         assert "switch on Remote Login there" in text(app)
-        assert "Looking for 6 s: _ssh._tcp on eth0, ~/.ssh/config" in text(app)
+        assert "Searching for 6 s: _ssh._tcp on eth0, ~/.ssh/config" in text(app)
         await pilot.press("a")
         await until(pilot, lambda: list(app.screen.query(Input)))
         await pilot.press(*"ada", "at", *"studio", "enter")
@@ -210,7 +208,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
         app.screen.query_one("#rows", RowTable).select(ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
-        said = "Going on measures anna: code and data go to ~/.cache/muster there."
+        said = "Continuing measures anna and copies code and data to ~/.cache/muster there."
         await until_text(pilot, said)  # also while something is looked at
         assert "forecast" not in services.asked
         services.hold["data"].set()
@@ -226,7 +224,26 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         app.screen.query_one("#rows", RowTable).select("profile:talk")
-        await until_text(pilot, "enter measures its machines: code and data go to ~/.cache/muster there")
+        await until_text(pilot, "enter measures its machines and copies code and data to ~/.cache/muster there")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)
     run(app, drive)
+
+
+def test_work_of_a_step_that_was_left_is_not_said_at_another_one() -> None:
+    services = FakeServices(hold={"data": threading.Event()})
+
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        await pilot.press("n")
+        await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
+        app.screen.query_one("#rows", RowTable).select(ANNA.key)
+        await pilot.press("space")
+        await go_to(pilot, app, Step.JOB)
+        await until_text(pilot, "reading the data")
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: step_of(app) is Step.CHECKS)
+        assert app.wizard.state.busy and "reading the data" not in text(app)
+        assert "Checking changes nothing on any machine." in text(app)
+        services.hold["data"].set()
+
+    drive_set_up(services, drive)

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
-from app.wizard.real_services import RealServices
+from app.wizard.services import Services
 from tests.distributed.test_discovery_lab import announce, end, finish, second_cable, serve
 from tests.lab.host import REPOSITORY
 from tests.lab.lab import Lab
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.lab
 SET_UP = """
 import sys
 from app.screens.app import run_wizard
-from app.wizard.real_services import RealServices
-sys.exit(run_wizard(RealServices(), "", False))
+from app.wizard.services import Services
+sys.exit(run_wizard(Services(), "", False))
 """
 START = PATIENCE
 """Seconds for a Python process to start on a busy machine."""
@@ -81,7 +81,7 @@ def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     name, twins = f"pair{lab.slot}", (lab["twin1"], lab["twin2"])
-    wizard = Wizard(RealServices(tmp_path / "config.ini"))
+    wizard = Wizard(Services(tmp_path / "config.ini"))
     app = WizardApp(wizard, clock=fixed_clock)
     unsubscribe = wizard.subscribe(app.changed)
 

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
-from app.wizard.steps import Step
+from app.wizard.state import Step
 from tests.screens.pilot import fixed_clock, lines, resize, run, text
 from tests.screens.states import at
 
@@ -42,7 +42,7 @@ def test_too_small_is_one_line_and_no_key_acts_unseen() -> None:
         await pilot.press("enter", "escape")
         assert steering.done == []
         await resize(pilot, 80, 24)
-        assert "Shall this be done?" in text(pilot.app)
+        assert "Review and start" in text(pilot.app)
         await pilot.press("enter")
         assert len(steering.done) == 1
 
@@ -56,6 +56,6 @@ def test_a_dialog_follows_too() -> None:
             await resize(pilot, width, height)
         assert "On every screen" in text(pilot.app)
         await pilot.press("escape")
-        assert "Which machines shall train?" in text(pilot.app)
+        assert "Which machines take part?" in text(pilot.app)
 
     run(WizardApp(at(Step.MACHINES), clock=fixed_clock), drive)

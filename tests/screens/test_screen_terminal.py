@@ -31,7 +31,7 @@ def visit(terminal: Terminal) -> None:
     """Home, machines, help, and out."""
     terminal.until("New set-up")
     terminal.press("n")
-    terminal.until("Which machines shall train?")
+    terminal.until("Which machines take part?")
     terminal.press("?")
     terminal.until("Go on to the next step.")
     terminal.press("\x1b")

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.dialogs import TextDialog, TrustDialog
 from app.wizard import actions as do
-from app.wizard.steps import Step
+from app.wizard.state import Step
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import FINGERPRINT, at
 
@@ -88,3 +88,11 @@ def test_what_is_typed_into_a_field_at_once_is_not_lost_and_decides_nothing_yet(
         assert steering.done == [do.AddMachine("pi")]
 
     run(app, drive)
+
+
+def test_a_fingerprint_is_shown_once() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press(*TO_THE_NEW_ONE)
+        assert text(pilot.app).count(FINGERPRINT) == 1
+
+    run(WizardApp(at(Step.ACCESS), clock=fixed_clock), drive, size=(120, 32))

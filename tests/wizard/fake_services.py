@@ -22,12 +22,15 @@ from app.wizard.records import (
     Machines,
     Plan,
     Presence,
+    Sight,
     Status,
     Strategy,
+    Tell,
     Way,
 )
-from app.wizard.services import Request, Sight, Tell
+from app.wizard.state import Request
 from distributed.checks.findings import Finding
+from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import Figures, PairFigures
 from distributed.planning.document import Candidate, Choice
 from distributed.ssh.access import AccessReport
@@ -38,18 +41,26 @@ from profiles.options import options_by_name
 from profiles.resolve import ProfileEntry
 
 OK = Status.OK
-HERE = MachineRow("here", "desk", status=OK, here=True, found_by=("this computer",))
-ANNA = MachineRow("SHA256:anna", "anna", status=OK, address="10.0.0.2", user="ada", fingerprint="SHA256:anna")
-BERT = MachineRow("SHA256:bert", "bert", status=OK, address="10.0.0.3", user="ada", fingerprint="SHA256:bert")
+
+
+def known_machine(name: str, address: str) -> MachineRow:
+    key = f"SHA256:{name}"
+    return MachineRow(key, name, status=OK, entry=Machine(name=name, address=address, user="ada"), fingerprint=key)
+
+
+HERE = MachineRow(
+    "here", "desk", status=OK, entry=Machine(name="desk", address="localhost"), found_by=("this computer",)
+)
+ANNA, BERT = known_machine("anna", "10.0.0.2"), known_machine("bert", "10.0.0.3")
 COMPARE = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 def let_in(machine: MachineRow) -> AccessReport:
-    return AccessReport(machine.name, where=f"{machine.address}:22", user=machine.user)
+    return AccessReport(machine.name, where=f"{machine.entry.host}:22", user=machine.entry.user)
 
 
 def refused(machine: MachineRow, cause: str = "port_closed", stage: Stage = Stage.REACH, **more: Any) -> AccessReport:
-    return replace(let_in(machine), failed=stage, cause=cause, problem=f"{cause} there", fix="mend it", **more)
+    return replace(let_in(machine), failed=stage, cause=cause, problem=f"{cause} there", fix="repair it", **more)
 
 
 def stranger(machine: MachineRow, fingerprint: str) -> AccessReport:
@@ -183,7 +194,7 @@ class FakeServices:
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         self._asked("repair")
         for row in machines:
-            tell(f"{row.name}: mended")
+            tell(f"{row.name}: fixed")
             self.findings.pop(row.name, None)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machines import SSH_CONFIG
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.real_services import RealServices
-from app.wizard.records import MachineRow, Machines, Status
-from app.wizard.services import Sight
+from app.wizard.records import MachineRow, Machines, Sight, Status
+from app.wizard.services import Services
+from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport, check_access
 from distributed.ssh.connection import SshTarget, Trust
 from tests.lab.light import LightLab
@@ -68,11 +67,11 @@ class Impatient(Outside):
 
 
 def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
-    settings = ((SSH_CONFIG, str(config)),)
-    return MachineRow(name, name, status=Status.OK, address=address or name, port=port, settings=settings)
+    entry = Machine(name=name, address=address, port=port)
+    return MachineRow(name, name, status=Status.OK, entry=entry, ssh_config=str(config))
 
 
-class InSight(RealServices):
+class InSight(Services):
     """The real world with just these machines in sight."""
 
     def __init__(self, *machines: MachineRow, outside: Outside = OUTSIDE) -> None:

@@ -14,7 +14,7 @@ from app.wizard import plain
 from app.wizard.engine import Wizard
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
-from app.wizard.services import Tell
+from app.wizard.records import Tell
 from app.wizard.state import JobAnswers, MachineRow, Status
 from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
@@ -54,7 +54,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
         ("Numbers to pick", "2"),
         ("NAME=VALUE", "learning_rate=0.01"),
         ("H=STEPS", "H=20"),
-        ("save it", "n mine"),
+        ("only save", "n mine"),
     )
     services, person = FakeServices(), ScriptedPerson(*answers)
     assert run_plain(services, ask=person) == 0
@@ -85,9 +85,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
 def test_a_stranger_is_compared_and_a_password_given() -> None:
     access = {"anna": stranger(ANNA, "SHA256:x"), "bert": locked(BERT)}
     services = FakeServices(access=access, passwords={"bert": "s3cret-word"})
-    person = ScriptedPerson(
-        ("Numbers", "2 3"), ("right machine", "y"), ("Password", "wrong"), ("Password", "s3cret-word")
-    )
+    person = ScriptedPerson(("Numbers", "2 3"), ("accept it", "y"), ("Password", "wrong"), ("Password", "s3cret-word"))
     assert run_plain(services, ask=person) == 0
     assert person.said("SHA256:x") and person.said(COMPARE)
     assert not person.said("s3cret-word")
@@ -96,22 +94,22 @@ def test_a_stranger_is_compared_and_a_password_given() -> None:
 
 def test_a_machine_that_stays_out_is_skipped() -> None:
     services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
-    person = ScriptedPerson(("Numbers", "2"), ("go on without it", "s 1"))
+    person = ScriptedPerson(("Numbers", "2"), ("skip that machine", "s 1"))
     assert run_plain(services, ask=person) == 0
-    assert person.said("host_key_changed there") and person.said("fix: mend it")
+    assert person.said("host_key_changed there") and person.said("fix: repair it")
     assert [row.name for row in services.requests[-1].machines] == ["desk"]
 
 
 def test_what_can_be_mended_is_mended_on_demand() -> None:
     services = FakeServices(findings={"anna": BROKEN})
-    person = ScriptedPerson(("Numbers", "2"), ("mend what is safe", "f"))
+    person = ScriptedPerson(("Numbers", "2"), ("fix what is safe", "f"))
     assert run_plain(services, ask=person) == 0
-    assert person.said("anna: mended")
+    assert person.said("anna: fixed")
 
 
 def test_a_launch_that_fails_shows_why_and_goes_on_without() -> None:
     services = FakeServices(launch_problems=["anna: gone"])
-    person = ScriptedPerson(("Numbers", "2"), ("go on without that machine", "d anna"))
+    person = ScriptedPerson(("Numbers", "2"), ("drop that machine", "d anna"))
     assert run_plain(services, ask=person) == 0
     assert person.said("anna: gone")
     assert len(services.requests[-1].machines) == 1
@@ -119,7 +117,7 @@ def test_a_launch_that_fails_shows_why_and_goes_on_without() -> None:
 
 def test_leaving_starts_nothing() -> None:
     services = FakeServices()
-    assert run_plain(services, ask=ScriptedPerson(("save it", "q"))) == 0
+    assert run_plain(services, ask=ScriptedPerson(("only save", "q"))) == 0
     assert "launch" not in services.asked and "save" not in services.asked
 
 

@@ -13,8 +13,8 @@ from app.wizard import actions as do
 from app.wizard.assessment import of_report
 from app.wizard.engine import Wizard
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.real_services import RealServices
 from app.wizard.records import Access, MachineRow, Need, Status
+from app.wizard.services import Services
 from distributed.ssh.access import AccessReport
 from distributed.ssh.config import accept
 from tests.lab.fixtures import MakeLab
@@ -35,7 +35,7 @@ def lab() -> Iterator[LightLab]:
 
 
 def asked(machine: MachineRow, trusted: Sequence[str] = (), outside: Outside = OUTSIDE) -> AccessReport:
-    return RealServices(outside=outside).check_access(machine, trusted)
+    return Services(outside=outside).check_access(machine, trusted)
 
 
 @pytest.mark.parametrize(("host", "code", "command"), FAILURES)

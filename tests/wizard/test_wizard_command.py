@@ -15,8 +15,7 @@ from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.records import Access, Need, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from app.wizard.validation import blockers
 from tests.wizard.own_terminal import OwnTerminal
 

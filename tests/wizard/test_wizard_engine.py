@@ -12,8 +12,7 @@ from app.wizard import actions as do
 from app.wizard import engine
 from app.wizard.engine import Wizard
 from app.wizard.records import Need, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.state import Step, WizardState
 from app.wizard.validation import blockers
 from tests.waiting import until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
@@ -136,7 +135,7 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     wizard.do(do.Next())
     until_state(wizard, lambda state: services.asked.count("access anna") > 2)
     state = until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
-    assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "mend it")
+    assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "repair it")
     wizard.do(do.Next())
     assert wizard.state.step is Step.ACCESS
     assert "port_closed there" in wizard.state.notice
@@ -207,7 +206,7 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     until_state(wizard, lambda state: state.checks[1].status is Status.FAILED)
     wizard.do(do.FixAll())
     state = until_state(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
-    assert "anna: mended" in state.log
+    assert "anna: fixed" in state.log
     assert services.asked.count("examine") == 2
 
 
@@ -270,3 +269,13 @@ def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     wizard.do(do.Retry())
     until_state(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
     assert [request.measure for request in services.forecasts] == [False, True]
+
+
+def test_a_result_that_cannot_be_taken_in_has_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its thread would end unheard, and the step would be worked on for ever."""
+    services = FakeServices()
+    monkeypatch.setattr(services, "measure_links", lambda *given: (None,))
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.LINKS)
+    state = until_state(wizard, lambda state: state.links.status is Status.FAILED)
+    assert "unexpected" in state.links.cause and not state.busy

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.wizard.job_view import data_of, fits_of, job_of, resolved
-from app.wizard.records import Job, JobAnswers, JobOption, MachineRow, Status
+from app.wizard.records import Job, JobAnswers, JobOption, Status
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
 from distributed.planning.model_size import size_for
@@ -111,13 +111,15 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: i
 
 def test_what_is_not_known_does_not_keep_out() -> None:
     profile = resolved(JobAnswers("demo")).profile
-    assert fits_of([MachineRow("x", "x")], profile, {})[0].words == "not known yet"
+    assert fits_of([ANNA], profile, {})[0].words == "not known yet"
 
 
 def test_it_is_said_that_another_profile_stands_in() -> None:
     job = job_of(DEMO)
     assert (job.model, job.assessment.status) == ("tiny-commands", Status.OK)
-    assert job.assessment.cause == "the published model of demo cannot be had: demo-scratch (tiny-commands) stands in"
+    assert (
+        job.assessment.cause == "the published model of demo is not available: demo-scratch (tiny-commands) replaces it"
+    )
 
 
 def test_the_demo_fine_tunes_where_its_model_is_there(

@@ -10,8 +10,8 @@ import pytest
 
 from app.wizard.records import JobAnswers
 from app.wizard.save import saving
-from app.wizard.saved_profiles import known_profiles, saved_hosts
-from app.wizard.services import Request
+from app.wizard.services import known_profiles, saved_hosts
+from app.wizard.state import Request
 from distributed.hosts.file import load_hosts
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
@@ -51,7 +51,7 @@ def request(**changes: Any) -> Request:
 
 def test_a_saved_profile_stands_by_itself(config: Path) -> None:
     before = config.read_bytes()
-    files = saving(request(), None, config).write(config)
+    files = saving(request(), config).write(config)
     assert files == ("profiles/saved/mine-2-machines.ini", "profiles/saved/mine-2-machines.hosts.json")
     assert config.read_bytes() == before
     found = load_profile("mine-2-machines", {}, config).profile
@@ -64,25 +64,25 @@ def test_a_saved_profile_stands_by_itself(config: Path) -> None:
 
 
 def test_saving_again_changes_one_section_and_keeps_comments(config: Path) -> None:
-    kept = saving(request(save_as="evening"), None, config)
+    kept = saving(request(save_as="evening"), config)
     kept.write(config)
     text = kept.ini.read_text() + "\n# a note of mine\n[model:other]\nmodel_path = ./tiny\n"
     kept.ini.write_text(text.replace("epochs = 7.0\n", "epochs = 7.0\n# seven is enough\n"))
     again = request(save_as="evening", job=JobAnswers("mine", (("epochs", "9"),)))
-    saving(again, None, config).write(config)
+    saving(again, config).write(config)
     new = kept.ini.read_text()
     assert "# seven is enough\n" in new and new.endswith("\n# a note of mine\n[model:other]\nmodel_path = ./tiny\n")
     assert load_profile("evening", {}, config).profile.training.epochs == 9
 
 
 def test_a_name_is_made_up_and_used_again_for_the_same_choices(config: Path) -> None:
-    saving(request(), None, config).write(config)
-    assert saving(request(), None, config).name == "mine-2-machines"
+    saving(request(), config).write(config)
+    assert saving(request(), config).name == "mine-2-machines"
     other = request(job=JobAnswers("mine", (("epochs", "8"),)))
-    assert saving(other, None, config).name == "mine-2-machines-2"
-    assert saving(request(machines=(HERE,)), None, config).name == "mine-here"
+    assert saving(other, config).name == "mine-2-machines-2"
+    assert saving(request(machines=(HERE,)), config).name == "mine-here"
     saved = request(job=JobAnswers("mine-2-machines"))
-    assert saving(saved, None, config).name == "mine-2-machines"
+    assert saving(saved, config).name == "mine-2-machines"
 
 
 @pytest.mark.parametrize("name", ["mine", "../out", "MINE", "a b", ""])
@@ -90,26 +90,26 @@ def test_a_name_that_cannot_be_leaves_nothing_behind(config: Path, name: str) ->
     if not name:
         return
     with pytest.raises(BadInput):
-        saving(request(save_as=name), None, config).write(config)
+        saving(request(save_as=name), config).write(config)
     folder = config.parent / "profiles" / "saved"
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def test_two_machines_of_one_name_get_numbers(config: Path) -> None:
-    twin = replace(ANNA, key="SHA256:twin", address="10.0.0.9")
-    kept = saving(request(machines=(ANNA, twin)), None, config)
+    twin = replace(ANNA, key="SHA256:twin")
+    kept = saving(request(machines=(ANNA, twin)), config)
     assert [machine.name for machine in kept.hosts.machines] == ["anna", "anna-2"]
 
 
 def test_a_name_of_the_network_cannot_escape(config: Path) -> None:
-    evil = replace(ANNA, name="../\x1b[2J[red]evil/..", address="10.0.0.9")
-    kept = saving(request(machines=(evil,)), None, config)
+    evil = replace(ANNA, name="../\x1b[2J[red]evil/..")
+    kept = saving(request(machines=(evil,)), config)
     (machine,) = kept.hosts.machines
     assert machine.name.isprintable() and "/" not in machine.name
 
 
 def test_home_lists_saved_profiles_first_with_their_machines(config: Path) -> None:
-    saving(request(), None, config).write(config)
+    saving(request(), config).write(config)
     rows = known_profiles(config)
     assert [row.name for row in rows] == ["mine-2-machines", "mine"]
     assert [machine.name for machine in rows[0].machines] == ["desk", "anna"]

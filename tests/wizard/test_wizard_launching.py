@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,7 +13,7 @@ from app.wizard.launching import STEPS, Grid, _refused, tail
 from app.wizard.plan_view import SSH, hub_place, plan_of
 from app.wizard.records import JobAnswers, Status
 from app.wizard.save import saving
-from app.wizard.services import Request
+from app.wizard.state import Request
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
@@ -94,4 +95,4 @@ def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: s
     request = Request((HERE, ANNA), JobAnswers("mine"))
     settings = Settings(options={}, members=(), engine="hub", hub=hub)
     planning = cast(Planning, SimpleNamespace(settings=settings))
-    assert hub_place(request, saving(request, None, config), planning) == place
+    assert hub_place(request, replace(saving(request, config), planning=planning)) == place

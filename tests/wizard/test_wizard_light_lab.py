@@ -12,10 +12,9 @@ import pytest
 from app.cli.main import main
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.real_services import RealServices
 from app.wizard.records import MachineRow, Status
-from app.wizard.state import WizardState
-from app.wizard.steps import Step
+from app.wizard.services import Services
+from app.wizard.state import Step, WizardState
 from app.wizard.validation import blockers
 from distributed.preparation.custom_code import code_of
 from profiles import library
@@ -51,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wizard(project: Path) -> Iterator[Wizard]:
-    made = Wizard(RealServices())
+    made = Wizard(Services())
     yield made
     made.close()
 
@@ -76,7 +75,7 @@ def of_the_lab(state: WizardState) -> list[MachineRow]:
 
 def replanned(profile: str) -> set[str]:
     """Return the machines of a set-up that begins at the Plan of a saved profile."""
-    wizard = Wizard(RealServices(), profile)
+    wizard = Wizard(Services(), profile)
     try:
         state = until_state(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.found.hash))
         assert f"distributed-train {profile}" in state.plan.found.command
@@ -94,7 +93,7 @@ def test_what_was_chosen_is_what_runs(
     shutil.copy(lab.hosts_file, project / "distributed_hosts.json")
     approve_code()
     config = (project / "config.ini").read_bytes()
-    wizard = Wizard(RealServices())
+    wizard = Wizard(Services())
     try:
         wizard.do(do.NewSetup())
         wizard.do(do.ChooseProfile("tiny"))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.machines import HERE_KEY, Identities, Naming, hosts_of, machine_of, row_of
-from app.wizard.real_services import RealServices
+from app.wizard.machines import HERE_KEY, Identities, Naming, hosts_of, row_of
 from app.wizard.records import Status
+from app.wizard.services import Services
+from app.wizard.this_computer import ThisComputer
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin
@@ -30,7 +31,7 @@ STUDIO = FoundMachine(
 def test_a_machine_of_the_network_is_reached_by_name_at_its_address() -> None:
     (row,) = Naming((), ()).rows([STUDIO])
     assert (row.key, row.name, row.status, row.words) == ("SHA256:x", "Studio", Status.OK, "online")
-    machine = machine_of(row)
+    machine = row.entry
     assert (machine.address, machine.found_at) == ("studio.local", "192.168.1.7")
     assert row.paths == (PATH,)
 
@@ -39,14 +40,14 @@ def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:
     other = replace(PATH, endpoint=Endpoint("192.168.1.8", "en0"))
     twin = replace(STUDIO, id="SHA256:y", fingerprint="SHA256:y", paths=(other,))
     rows = Naming((), ()).rows([STUDIO, twin])
-    assert [machine_of(row).address for row in rows] == ["192.168.1.7", "192.168.1.8"]
+    assert [row.entry.address for row in rows] == ["192.168.1.7", "192.168.1.8"]
     assert [machine.name for machine in hosts_of(rows).machines] == ["Studio", "Studio-2"]
 
 
 def test_what_was_typed_and_what_a_file_says_come_first() -> None:
     typed = replace(STUDIO, names=("studio.local",), found_by=(Origin.TYPED, Origin.BONJOUR))
     (row,) = Naming(["ada@studio.local:2222"], ()).rows([typed])
-    assert (row.address, row.port, row.user) == ("studio.local", 2222, "ada")
+    assert (row.entry.host, row.entry.port, row.entry.user) == ("studio.local", 2222, "ada")
     assert "typed:ada@studio.local:2222" in row.aliases
     entry = Machine(name="Studio", address="10.9.9.9", python="/opt/py", user="eve")
     listed = replace(STUDIO, found_by=(Origin.HOSTS_FILE,))
@@ -68,7 +69,7 @@ def test_this_computer_trains_with_this_python() -> None:
     here = FoundMachine("x", "desk", ("desk",), Seen.ONLINE, (Origin.HERE,), (), here=True)
     (row,) = Naming((), ()).rows([here])
     assert row.key == HERE_KEY and row.here and row.memory.endswith(" GB")
-    machine = machine_of(row)
+    machine = row.entry
     assert machine.here and "python" in machine.python
 
 
@@ -77,8 +78,8 @@ def test_this_computer_trains_with_this_python() -> None:
     [Machine(name="a", address="a.local", port=22, user="u", key="~/.ssh/k", devices=("cpu",)), Machine(name="b")],
 )
 def test_a_saved_machine_comes_back_as_it_was(machine: Machine) -> None:
-    again = machine_of(row_of(machine))
-    assert again == machine.model_copy(update={"address": machine.host})
+    row = row_of(machine, ThisComputer("desk", "", "", ""))
+    assert hosts_of([row]).machines == (machine,)
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,7 +99,7 @@ def test_names_of_the_network_always_make_a_hosts_file(names: list[tuple[str, st
 @pytest.mark.slow
 def test_a_typed_machine_is_looked_for_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    wizard = Wizard(RealServices(tmp_path / "config.ini"))
+    wizard = Wizard(Services(tmp_path / "config.ini"))
 
     def named() -> list[str]:
         return [row.name for row in wizard.state.machines.rows if row.name == "no-such-host.invalid"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.assessment import of_run
-from app.wizard.dependencies import inputs, wanted
+from app.wizard.dependencies import apply, begin, inputs, wanted
 from app.wizard.observations import Begun, Done, Failed, Sighted, Told
 from app.wizard.records import (
     Assessment,
@@ -21,16 +21,13 @@ from app.wizard.records import (
     Job,
     JobOption,
     Launch,
-    MachineRow,
     Machines,
     Plan,
+    Sight,
     Status,
     Strategy,
 )
-from app.wizard.services import Sight
-from app.wizard.state import Kind, Part, Task, WizardState
-from app.wizard.steps import ORDER, Step, after, before
-from app.wizard.transitions import Action, Change, Observation, apply, begin
+from app.wizard.state import ORDER, Action, Change, Kind, Observation, Part, Step, Task, WizardState, after, before
 from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
@@ -41,6 +38,7 @@ from tests.wizard.fake_services import (
     CANDIDATES,
     FINE,
     HERE,
+    known_machine,
     let_in,
     locked,
     moved,
@@ -192,13 +190,13 @@ def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.NewSetup())
     task = Task(Kind.ACCESS, ANNA.key, inputs(state, Kind.ACCESS, ANNA.key))
     state = apply(state, Begun(task))
-    assert state.busy == ("asking anna",)
+    assert state.busy == ("connecting to anna",)
     state = apply(apply(state, do.Pick(ANNA.key, False)), Failed(task, "no"))
     assert state.busy == ()
 
 
 def test_two_machines_of_one_name_stay_two() -> None:
-    twin = MachineRow("SHA256:twin", "anna", status=Status.OK, address="10.0.0.9", fingerprint="SHA256:twin")
+    twin = replace(known_machine("twin", "10.0.0.9"), name="anna")
     state = apply(begin(), Sighted(Sight(Machines((HERE, ANNA, twin)))))
     state = apply(apply(state, do.Pick(ANNA.key, True)), do.Pick(twin.key, True))
     assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
