@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,9 +14,9 @@ from app.wizard.actions import Action
 from app.wizard.assessment import of_finding
 from app.wizard.engine import Wizard
 from app.wizard.prompts import Prompter, prompter
-from app.wizard.records import UNSETTLED, Access, Need, Row, Status
+from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
-from app.wizard.state import Kind, Step, WizardState, visited
+from app.wizard.state import Kind, Part, Step, WizardState, visited
 from app.wizard.validation import blockers, measures
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
@@ -303,7 +304,7 @@ class Conversation:
             lines = tuple(words.launch_lines(state.launch.found))
             self._say(line for line in lines if line not in before)
             before = lines
-            self._wizard.wait(lambda now, shown=state.launch: now.launch != shown, 5.0)
+            self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
         launch = self._state.launch
         self._say(line for line in words.launch_lines(launch.found) if line not in before)
         if launch.status is Status.OK:
@@ -324,6 +325,10 @@ class Conversation:
             return ExitCode.DONE
         self._wizard.close()
         return self._watch(run)
+
+
+def _launch_changed(before: Part[Launch], state: WizardState) -> bool:
+    return state.launch != before
 
 
 def _numbered(rows: Iterable[R], text: str, first: int = 1) -> R | None:

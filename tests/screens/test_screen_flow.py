@@ -224,7 +224,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         app.screen.query_one("#rows", RowTable).select("profile:talk")
-        await until_text(pilot, "enter measures its machines and copies code and data to ~/.cache/muster there")
+        await until_text(pilot, "enter measures its machines and copies code and data to")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)
     run(app, drive)

@@ -72,7 +72,7 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
         terminal.wait_for("leave:")
         while "Plan, " not in terminal.screen:
             last = terminal.screen.splitlines()[-1]
-            terminal.type("y" if "right machine" in last else "")
+            terminal.type("y" if "accept it" in last else "")
             terminal.wait_for("leave:")
         (plan,) = re.findall(r"  plan ([0-9a-f]{16})", terminal.screen)
         assert "\x1b" not in terminal.screen
