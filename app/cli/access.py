@@ -1,4 +1,4 @@
-"""``access HOST...``: does each machine let us in, and if not, why? A password, given once, installs our key."""
+"""``access HOST...``: does each machine accept the login, and if not, why? A password, given once, installs our key."""
 
 from __future__ import annotations
 
