@@ -200,15 +200,20 @@ def test_an_answer_fits_its_line(server: StoreServer) -> None:
         assert asked(member, {"op": "read", "keys": ["large"] * 800}) == b""
 
 
-@given(st.data())
-def test_what_is_held_is_counted(data: st.DataObject) -> None:
-    with StoreServer() as server:
-        keys, values = st.sampled_from(["a", "bb", "", "k" * 50]), st.binary(max_size=40).map(encode)
+def test_what_is_held_is_counted() -> None:
+    keys, values = st.sampled_from(["a", "bb", "", "k" * 50]), st.binary(max_size=40).map(encode)
+
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(0, 12))):
             key, value = data.draw(keys), data.draw(values)
             operation = data.draw(st.sampled_from(["set", "delete", "compare_set"]))
             server.answer({"op": operation, "key": key, "value": value, "expected": value, "desired": value})
         assert server._held == sum(len(key) + len(value) for key, value in server._values.items())
+
+    with StoreServer() as server:
+        check()
+    assert not server._thread.is_alive()
 
 
 def test_a_full_store_refuses_more_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

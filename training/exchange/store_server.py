@@ -99,6 +99,9 @@ class StoreServer(socketserver.ThreadingTCPServer):
             self._thread.join()
         self.server_close()
 
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._doors:
             if len(self._strangers) >= STRANGERS:
