@@ -196,7 +196,10 @@ def _refuse_ignored(task: str, merged: Merged) -> None:
 
 
 def _differs(spec: OptionSpec, value: str) -> bool:
-    read = groups()[spec.section, spec.owner].model_validate({spec.field: value})
+    try:
+        read = groups()[spec.section, spec.owner].model_validate({spec.field: value})
+    except ValidationError:  # alone it does not go with the others' defaults, so it is none itself
+        return True
     return as_text(getattr(read, spec.field)) != spec.default
 
 

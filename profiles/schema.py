@@ -116,7 +116,7 @@ class ModelSettings(Owning, Section):
             raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
         if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
             raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
-        if self.base_precision != "fp32" and self.tuning != "lora":
+        if self.base_precision != "fp32" and self.tuning != "lora" and self.task in PUBLISHED:
             raise OptionError("base_precision", "weights in 8 bits are not trained: set tuning = lora")
         if self.task == "custom" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
             raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")

@@ -33,7 +33,7 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
 
 
-SINCE = {"data": ("window", "pseudo_share"), "evaluation": ("eval_local",)}
+SINCE = {"model": ("base_precision",), "data": ("window", "pseudo_share"), "evaluation": ("eval_local",)}
 """Options that came with windows that follow the clips, and later ones."""
 MORE = {
     **SINCE,
