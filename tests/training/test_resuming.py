@@ -37,7 +37,14 @@ SINCE = {"model": ("base_precision",), "data": ("window", "pseudo_share"), "eval
 """Options that came with windows that follow the clips, and later ones."""
 MORE = {
     **SINCE,
-    "model": ("teacher_path", "distill_alpha", "distill_temperature", "student_layers", "encoder_path"),
+    "model": (
+        *SINCE["model"],
+        "teacher_path",
+        "distill_alpha",
+        "distill_temperature",
+        "student_layers",
+        "encoder_path",
+    ),
     "data": ("window", "pseudo_share", "languages"),
 }
 
