@@ -17,7 +17,7 @@ COMMANDS = {
         "Train a model with workers of this machine or of several, live progress, and a result to use.",
     ),
     "distributed-check": ("check", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
-    "access": ("access", "See whether machines accept the login, and why not; a password, given once, installs our key."),
+    "access": ("access", "See whether machines accept the login, and why not; a password, given once, installs a key."),
     "clean": ("clean", "Take everything of ours off machines again, after showing it; live runs are not touched."),
     "attach": (
         "attach",
