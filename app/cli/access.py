@@ -1,4 +1,4 @@
-"""``access HOST...``: does each machine accept the login, and if not, why? A password, given once, installs our key."""
+"""``access HOST...``: does each machine accept the login, and if not, why? A password, given once, installs a key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def access(
 
 
 def let_in(hosts: Hosts) -> None:
-    """Ask a person on the terminal for what machines need to let us in, and say how it went."""
+    """Ask a person on the terminal for what machines need to accept the login, and say how it went."""
     reports, installed = _open_up(hosts, trust_new=False, person=True)
     for report in reports:
         for line in _lines(report, installed.get(report.machine)):

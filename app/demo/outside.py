@@ -1,4 +1,4 @@
-"""The tour's network: machines appear, let us in, are looked at and measured as they were recorded.
+"""The tour's network: machines appear, accept the login, are checked and measured as they were recorded.
 
 It stands at the seam of connection and discovery, so that everything above it is the product's own code.
 """
@@ -182,7 +182,7 @@ class TourOutside(Outside):
     Args:
         number: of machines, this computer included.
         pace: of the tour.
-        open_doors: all machines let us in and have their packages.
+        open_doors: all machines accept the login and have their packages.
     """
 
     def __init__(self, number: int, pace: Pace, open_doors: bool = False) -> None:

@@ -31,7 +31,7 @@ class DemoServices(Services):
         output: where the run's folder goes.
         seed: of the run.
         clock: seconds since any moment; decides what has appeared by now.
-        open_doors: all machines let us in and have their packages.
+        open_doors: all machines accept the login and have their packages.
 
     Raises:
         BadInput: fewer than one or more machines than there are.
