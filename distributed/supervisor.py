@@ -38,9 +38,8 @@ from distributed.run.run_machines import (
     way_to,
     with_places,
 )
-from distributed.workers.agent_records import Timeouts, assigned
-from distributed.workers.remote_hub import RemoteHub
-from distributed.workers.remote_worker import RemoteWorker
+from distributed.workers.agent_records import Timeouts, assigned, assigned_hub
+from distributed.workers.remote_worker import RemoteHub, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
@@ -252,16 +251,17 @@ class Supervisor:
     def _start_hub(self, config: dict[str, Any], log: BinaryIO) -> RemoteHub:
         link = hub_machine(self._links)
         assert link is not None
+        links, secrets = self._inputs.result().links, self._folder.secrets
+        assignment = assigned_hub(self._plan.run_id, config, links, secrets / "hub")
         return RemoteHub(
             link,
-            self._plan.run_id,
-            config,
+            assignment,
             log,
             self._folder.path,
-            self._inputs.result(),
-            self._timeouts,
-            self._brought[link],
-            self._note,
+            secrets,
+            timeouts=self._timeouts,
+            ready=self._brought[link],
+            note=self._note,
         )
 
     def _end_workers(self) -> None:

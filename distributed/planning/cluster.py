@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from profiles.errors import BadInput
+from training.bounded import first_problem
 from training.run_files import write_whole
 
 if TYPE_CHECKING:
@@ -68,14 +69,6 @@ class DocumentFile(Document):
             write_whole(path, self.model_dump_json(indent=2).encode())
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}", "choose another file with --out FILE") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return where a document is wrong and what is wrong there, in one line and without what it says."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    text = f"{where}: {first['msg']}" if where else first["msg"]
-    return " ".join(text.split())[:300]
 
 
 class Measurement(Document):

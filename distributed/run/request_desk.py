@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from distributed.run.requests import Answer, Outcome, Request, RequestBook, take_requests
+from distributed.run.requests import Outcome, Request, RequestBook, take_requests
 from profiles.errors import BadInput, MusterError
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.local_run import LocalRun
@@ -114,8 +114,8 @@ class RequestDesk:
                 self._accept(request)
             except Exception as error:  # noqa: BLE001 - whatever it is, a stop that is asked for next must be heard
                 with self._lock:
-                    refused = Answer(request, "refused", _reason(error))
-                    self._tell(*(self._book.end(*refused) or [refused]))
+                    reason = _reason(error)
+                    self._tell(*(self._book.end(request, "refused", reason) or [request.event("refused", reason)]))
 
     def _accept(self, request: Request) -> None:
         if request.action == "add":
@@ -186,7 +186,7 @@ class RequestDesk:
         self.close()
         self._tell(*self._book.close(event.status, f"the run is {event.status}: {event.message}".removesuffix(": ")))
         for request in take_requests(self._run_dir):
-            self._tell(Answer(request, "refused", f"the run is {event.status}"))
+            self._tell(request.event("refused", f"the run is {event.status}"))
 
     # ---------------------------------------------------------------------------------------------------------- words
 
@@ -194,17 +194,9 @@ class RequestDesk:
         with self._lock:
             self._tell(*self._book.end(request, outcome, message))
 
-    def _tell(self, *answers: Answer) -> None:
-        for request, outcome, message in answers:
-            self._note(
-                RequestEvent(
-                    request=request.id,
-                    action=request.action,
-                    machine=request.machine,
-                    outcome=outcome,
-                    message=message,
-                )
-            )
+    def _tell(self, *answers: RequestEvent) -> None:
+        for answer in answers:
+            self._note(answer)
 
 
 def _reason(error: Exception) -> str:

@@ -11,15 +11,17 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.hosts.schema import Machine
 from profiles.errors import BadInput
+from training.events import RequestEvent
 from training.run_files import explain, private_folder, write_whole
 
 Action = Literal["stop", "kill", "pause", "resume", "snapshot", "drop", "add"]
+Outcome = Literal["accepted", "done", "refused"]
 FOLDER = "requests"
 
 
@@ -35,6 +37,10 @@ class Request(BaseModel):
     """Of ``drop`` and ``add``: the machine's name."""
     entry: Machine | None = None
     """Of ``add``: a machine that is not in the run's hosts file."""
+
+    def event(self, outcome: Outcome, message: str = "") -> RequestEvent:
+        """Return what is to be told about it."""
+        return RequestEvent(request=self.id, action=self.action, machine=self.machine, outcome=outcome, message=message)
 
 
 def leave_request(run_dir: Path, action: Action, machine: str = "", entry: Machine | None = None) -> str:
@@ -78,22 +84,6 @@ def take_requests(run_dir: Path) -> list[Request]:
     return requests
 
 
-def actions() -> tuple[str, ...]:
-    """Return everything that may be asked for."""
-    return get_args(Action)
-
-
-Outcome = Literal["accepted", "done", "refused"]
-
-
-class Answer(NamedTuple):
-    """What is to be told about a request."""
-
-    request: Request
-    outcome: Outcome
-    message: str = ""
-
-
 @dataclass
 class _Open:
     request: Request
@@ -114,7 +104,7 @@ class RequestBook:
         self._stopping = False
         self._over = ""
 
-    def accept(self, request: Request) -> Answer:
+    def accept(self, request: Request) -> RequestEvent:
         """Enter a request.
 
         Raises:
@@ -132,20 +122,20 @@ class RequestBook:
             self._paused = request.action == "pause"
         self._stopping = self._stopping or request.action in ("stop", "kill")
         self._open.append(_Open(request))
-        return Answer(request, "accepted")
+        return request.event("accepted")
 
     def wait_for(self, request: Request, ranks: Collection[int]) -> None:
         """A request is at its end when these members have left, or have come."""
         for entry in self._of(request):
             entry.waits_for = set(ranks)
 
-    def end(self, request: Request, outcome: Outcome, message: str = "") -> list[Answer]:
+    def end(self, request: Request, outcome: Outcome, message: str = "") -> list[RequestEvent]:
         """End a request, if it has not come to its end yet."""
         found = self._of(request)
         self._open = [entry for entry in self._open if entry not in found]
-        return [Answer(entry.request, outcome, message) for entry in found]
+        return [entry.request.event(outcome, message) for entry in found]
 
-    def part(self, action: Action, rank: int, message: str) -> list[Answer]:
+    def part(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
         """A member has left, or has come."""
         answers = []
         for entry in [e for e in self._open if e.request.action == action and rank in e.waits_for]:
@@ -154,12 +144,12 @@ class RequestBook:
                 answers += self.end(entry.request, "done", message)
         return answers
 
-    def refuse(self, action: Action, rank: int, message: str) -> list[Answer]:
+    def refuse(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
         """A member cannot do its part."""
         waiting = [e.request for e in self._open if e.request.action == action and rank in e.waits_for]
         return [answer for request in waiting for answer in self.end(request, "refused", message)]
 
-    def close(self, status: str, message: str) -> list[Answer]:
+    def close(self, status: str, message: str) -> list[RequestEvent]:
         """The run is over: nothing stays without an answer.
 
         Args:
@@ -169,10 +159,8 @@ class RequestBook:
         self._over = status
         entries, self._open = self._open, []
         ends = {"stop", "kill"} if status == "cancelled" else set()
-        return [
-            Answer(e.request, "done" if e.request.action in ends else "refused", message or f"the run is {status}")
-            for e in entries
-        ]
+        said = message or f"the run is {status}"
+        return [e.request.event("done" if e.request.action in ends else "refused", said) for e in entries]
 
     def _of(self, request: Request) -> list[_Open]:
         return [entry for entry in self._open if entry.request is request]

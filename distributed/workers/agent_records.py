@@ -5,8 +5,11 @@ What it says is read line by line and with bounds, for a machine is checked for 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -71,6 +74,24 @@ def assigned(
     """Return what a machine is to run as a member of a plan."""
     environment = {"TOKENIZERS_PARALLELISM": "false", **thread_limits(threads)}
     return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
+
+
+def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path) -> Assignment:
+    """Return what the machine of the hub is to run; paths in its configuration become those there."""
+    there = {**config, "address": "0.0.0.0", "certificates": "secrets/hub"}
+    keys = {f"secrets/hub/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
+    return Assignment(
+        run_id=run_id,
+        rank=-1,
+        plan=b"{}",
+        links=links,
+        environment=thread_limits(1),
+        module="training.exchange.hub_main",
+        place="hub",
+        words=("--config", "secrets/hub.json"),
+        files={"secrets/hub.json": json.dumps(there).encode(), **keys},
+        brings_model=False,
+    )
 
 
 class Greeting(BaseModel):

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from posixpath import join
 from typing import Any, BinaryIO
@@ -20,13 +21,13 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from distributed.machine.link import AGENT, Link
-from distributed.planning.cluster import first_problem
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import TIMEOUTS, Assignment, Greeting, Record, Timeouts
 from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError
-from training.events import ErrorEvent, Event, WarningEvent, to_line
+from training.bounded import first_problem
+from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
 from training.processes import WAITING
 from training.stopping import Progress
 
@@ -38,46 +39,31 @@ _LOOK = 0.1
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
 
 
+@dataclass(eq=False)
 class RemoteWorker:
-    """Implements :class:`training.processes.Worker`.
+    """Implements :class:`training.processes.Worker`."""
 
-    Args:
-        link: the machine.
-        assignment: what to run there.
-        log: takes what the worker writes to stderr.
-        run_dir: run folder here; a model that the worker saved comes into it.
-        secrets: folder here that will hold ``member-<rank>/`` when the address is sent.
-        reach: turns the engine's address into the one to use there.
-        ready: the worker is started when it is done; its failure is the worker's.
-        delivers: waits until it is known whether this worker's model is the run's.
-        keep: whether the run still needs what is there after this worker has come to its end, as soon as that is known.
-    """
+    link: Link
+    assignment: Assignment
+    log: BinaryIO
+    """Takes what the worker writes to stderr."""
+    run_dir: Path
+    """Run folder here; a model that the worker saved comes into it."""
+    secrets: Path
+    """Folder here that will hold ``member-<rank>/`` when the address is sent."""
+    reach: Callable[[str], str] = lambda address: address
+    """Turns the engine's address into the one to use there."""
+    timeouts: Timeouts = TIMEOUTS
+    ready: Future[None] | None = None
+    """The worker is started when it is done; its failure is the worker's."""
+    delivers: Callable[[], bool] = lambda: True
+    """Waits until it is known whether this worker's model is the run's."""
+    keep: Future[bool] | None = None
+    """Whether the run still needs what is there after this worker has come to its end, as soon as that is known."""
 
-    def __init__(
-        self,
-        link: Link,
-        assignment: Assignment,
-        log: BinaryIO,
-        run_dir: Path,
-        secrets: Path,
-        reach: Callable[[str], str] = lambda address: address,
-        timeouts: Timeouts = TIMEOUTS,
-        ready: Future[None] | None = None,
-        delivers: Callable[[], bool] = lambda: True,
-        keep: Future[bool] | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.pid = 0
         self.end_reason = ""
-        self._link = link
-        self._assignment = assignment
-        self._log = log
-        self._run_dir = run_dir
-        self._secrets = secrets
-        self._reach = reach
-        self._timeouts = timeouts
-        self._ready = ready
-        self._delivers = delivers
-        self._keep = keep
         self._unwanted = False
         self._progress = Progress()
         self._commands: list[bytes] = []
@@ -96,7 +82,7 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            address = self._reach(message["address"]) if message["address"] else ""
+            address = self.reach(message["address"]) if message["address"] else ""
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
@@ -111,10 +97,10 @@ class RemoteWorker:
     def told(self, event: Event) -> Event:
         """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
         self._progress(event)
-        self._timeouts = self._timeouts.for_pace(self._progress)
+        self.timeouts = self.timeouts.for_pace(self._progress)
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
-        name = self._link.name
+        name = self.link.name
         return event.model_copy(update={"message": f"{name}: {event.message}", "machine": name})
 
     def exit_code(self) -> int:
@@ -138,26 +124,26 @@ class RemoteWorker:
                 return
             self._start()
             yield from self._follow()
-            if self._code == ExitCode.DONE and self._assignment.brings_model:
-                fetch_model(self._link, *self._place, self._run_dir, self._timeouts.give_up, self._delivers)
+            if self._code == ExitCode.DONE and self.assignment.brings_model:
+                fetch_model(self.link, *self._place, self.run_dir, self.timeouts.give_up, self.delivers)
         except (MusterError, OSError) as error:
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
         finally:
             if self._code is None:
                 self._lose("its supervisor stopped listening")
-            if self._keep is None or self._code != ExitCode.DONE:
+            if self.keep is None or self._code != ExitCode.DONE:
                 self._say_goodbye()
                 self._gone.set()
             else:
-                threading.Thread(target=self._stay, args=(self._keep,), daemon=True).start()
+                threading.Thread(target=self._stay, args=(self.keep,), daemon=True).start()
             self._done.set()
 
     def _failure(self, error: MusterError | OSError) -> bytes:
-        known = error if isinstance(error, MusterError) else MusterError(str(error), machine=self._link.name)
+        known = error if isinstance(error, MusterError) else MusterError(str(error), machine=self.link.name)
         return to_line(
             ErrorEvent(
-                member=self._assignment.rank,
+                member=self.assignment.rank,
                 message=known.message,
                 hint=known.hint,
                 machine=known.machine,
@@ -169,7 +155,7 @@ class RemoteWorker:
 
     @property
     def _place(self) -> tuple[str, str]:
-        return self._assignment.run_id, self._assignment.place or str(self._assignment.rank)
+        return self.assignment.run_id, self.assignment.place or str(self.assignment.rank)
 
     def _wait_until_ready(self) -> bool:
         """Return whether the worker is to be started; a run that ends does not wait for files under way.
@@ -177,33 +163,33 @@ class RemoteWorker:
         Raises:
             MusterError: the machine could not be made ready.
         """
-        while self._ready is not None and not self._unwanted and wait([self._ready], _LOOK).not_done:
+        while self.ready is not None and not self._unwanted and wait([self.ready], _LOOK).not_done:
             continue
-        if self._ready is not None and not self._unwanted:
-            self._ready.result()
+        if self.ready is not None and not self._unwanted:
+            self.ready.result()
         return not self._unwanted
 
     def _start(self) -> None:
         document = json.dumps(self._document()).encode() + b"\n"
-        self._link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
+        self.link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
 
     def _document(self) -> dict[str, Any]:
         options = {"--plan": "plan.json", "--rank": self._place[1], "--run-dir": "{folder}", "--secrets": "secrets"}
         usual = [word for pair in options.items() for word in pair]
-        words = usual if self._assignment.words is None else self._assignment.words
-        files = {"plan.json": self._assignment.plan, **self._assignment.files}
+        words = usual if self.assignment.words is None else self.assignment.words
+        files = {"plan.json": self.assignment.plan, **self.assignment.files}
         return {
-            "argv": ["{python}", "-m", self._assignment.module, *words],
-            "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self._assignment.environment},
+            "argv": ["{python}", "-m", self.assignment.module, *words],
+            "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self.assignment.environment},
             "defaults": WAITING,
             "files": {name: _encoded(content) for name, content in files.items()},
-            "links": {place: join(self._link.root, folder) for place, folder in self._assignment.links.items()},
-            "lease": self._timeouts.lease,
-            "grace": self._timeouts.grace,
+            "links": {place: join(self.link.root, folder) for place, folder in self.assignment.links.items()},
+            "lease": self.timeouts.lease,
+            "grace": self.timeouts.grace,
         }
 
     def _certificates(self) -> dict[str, str]:
-        folder = self._secrets / f"member-{self._assignment.rank}"
+        folder = self.secrets / f"member-{self.assignment.rank}"
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         return {f"secrets/{folder.name}/{path.name}": _encoded(path.read_bytes()) for path in files}
 
@@ -213,13 +199,13 @@ class RemoteWorker:
         """Yield event lines until the worker has ended or is lost."""
         heard, pause, complained = time.monotonic(), 0.1, False
         while self._code is None:
-            problem = f"{self._link.name}: the connection ended"
+            problem = f"{self.link.name}: the connection ended"
             try:
                 for record in self._records():
                     heard, pause = time.monotonic(), 0.1
                     if complained:
                         complained = False
-                        yield self._note(f"{self._link.name}: connected again")
+                        yield self._note(f"{self.link.name}: connected again")
                     line = self._take(record)
                     if line:
                         yield line
@@ -229,11 +215,11 @@ class RemoteWorker:
                 self._lose(f"it sent something other than its agent does ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
-                problem = str(error) or f"{self._link.name} is silent"
+                problem = str(error) or f"{self.link.name} is silent"
             if self._broken is not None:
                 raise self._broken
             # One that is not wanted any more is ended by its lease where we cannot do it.
-            patience = self._timeouts.silence if self._unwanted else self._timeouts.give_up
+            patience = self.timeouts.silence if self._unwanted else self.timeouts.give_up
             if time.monotonic() - heard > patience:
                 self._lose(f"not reached for {patience:.0f} s")
                 return
@@ -244,7 +230,7 @@ class RemoteWorker:
             pause = min(2 * pause, 2.0)
 
     def _note(self, message: str) -> bytes:
-        return to_line(WarningEvent(member=self._assignment.rank, message=message)).encode()
+        return to_line(WarningEvent(member=self.assignment.rank, message=message)).encode()
 
     def _records(self) -> Iterator[Record]:
         """Attach to the agent and yield what it says.
@@ -253,9 +239,9 @@ class RemoteWorker:
             SshError, TimeoutError, ValueError: the connection is lost, silent, or not one to an agent.
             ValidationError: the agent says what no agent says.
         """
-        after, patience = str(self._seen), str(self._timeouts.lease)
-        with contextlib.closing(self._link.stream(AGENT, "attach", *self._place, after, patience)) as process:
-            greeting = process.read_line(self._timeouts.silence)
+        after, patience = str(self._seen), str(self.timeouts.lease)
+        with contextlib.closing(self.link.stream(AGENT, "attach", *self._place, after, patience)) as process:
+            greeting = process.read_line(self.timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
             first = Greeting.parse(greeting)
@@ -266,7 +252,7 @@ class RemoteWorker:
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
             writer.start()
             try:
-                while (line := process.read_line(self._timeouts.silence)).endswith(b"\n"):  # else it was cut off
+                while (line := process.read_line(self.timeouts.silence)).endswith(b"\n"):  # else it was cut off
                     yield Record.model_validate_json(line)
             finally:
                 stop.set()
@@ -294,8 +280,8 @@ class RemoteWorker:
         if self._logged > LOG_BUDGET:
             text = f"... more than {LOG_BUDGET >> 20} MiB of log: the rest is not kept\n".encode()
         with contextlib.suppress(ValueError, OSError):  # closed: the run is over
-            self._log.write(text)
-            self._log.flush()
+            self.log.write(text)
+            self.log.flush()
 
     def _lose(self, reason: str) -> None:
         if self._code is None:
@@ -315,9 +301,9 @@ class RemoteWorker:
             while not stop.is_set():
                 with self._changed:
                     if len(self._commands) <= carried_out:
-                        self._changed.wait(self._timeouts.beat)
+                        self._changed.wait(self.timeouts.beat)
                     fresh = self._commands[carried_out:]
-                beat = json.dumps({"beat": 1, "grace": self._timeouts.grace}).encode() + b"\n"
+                beat = json.dumps({"beat": 1, "grace": self.timeouts.grace}).encode() + b"\n"
                 process.write(b"".join(fresh) or beat)
                 carried_out += len(fresh)
 
@@ -344,6 +330,31 @@ class RemoteWorker:
         with contextlib.suppress(MusterError, OSError, ValueError):
             for _ in self._records():
                 continue
+
+
+@dataclass(eq=False)
+class RemoteHub(RemoteWorker):
+    """The hub of a run on another machine than the one that starts it: a :class:`training.local_engine.HubHandle`."""
+
+    note: Callable[[Event], None] = lambda event: None
+    """Told of a connection that was lost, and of what else is not the hub's own word."""
+
+    def lines(self) -> Iterator[bytes]:
+        """Lines of its standard output: first ``{"port": N}``, then events."""
+        begun = False
+        for line in super().lines():
+            begun = begun or line.startswith(b'{"port"')
+            if begun:
+                yield line
+            else:  # of the connection, before the hub has said anything
+                self.note(from_line(line))
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End it and wait until its machine has nothing of it left; its lease ends what cannot be told."""
+        self.signal(signal.SIGTERM)
+        if not self.wait(timeout):
+            self.signal(signal.SIGKILL)
+            self.wait(timeout)
 
 
 def _encoded(content: bytes) -> str:

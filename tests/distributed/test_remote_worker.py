@@ -138,14 +138,14 @@ def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) 
 @pytest.mark.parametrize("needed", [False, True])
 def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines: Machines, needed: bool) -> None:
     worker = machines.worker()
-    worker._keep = Future()
+    worker.keep = Future()
     worker.send({"address": "hub:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
     assert worker.exit_code() == 0 and worker.ended
     until(lambda: machines.processes[-1]._process.poll() is None)  # attached, so that the lease goes on
     assert not worker.wait(0.5) and machines.folder.exists()
-    worker._keep.set_result(needed)
+    worker.keep.set_result(needed)
     assert worker.wait(60)
     until(lambda: machines.folder.exists() is needed)
     assert not (machines.folder / "agent.sock").exists()
@@ -153,7 +153,7 @@ def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines:
 
 def test_a_model_that_is_not_the_runs_is_not_fetched(machines: Machines) -> None:
     worker = machines.worker()
-    worker._delivers = lambda: False
+    worker.delivers = lambda: False
     worker.send({"address": "hub:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
@@ -270,14 +270,14 @@ def test_an_error_of_a_worker_names_its_machine_once_and_slow_steps_make_patient
     said = worker.told(ErrorEvent(member=0, message="far too little memory"))
     assert isinstance(said, ErrorEvent) and said.message == "far: far too little memory"
     assert worker.told(said) == said
-    before = worker._timeouts.grace
+    before = worker.timeouts.grace
     worker.told(step(1, compute=1000.0))
-    assert worker._timeouts.grace > before
+    assert worker.timeouts.grace > before
 
 
 def test_a_run_that_ends_does_not_wait_for_files_under_way(machines: Machines) -> None:
     worker = machines.worker()
-    worker._ready = Future()  # never done: an upload that takes long
+    worker.ready = Future()  # never done: an upload that takes long
     worker.signal(signal.SIGKILL)
     assert list(worker.lines()) == []
     assert worker.exit_code() == LOST
@@ -286,8 +286,8 @@ def test_a_run_that_ends_does_not_wait_for_files_under_way(machines: Machines) -
 
 def test_a_machine_that_cannot_be_made_ready_is_the_workers_error(machines: Machines) -> None:
     worker = machines.worker()
-    worker._ready = Future()
-    worker._ready.set_exception(ConnectTimeout("far", "its disk is full"))
+    worker.ready = Future()
+    worker.ready.set_exception(ConnectTimeout("far", "its disk is full"))
     (said,) = [from_line(line) for line in worker.lines()]
     assert isinstance(said, ErrorEvent)
     assert "its disk is full" in said.message

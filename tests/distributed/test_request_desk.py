@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.run.request_desk import LocalMachines, RequestDesk
-from distributed.run.requests import Answer, Request, RequestBook, leave_request
+from distributed.run.requests import Request, RequestBook, leave_request
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
@@ -116,7 +116,7 @@ def test_whatever_is_asked_in_whatever_order_comes_to_one_end(steps: list[tuple[
             try:
                 told.append(book.accept(request))
             except BadInput as error:
-                told.append(Answer(request, "refused", str(error)))
+                told.append(request.event("refused", str(error)))
                 continue
             if action in ("drop", "add"):
                 book.wait_for(request, {rank})
@@ -126,11 +126,11 @@ def test_whatever_is_asked_in_whatever_order_comes_to_one_end(steps: list[tuple[
             told += book.end(orders.pop(0), "done")
         elif rank:
             told += book.part("drop", rank, "left") + book.refuse("add", rank, "it is lost")
-    turns = [a.request.action for a in told if a.outcome == "accepted" and a.request.action in ("pause", "resume")]
+    turns = [a.action for a in told if a.outcome == "accepted" and a.action in ("pause", "resume")]
     assert turns == (["pause", "resume"] * len(turns))[: len(turns)]  # no pause but an open one holds the run
     ends = told + book.close("cancelled", "stopped")
     for answer in told:
-        outcomes = [other.outcome for other in ends if other.request is answer.request]
+        outcomes = [other.outcome for other in ends if other.request == answer.request]
         assert outcomes in (["refused"], ["accepted", "refused"], ["accepted", "done"])
 
 
