@@ -18,6 +18,7 @@ from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
 from app.console import agreed, say, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
+from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import PasswordRefused, Stage
@@ -130,6 +131,19 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
     if new:
         return _accept_new
     return ask if (somebody() if person is None else person) else None
+
+
+def prepare_options(
+    person: bool, trust_new: bool = False, allow_missing: bool = False, offline_wheels: bool = False
+) -> PrepareOptions:
+    """Return how machines are made ready: with the person's help where there is one."""
+    return PrepareOptions(
+        tell=lambda line: say(visible(line)),
+        trust=trust(trust_new, person),
+        let_in=let_in if person else None,
+        allow_missing=allow_missing,
+        offline_wheels=offline_wheels,
+    )
 
 
 def _is_the_right_one(key: HostKeyInfo) -> bool:

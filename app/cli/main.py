@@ -1,24 +1,34 @@
-"""The commands: one row each. The file of a command is imported when it is called, so that ``--help`` stays quick."""
+"""The commands: one row each, and the process boundary: what a command raises becomes an exit code and clear lines.
+
+The file of a command is imported when it is called, so that ``--help`` stays quick. With ``--json`` a failure is the
+one document on stdout: ``{"error": {"message", "hint"}, "exit_code": n}``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from app.cli.arguments import new_app
-from app.cli.boundary import run_app
+from app.cli.terminal import fail
+from app.console import save_traceback
+from profiles.bootstrap import begin_to_answer
+from profiles.errors import ExitCode, MusterError
 
 COMMANDS = {
     "distributed-train": (
         "train_command",
         "Train a model with workers of this machine or of several, live progress, and a result to use.",
     ),
-    "distributed-check": ("check", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
+    "distributed-check": ("machines", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
     "access": ("access", "See whether machines accept the login, and why not; a password, given once, installs a key."),
-    "clean": ("clean", "Take everything of ours off machines again, after showing it; live runs are not touched."),
+    "clean": ("machines", "Take everything of ours off machines again, after showing it; live runs are not touched."),
     "attach": (
         "attach",
         "Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard.",
@@ -27,19 +37,19 @@ COMMANDS = {
     "ask": ("ask", "Ask a live run for something: a pause, a snapshot, a machine more or less."),
     "stop": ("ask", "Stop a run in the background, and show for every machine that nothing of it is left."),
     "transcribe": ("transcribe", "Transcribe sound files."),
-    "evaluate": ("evaluate", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
-    "export": ("export", "Convert a trained model for other programs, and check that it hears the same."),
-    "compare": ("evaluate", "Show whether B hears better than A, with a 95 % interval; no model runs."),
+    "evaluate": ("models", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
+    "export": ("models", "Convert a trained model for other programs, and check that it hears the same."),
+    "compare": ("models", "Show whether B hears better than A, with a 95 % interval; no model runs."),
     "prepare": (
-        "prepare",
+        "recordings",
         "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
     ),
     "segment": (
-        "segment",
+        "recordings",
         "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
     ),
     "patches": (
-        "patches",
+        "transcripts",
         "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
     ),
     "blacklist": (
@@ -47,7 +57,7 @@ COMMANDS = {
         "List training samples whose transcript is contradicted by a model that never trained on them.",
     ),
     "pseudo-label": (
-        "pseudo_label",
+        "transcripts",
         "Let a model write transcripts of recordings into pseudo.csv; an interrupted call resumes.",
     ),
     "discover": ("discover", "Find the machines on this network and those this computer knows, and show which answer."),
@@ -56,16 +66,16 @@ COMMANDS = {
         "Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement.",
     ),
     "measure": ("measure", "Measure machines with a short run of the task, and the links between them with raw TCP."),
-    "plan": ("plan", "Predict every way to train a profile on these machines, and show the best one and why."),
+    "plan": ("measure", "Predict every way to train a profile on these machines, and show the best one and why."),
     "report": ("run_outputs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
-    "replay": ("replay", "Replay a finished run, in its own time or faster."),
+    "replay": ("attach", "Replay a finished run, in its own time or faster."),
     "track": (
         "run_outputs",
         "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.",
     ),
     "web": ("run_outputs", "Show a run, or the guided set-up, in the browser of this machine."),
     "demo-run": (
-        "replay",
+        "attach",
         "Show a recorded run under the names of invented machines: no machine trains, nothing is asked.",
     ),
     "runs": ("runs", "List, show, compare and clean runs."),
@@ -123,3 +133,59 @@ def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code."""
     called = next((word for word in arguments if not word.startswith("-")), "")
     return run_app(command_tree([called]) if called in COMMANDS else command_list(), arguments, name)
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
+    """Run a command line and return its exit code."""
+    as_json = "--json" in arguments
+    try:
+        begin_to_answer()
+        result = app(args=list(arguments), prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+        if result == ExitCode.STOPPED and not isinstance(result, ExitCode):
+            raise KeyboardInterrupt  # typer made a bare 130 of it; a command that told of its stop gives an ExitCode
+        return int(result or 0)
+    except BrokenPipeError:
+        _silence_stdout()
+        return ExitCode.DONE
+    except SystemExit as error:  # what typer makes of a closed pipe
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return ExitCode.DONE
+    except MusterError as error:
+        return _fail(error.message, error.hint, error.exit_code, as_json)
+    except typer.TyperException as error:
+        return _fail(*usage_error(error, name), ExitCode.BAD_INPUT, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped", "", ExitCode.STOPPED, as_json)
+    except Exception as error:  # noqa: BLE001 - the process boundary: a person gets one line, the log gets the rest
+        line = f"unexpected {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+        return _fail(line[:500], f"the traceback is in {save_traceback()}", ExitCode.RUN_FAILED, as_json)
+
+
+def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
+    """Return message and hint for wrong use, in one line each."""
+    message = " ".join(error.format_message().split())
+    near = re.search(r" ?\(?(Did you mean .*\?|Possible options?: .*?)\)?$", message)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else name
+    helps = f"{command} --help lists the options"
+    if near:
+        return message[: near.start()].rstrip(" ."), near.group(1)
+    return message.rstrip("."), helps
+
+
+def _fail(message: str, hint: str, code: ExitCode, as_json: bool) -> int:
+    try:
+        fail(message, hint, code, as_json)
+    except BrokenPipeError:
+        _silence_stdout()
+    return int(code)
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's own flush at exit go nowhere, so that a closed pipe stays quiet."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.close(descriptor)

@@ -1,22 +1,25 @@
-"""``distributed-train``: start or resume a run."""
+"""``distributed-train``: start or resume a run, with workers of this machine or on the machines of a hosts file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.cli.approval import stand_behind_code, stand_behind_profile
+from app.cli.approval import read_hosts, stand_behind_code, stand_behind_profile
 from app.cli.arguments import USUAL_HOSTS
 from app.cli.attach import fits_here, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
 from app.cli.terminal import answer, somebody
-from app.console import command_about, command_line, say
+from app.console import command_about, command_line, say, visible
+from app.plan_table import summary_lines
 from app.progress import progress_for
 from app.report import title_of
 from app.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.preparation.members import room_here
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
@@ -28,6 +31,9 @@ from training.run_folder import RunFolder
 from training.runs import find_run, plan_to_resume
 from training.tasks.early_look import check_data
 from training.tasks.published_models import usable_profile
+
+if TYPE_CHECKING:
+    from distributed.run.planning import Planned
 
 
 @dataclass(frozen=True)
@@ -189,3 +195,59 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
         say(f"on the machines of {USUAL_HOSTS} (--local N trains on this machine)")
         return USUAL_HOSTS
     return None
+
+
+def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
+    """Start or resume a run on the machines of a hosts file, and show it unless it is to be left alone.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    from app.cli.access import prepare_options
+    from distributed.launcher import DistributedLauncher, resume_run  # with all that a run of this machine does without
+    from distributed.planning.document import Planning
+    from distributed.run.planning import PlanOptions
+
+    person = not request.no_input and somebody()
+    prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)
+    if request.resume:
+        if request.dry_run:
+            raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
+        path, plan = resumable(request)
+        trackers = checked_trackers(plan.profile.run.trackers)
+        read_hosts(hosts_file, named=False, person=request.person)
+        resume_run(path, plan, prepare, request.command)
+    else:
+        profile = profile_of(request)
+        trackers = checked_trackers(profile.run.trackers)
+        check_data(profile)
+        plan_options = PlanOptions(planning=Planning.read(request.plan_file) if request.plan_file else None)
+        named = bool(request.overrides.get("hosts"))
+        hosts = read_hosts(hosts_file, named=named, person=request.person)
+        launcher = DistributedLauncher(hosts, profile, prepare, plan_options, whole_process=True)
+        planned = launcher.plan()
+        _tell_plan(planned)
+        if request.dry_run:
+            launcher.dismiss()
+            return _tell_dry_run(planned.plan, request.as_json)
+        path = launcher.start(planned, request.command)
+    start_trackers(path, trackers)
+    return leave_or_show(path, request)
+
+
+def _tell_plan(planned: Planned) -> None:
+    """Say what was chosen and why; nothing where the profile had chosen."""
+    if planned.planning is not None:
+        for line in summary_lines(planned.planning):
+            say(line)
+        for name in planned.planning.settings.left_out if planned.planning.settings else ():
+            say(f"{visible(name)} is left out: it would cost more than it adds")
+    if planned.in_clear:
+        say("training traffic is NOT encrypted (engine = torch): anybody on that network can read it")
+
+
+def _tell_dry_run(plan: RunPlan, as_json: bool) -> ExitCode:
+    """Show what would run, and on which machines; nothing was started."""
+    lines = [f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members]
+    lines.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+    return answer(as_json, {"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash()}, lines)

@@ -173,9 +173,7 @@ def distributed_train(
     )
     hosts = train.hosts_file_of(request)
     if hosts is not None:
-        from app.cli.distributed import train_on_hosts
-
-        return train_on_hosts(request, hosts)
+        return train.train_on_hosts(request, hosts)
     if plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dry_run:

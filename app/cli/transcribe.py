@@ -1,23 +1,27 @@
-"""``transcribe``: what is said in sound files, or into a microphone."""
+"""``transcribe``: what is said in sound files, or into a microphone, as text, subtitles (SubRip, WebVTT) or JSON."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
 from app.cli.terminal import only_data_on_stdout
 from app.console import say, say_error, show_json, show_line, visible
-from app.microphone import recorded
-from app.transcript_files import FORMATS, TranscriptFolder, chosen_formats, document
 from profiles.errors import BadInput, ExitCode
+from training.run_files import explain, try_to_write, write_whole
 from training.runs import find_model
 
 if TYPE_CHECKING:
+    from training.tasks.audio import Samples
     from training.tasks.whisper.transcription import Transcript
 
 
@@ -100,3 +104,175 @@ def _show(transcript: Transcript, formats: Sequence[str]) -> None:
     for name in formats:
         for line in FORMATS[name](transcript).rstrip("\n").split("\n"):
             show_line(line)
+
+
+# ---------------------------------------------------------------------------------------------------------- transcripts
+
+
+def _txt(transcript: Transcript) -> str:
+    return "".join(f"{visible(one.text)}\n" for one in transcript.segments)
+
+
+def _srt(transcript: Transcript) -> str:
+    cues = (
+        f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_cue(one.text)}\n\n"
+        for number, one in enumerate(transcript.segments, 1)
+    )
+    return "".join(cues)
+
+
+def _vtt(transcript: Transcript) -> str:
+    def escaped(text: str) -> str:
+        return _cue(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    cues = (f"{clock(one.start)} --> {clock(one.end)}\n{escaped(one.text)}\n\n" for one in transcript.segments)
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _json(transcript: Transcript) -> str:
+    return json.dumps(document(transcript), ensure_ascii=False, indent=1) + "\n"
+
+
+FORMATS: Mapping[str, Callable[[Transcript], str]] = {"txt": _txt, "srt": _srt, "vtt": _vtt, "json": _json}
+
+
+def document(transcript: Transcript) -> dict[str, Any]:
+    """Return a transcript for programs; times in seconds."""
+    segments = [{**asdict(one), "start": round(one.start, 2), "end": round(one.end, 2)} for one in transcript.segments]
+    found = {"file": str(transcript.file), "text": transcript.text, "seconds": transcript.seconds}
+    return {**found, "language": transcript.language, "segments": segments, "error": transcript.error}
+
+
+def clock(seconds: float, point: str = ".") -> str:
+    """``01:02:03.450``: hours, minutes, seconds and thousandths."""
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
+
+
+def _cue(text: str) -> str:
+    """Return a text in one line that no player takes for a line of times."""
+    return visible(text).replace("-->", "->")
+
+
+def chosen_formats(said: Sequence[str], to_files: bool) -> list[str]:
+    """Return the formats that were asked for, each by itself or with commas between.
+
+    Raises:
+        BadInput: one is unknown, or several are to go to the screen.
+    """
+    names = list(dict.fromkeys(name.strip().lower() for one in said for name in one.split(",") if name.strip()))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown:
+        raise BadInput(f"format {unknown[0]!r} is unknown", f"it is one of: {', '.join(FORMATS)}")
+    if len(names) > 1 and not to_files:
+        raise BadInput("only one format fits on the screen", "add --out DIR")
+    return names or (["txt"] if to_files else [])
+
+
+class TranscriptFolder:
+    """Where the files go; what is there already is not overwritten unasked.
+
+    Raises:
+        BadInput: two of the sound files would have one name, a file is there already, or nothing can be written there.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path], formats: Sequence[str], overwrite: bool) -> None:
+        self._formats = formats
+        stems = [file.stem for file in files]
+        self._names = {file: file.stem if stems.count(file.stem) == 1 else file.name for file in files}
+        if len(set(self._names.values())) < len(self._names):
+            raise BadInput("two of the sound files have the same name", "transcribe them into folders of their own")
+        self._folder = folder
+        there = [path for file in self._names for path in self._paths(file) if path.exists()]
+        if there and not overwrite:
+            raise BadInput(f"{there[0]} is there already", "add --overwrite, or choose another folder")
+        try_to_write(folder, "--out")
+
+    def _paths(self, file: Path) -> list[Path]:
+        return [self._folder / f"{self._names[file]}.{name}" for name in self._formats]
+
+    def write(self, transcript: Transcript) -> list[Path]:
+        """Write a transcript in every format, each file whole or not at all; return the paths.
+
+        Raises:
+            BadInput: one cannot be written.
+        """
+        paths = self._paths(transcript.file)
+        for name, path in zip(self._formats, paths, strict=True):
+            try:
+                write_whole(path, FORMATS[name](transcript).encode("utf-8", "replace"), 0o644)
+            except OSError as error:
+                raise BadInput(*explain(error, path, "--out")) from error
+        return paths
+
+
+# ----------------------------------------------------------------------------------------------------------- microphone
+
+
+RATE = 16_000
+MOST_SECONDS = 3600.0
+
+
+class Microphone(Protocol):
+    """Something that records."""
+
+    def record(self, seconds: float) -> Samples:
+        """Return mono samples at :data:`RATE` Hz, fewer if Ctrl-C is pressed.
+
+        Raises:
+            BadInput: nothing can be recorded; the message says why.
+        """
+        ...
+
+
+class SoundDevice:
+    """The input device that the system has chosen, through PortAudio."""
+
+    def __init__(self) -> None:
+        try:
+            self._library: Any = importlib.import_module("sounddevice")
+        except ImportError as error:
+            hint = "install it with: pip install 'muster-train[microphone]'"
+            raise BadInput("no microphone: the package sounddevice is not installed", hint) from error
+        except OSError as error:  # the package without PortAudio
+            hint = "on Debian and Ubuntu: apt install libportaudio2"
+            raise BadInput("no microphone: the library PortAudio is not installed", hint) from error
+
+    def record(self, seconds: float) -> Samples:
+        import numpy as np
+
+        blocks: list[Any] = []
+        try:
+            stream = self._library.InputStream(samplerate=RATE, channels=1, dtype="float32")
+            with stream, contextlib.suppress(KeyboardInterrupt):
+                for left in range(round(seconds * 10), 0, -1):
+                    blocks.append(stream.read(RATE // 10)[0][:, 0].copy())
+                    if left % 50 == 0:
+                        say(f"{left // 10} s left")
+        except self._library.PortAudioError as error:
+            reason = " ".join(str(error).split())
+            raise BadInput(f"no microphone can be used here: {reason}", "connect one, or name a sound file") from error
+        return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+
+
+@contextlib.contextmanager
+def recorded(seconds: float, microphone: Microphone | None = None) -> Iterator[Path]:
+    """Record into a file that is gone afterwards.
+
+    Raises:
+        BadInput: there is no microphone, nothing was recorded, or the time is out of bounds.
+    """
+    if not 0.1 <= seconds <= MOST_SECONDS:
+        raise BadInput(f"{seconds:g} s cannot be recorded", f"from 0.1 to {MOST_SECONDS:g}")
+    microphone = microphone or SoundDevice()
+    say(f"listening for {seconds:g} s; Ctrl-C ends it earlier")
+    samples = microphone.record(seconds)
+    if not len(samples):
+        raise BadInput("nothing was recorded", "record for longer")
+    import soundfile
+
+    with TemporaryDirectory(prefix="muster-") as folder:
+        path = Path(folder) / "microphone.wav"
+        soundfile.write(path, samples, RATE)
+        yield path

@@ -1,12 +1,15 @@
 """A run's events on their way to its trackers: all from the first one on, each once, however often it is started.
 
-Trackers run beside the run, in a process of their own; what they lack is said before the run.
+Trackers run beside the run, in a process of their own (``python -m app.trackers.tracking RUN_FOLDER NAMES``), started
+by whoever starts the run; what they lack is said before the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +22,7 @@ from app.console import say, visible
 from app.follow import Follower
 from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 from profiles.schema import tracker_names
 from training.events import Event, StepEvent
 from training.run_files import FolderLock, is_live, private_file, write_whole
@@ -30,6 +33,9 @@ FOLDER = "trackers"
 """Folder in the run folder; every tracker has its own in it."""
 FLUSH_EVERY = 2.0
 _POSITION = "position"
+_PATIENCE = 60.0
+"""Seconds until the run must have begun."""
+_NICENESS = 10
 LOG = "trackers.log"
 _ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("tensorboard", "wandb", "trackio")
@@ -61,7 +67,7 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
     try:
         with open(run_dir / "logs" / LOG, "ab", opener=private_file) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "app.trackers", str(run_dir.resolve()), ",".join(names)],
+                [sys.executable, "-m", "app.trackers.tracking", str(run_dir.resolve()), ",".join(names)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -181,3 +187,26 @@ def _position(folder: Path) -> int:
 
 def _told(error: Exception) -> str:
     return visible(f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")[:500]
+
+
+def main(arguments: list[str]) -> int:
+    """Track one run to its end."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)  # the training comes first
+    path, names = Path(arguments[0]), arguments[1].split(",")
+    try:
+        wait_until_it_lives(path, _PATIENCE)
+        tracking = Tracking(path, names, lambda line: print(line, flush=True))
+        tracking.follow()
+    except MusterError as error:
+        print(error, flush=True)
+        return int(error.exit_code)
+    for name, place in tracking.places.items():
+        print(f"{name}: {place}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.microphone import RATE, SoundDevice, recorded
-from app.transcript_files import FORMATS, TranscriptFolder, chosen_formats, clock
+from app.cli.transcribe import FORMATS, RATE, SoundDevice, TranscriptFolder, chosen_formats, clock, recorded
 from profiles.errors import BadInput
 from training.tasks.whisper.listening import Segment
 from training.tasks.whisper.transcription import Transcript

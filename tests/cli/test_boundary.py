@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from app.cli.boundary import run_app
+from app.cli.main import run_app
 from profiles.errors import ExitCode
 
 

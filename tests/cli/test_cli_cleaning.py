@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.cli.pseudo_label import _kind
+from app.cli.transcripts import _kind
 from profiles.schema import Profile
 from training.tasks.pseudo_table import PseudoRow
 from training.tasks.whisper.held_out import Fold

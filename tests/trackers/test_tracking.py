@@ -139,7 +139,7 @@ def test_trackios_data_base_holds_the_figures(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "trackio"
     run = write_run(tmp_path, some_events())
     environment = {**os.environ, "TRACKIO_DIR": str(folder), "HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "app.trackers", str(run), "trackio"]
+    command = [sys.executable, "-m", "app.trackers.tracking", str(run), "trackio"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with sqlite3.connect(folder / "muster.db") as base:

@@ -1,4 +1,5 @@
-"""``clean HOST...``: everything of ours on machines, shown first, then removed, then proved gone."""
+"""``distributed-check`` and ``clean``: which machines are ready, with the repair of what is safe; and
+everything of ours off them again: shown first, then removed, then proved gone."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from app.cli.access import chosen
-from app.cli.arguments import AllHosts, HostNames, Json, Yes
-from app.cli.terminal import confirmed
+import typer
+
+from app.cli.access import chosen, trust
+from app.cli.approval import read_hosts
+from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew, Yes
+from app.cli.terminal import confirmed, somebody
 from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
@@ -18,6 +23,77 @@ from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.counts import counted
 from profiles.errors import ExitCode, MusterError
+
+if TYPE_CHECKING:
+    from distributed.checks.examination import Examined
+
+
+def distributed_check(
+    profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
+    offline_wheels: Annotated[
+        bool, typer.Option("--offline-wheels", help="With --fix: send the packages from this machine.")
+    ] = False,
+    trust_new: TrustNew = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """Look at all machines of a hosts file; without a profile, for speech recognition.
+
+    Raises:
+        BadInput: the hosts file or the profile cannot be used.
+    """
+    from distributed.checks.examination import examine, repair
+    from training.tasks.published_models import usable_profile
+
+    job = usable_profile(profile, tell=say).profile if profile else None
+    task = job.model.task if job else "whisper"
+    machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
+    found = examine(machines, task, trust(trust_new), job)
+    if (fix or offline_wheels) and any(one.readiness.provisionable for one in found):
+        for error in repair(found, lambda line: say(visible(line)), offline_wheels):
+            say_error(error.message, error.hint)
+        found = examine(machines, task, trust(trust_new), job)
+    code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
+    if as_json:
+        show_json({"machines": [_check_document(one) for one in found], "exit_code": int(code)})
+    for one in () if as_json else found:
+        _show(one)
+    return code
+
+
+def _show(one: Examined) -> None:
+    problem = one.readiness.problem
+    if problem is not None:
+        say_error(problem.message, problem.hint)
+    elif one.ready:
+        facts = one.readiness.facts
+        assert facts is not None
+        python = ".".join(map(str, facts.python))
+        gpus = f", {facts.gpus} CUDA devices" if facts.gpus else ""
+        room = f"{facts.free // 1_000_000_000} GB free, clock {facts.clock_ahead:+.1f} s"
+        show_line(visible(f"{one.name}: ready ({facts.system}, Python {python}, torch {facts.torch}{gpus}, {room})"))
+    for finding in one.findings:
+        if finding.level == "problem" and finding.check != "ready":
+            say_error(f"{one.name}: {visible(finding.seen)}", finding.fix)
+        elif finding.level == "warning":
+            needed = f" (needed: {finding.needed})" if finding.needed else ""
+            fix = f"; {finding.fix}" if finding.fix else ""
+            show_line(f"{one.name}: warning: {visible(f'{finding.seen}{needed}{fix}')}")
+
+
+def _check_document(one: Examined) -> dict[str, object]:
+    readiness, facts = one.readiness, one.readiness.facts
+    document: dict[str, object] = {"name": one.name, "ready": one.ready}
+    if readiness.problem is not None:
+        document |= {"problem": readiness.problem.message, "fix": readiness.problem.hint}
+    elif facts is not None:
+        document |= {"torch": facts.torch, "python": list(facts.python), "free_bytes": facts.free,
+                     "clock_ahead": facts.clock_ahead, "gpus": facts.gpus}  # fmt: skip
+    return document | {"findings": [finding._asdict() for finding in one.findings]}
+
 
 _AT_ONCE = 32
 
