@@ -53,11 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    worker, alone = hasattr(config, "workerinput"), config.getoption("dist", "no") == "no"
-    if not worker:
-        config.add_cleanup(PreloadedPython(at_once=not alone).close)
-    if worker or alone:
-        use_preloaded()
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(PreloadedPython(at_once=config.getoption("dist", "no") != "no").close)
+    use_preloaded()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

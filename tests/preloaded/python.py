@@ -1,8 +1,9 @@
 """A Python for the processes that tests start, which has loaded already what takes seconds.
 
-It stands as ``sys.executable`` in all tests and has the face of this Python. Muster's own modules and commands, and the
-children of ``multiprocessing``, are done by copies of a preloaded process (:mod:`tests.preloaded.server`); everything
-else, help and the hub, which loads little, by Python itself. A test of a whole start asks :func:`python_itself`.
+It stands as ``sys.executable`` in all tests and has the face of this Python. Muster's own modules and commands, the
+children of ``multiprocessing`` and pytest's workers are done by copies of a preloaded process
+(:mod:`tests.preloaded.server`); everything else, help and the hub, which loads little, by Python itself. A test of a
+whole start asks :func:`python_itself`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _HERE = Path(__file__).parent
 _PROGRAM = """#!/bin/bash
 case "$*" in
 *--help*|"-m training.exchange.hub_main"*) ;;
-"-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|{project}/cli_typer.py*|\\
-{project}/examples/*.py*)
+"-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
+{project}/cli_typer.py*|{project}/examples/*.py*)
     exec {python} -IS {client} {socket} "$@" ;;
 esac
 exec -a {program} {python} "$@"

@@ -3,8 +3,8 @@ of a socket that listens.
 
 A copy does the work of one :mod:`tests.preloaded.client`: it has the client's arguments, folder, variables, files,
 limits, CPU quota and namespaces, but a process number and a session of its own. It is killed when its client ends.
-Linux only. Nothing is loaded before the first client comes, unless ``now`` is the last argument. The server ends with
-its standard input, and removes the folder of its socket.
+Linux only. Nothing is loaded before the first client comes, unless ``now`` is the last argument: then what pytest's
+workers need too. The server ends with its standard input, and removes the folder of its socket.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _PRELOADED = (
     "transformers.models.whisper.modeling_whisper",
     "typer",
 )
+_OF_TESTS = ("aiohttp", "cryptography.x509", "datasets", "grpc", "peft", "textual.app", "textual.widgets", "zeroconf")
+"""What besides them pytest's workers load, who are copies too."""
 _NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 _HIGH = 500
 """Above the numbers of a client's files."""
@@ -55,7 +57,7 @@ def serve(listener: socket.socket, loaded: bool) -> dict[str, Any]:
             os._exit(0)
         connection, _ = listener.accept()
         if not loaded:
-            load()
+            load(_PRELOADED)
             loaded = True
         if os.fork():
             connection.close()
@@ -66,8 +68,8 @@ def serve(listener: socket.socket, loaded: bool) -> dict[str, Any]:
         return watch(connection)
 
 
-def load() -> None:
-    for name in _PRELOADED:
+def load(names: tuple[str, ...]) -> None:
+    for name in names:
         __import__(name)
     gc.collect()
     gc.freeze()
@@ -165,9 +167,9 @@ def stream(number: int, mode: str, errors: str = "strict", buffering: int = -1) 
 
 
 def carry_out(argv: list[str]) -> None:
-    """Do what ``python ARGV`` does; of the options before the work itself, ``-B`` is all that comes."""
-    if argv[0] == "-B":
-        sys.dont_write_bytecode = True
+    """Do what ``python ARGV`` does; of the options before the work itself, ``-u`` and ``-B`` are all that come."""
+    while argv[0] in ("-u", "-B"):
+        sys.dont_write_bytecode |= argv[0] == "-B"
         argv = argv[1:]
     place = [*os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:0] = [path for path in place if path]
@@ -202,7 +204,7 @@ def main() -> None:
     sys.path.pop(0)
     at_once = sys.argv[2:] == ["now"]
     if at_once:
-        load()
+        load(_PRELOADED + _OF_TESTS)
     wanted = serve(socket.socket(fileno=int(sys.argv[1])), at_once)
     atexit.register(leave, code)
     become(wanted)
