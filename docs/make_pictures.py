@@ -99,34 +99,34 @@ async def draw_wizard(folder: Path) -> None:
 
 
 async def _tour(wizard: Wizard, pictures: Pictures) -> None:
-    wizard.do(do.NewSetup())
+    wizard.do(do.new_setup())
     await _reach(wizard, lambda state: len(state.machines.rows) == MACHINES and state.machines.seconds == SEEN_FOR)
     for row in wizard.state.machines.rows:
-        wizard.do(do.Pick(row.key, True))
+        wizard.do(do.pick(row.key, True))
     await pictures.take("machines")
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: bool(state.access) and all(row.need is not Need.NOTHING for row in state.access))
     await pictures.take("access")
     for row in wizard.state.access:
         if row.need is Need.TRUST:
-            wizard.do(do.TrustKey(row.key, row.fingerprint))
+            wizard.do(do.trust_key(row.key, row.fingerprint))
         elif row.need is Need.PASSWORD:
-            wizard.do(do.GivePassword(row.key, "scripted"))
+            wizard.give_password(row.key, "scripted")
     await _reach(wizard, lambda state: all(row.status is Status.OK for row in state.access))
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: any(row.fixable for row in state.checks))
     await pictures.take("checks")
-    wizard.do(do.FixAll())
+    wizard.do(do.fix_all())
     await _reach(wizard, lambda state: all(row.status in _GOOD for row in state.checks))
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: state.links.status in _GOOD)
     await pictures.take("links")
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: state.job.status in _GOOD and state.data.status in _GOOD)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: state.strategy.status in _GOOD)
     await pictures.take("strategy")
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     await _reach(wizard, lambda state: state.plan.status in _GOOD)
     await pictures.take("plan")
 

@@ -110,7 +110,7 @@ class AccessScreen(StepScreen):
     def _ask_trust(self, row: Access) -> None:
         def answered(same: bool | None) -> None:
             if same:
-                self.do(actions.TrustKey(row.key, row.fingerprint))
+                self.do(actions.trust_key(row.key, row.fingerprint))
 
         self.app.push_screen(TrustDialog(row.name, row.fingerprint, row.compare), answered)
 
@@ -119,14 +119,14 @@ class AccessScreen(StepScreen):
 
         def answered(password: str | None) -> None:
             if password:
-                self.do(actions.GivePassword(row.key, password))
+                self.steered.wizard.give_password(row.key, password)
 
         dialog = TextDialog(f"Password of {row.place or row.name}", about, accept="Install a key", secret=True)
         self.app.push_screen(dialog, answered)
 
     def action_skip(self) -> None:
         key = self.table.cursor
-        self.do(actions.Retry(key) if key in self.state.answers.skipped else actions.Skip(key))
+        self.do(actions.retry(key) if key in self.state.answers.skipped else actions.skip(key))
 
     def copied(self) -> str:
         """What is to be typed about the selected machine."""

@@ -89,17 +89,17 @@ class ChecksScreen(StepScreen):
 
     def action_fix(self) -> None:
         machine, _, check = self.table.cursor.partition(_BETWEEN)
-        self.do(actions.Fix(machine, check))
+        self.do(actions.fix(machine, check))
 
     def action_fix_all(self) -> None:
-        self.do(actions.FixAll())
+        self.do(actions.fix_all())
 
     def action_skip(self) -> None:
         key = self.table.cursor.partition(_BETWEEN)[0]
-        self.do(actions.Retry(key) if key in self.state.answers.skipped else actions.Skip(key))
+        self.do(actions.retry(key) if key in self.state.answers.skipped else actions.skip(key))
 
     def action_retry(self) -> None:
-        self.do(actions.Retry(self.table.cursor.partition(_BETWEEN)[0]))
+        self.do(actions.retry(self.table.cursor.partition(_BETWEEN)[0]))
 
     def action_show_all(self) -> None:
         self._all = not self._all

@@ -127,7 +127,7 @@ class HomeScreen(StepScreen):
         elif kind in (DOCTOR, "finding"):
             self.action_doctor()
         elif kind == "profile":
-            self.do(actions.Rerun(name))
+            self.do(actions.rerun(name))
         elif kind == "run":
             path = next((run.path for run in self.state.home.found.runs if run.run_id == name), None)
             if path is not None:
@@ -135,10 +135,10 @@ class HomeScreen(StepScreen):
                 self.steered.open_dashboard(path)
 
     def action_new(self) -> None:
-        self.do(actions.NewSetup())
+        self.do(actions.new_setup())
 
     def action_doctor(self) -> None:
-        self.do(actions.Doctor())
+        self.do(actions.doctor())
 
     def action_back(self) -> None:
         if not self.end_filters():

@@ -148,14 +148,14 @@ class JobScreen(StepScreen):
         self.draw()
 
     def action_reset(self) -> None:
-        self.do(actions.ResetOption(self.table.cursor.removeprefix("option:")))
+        self.do(actions.reset_option(self.table.cursor.removeprefix("option:")))
 
     def _ask_profile(self) -> None:
         choices = [(row.name, row.entry.description) for row in self.state.home.found.profiles]
 
         def answered(name: str | None) -> None:
             if name:
-                self.do(actions.ChooseProfile(name))
+                self.do(actions.choose_profile(name))
 
         heading = "Which profile should the values start from?"
         self.app.push_screen(ChoiceDialog(heading, value=self.state.answers.profile, choices=choices), answered)
@@ -189,7 +189,7 @@ class JobScreen(StepScreen):
 
     def _set(self, name: str, text: str | None) -> None:
         if text is not None:
-            self.do(actions.SetOption(name, text))
+            self.do(actions.set_option(name, text))
 
     def headless(self) -> str:
         answers = self.state.answers

@@ -97,7 +97,7 @@ class LaunchScreen(StepScreen):
             self.steered.open_dashboard(Path(run))
 
     def action_drop(self) -> None:
-        self.do(actions.Drop(self.table.cursor))
+        self.do(actions.drop(self.table.cursor))
 
     def headless(self) -> str:
         run = Path(self.state.launch.found.run).name

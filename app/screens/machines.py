@@ -88,11 +88,11 @@ class MachinesScreen(StepScreen):
 
     def action_pick(self) -> None:
         if self.table.cursor:
-            self.do(actions.Pick(self.table.cursor))
+            self.do(actions.pick(self.table.cursor))
 
     def on_row_table_ticked(self, event: RowTable.Ticked) -> None:
         event.stop()
-        self.do(actions.Pick(event.row))
+        self.do(actions.pick(event.row))
 
     def action_add(self) -> None:
         about = [
@@ -103,7 +103,7 @@ class MachinesScreen(StepScreen):
 
     def _added(self, text: str | None) -> None:
         if text and text.strip():
-            self.do(actions.AddMachine(text.strip()))
+            self.do(actions.add_machine(text.strip()))
             added = next((row.key for row in self.state.machines.rows if text.strip() in row.key), "")
             self.table.select(added)
 
@@ -111,7 +111,7 @@ class MachinesScreen(StepScreen):
         for text in self.state.answers.typed:
             row = next((row for row in self.state.machines.rows if row.key == self.table.cursor), None)
             if row is not None and f"typed:{text}" in (row.key, *row.aliases):
-                self.do(actions.RemoveMachine(text))
+                self.do(actions.remove_machine(text))
                 return
         self.notify("only machines that you added can be removed; space leaves others out", timeout=3)
 

@@ -17,7 +17,7 @@ from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Change, Plan, Status
-from app.wizard.state import Step, WizardState
+from app.wizard.state import Action, Step, WizardState
 from training.runs import summarise
 
 _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=True)
@@ -93,18 +93,18 @@ class PlanScreen(StepScreen):
 
     def action_go_on(self) -> None:
         if self.state.started:
-            self.do(actions.Confirm())  # it leads to the run
+            self.do(actions.confirm())  # it leads to the run
         else:
-            self._confirmed(actions.Confirm)
+            self._confirmed(actions.confirm)
 
     def action_another(self) -> None:
         if self.state.started:
-            self._confirmed(partial(actions.Confirm, another=True))
+            self._confirmed(partial(actions.confirm, another=True))
 
     def action_write(self) -> None:
-        self._confirmed(actions.SaveOnly)
+        self._confirmed(actions.save_only)
 
-    def _confirmed(self, action: Callable[..., actions.Confirm | actions.SaveOnly]) -> None:
+    def _confirmed(self, action: Callable[..., Action]) -> None:
         """Do it, after the person has said in words that others may read the training traffic, where they can."""
         if not self.state.plan.found.in_clear:
             self.do(action())
@@ -119,15 +119,15 @@ class PlanScreen(StepScreen):
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
     def action_job(self) -> None:
-        self.do(actions.GoTo(Step.JOB))
+        self.do(actions.go_to(Step.JOB))
 
     def action_retry(self) -> None:
-        self.do(actions.Retry())
+        self.do(actions.retry())
 
     def action_name(self) -> None:
         def answered(name: str | None) -> None:
             if name:
-                self.do(actions.SaveAs(name))
+                self.do(actions.save_as(name))
 
         about = [muted("Your choices are saved in profiles/saved; Home lists them next time.")]
         value = self.state.answers.save_as or self.state.plan.found.profile

@@ -24,7 +24,7 @@ from app.wizard import actions
 from app.wizard.dependencies import busy_here
 from app.wizard.engine import Wizard
 from app.wizard.records import Assessment, Status
-from app.wizard.state import BETWEEN_MACHINES, ORDER, Part, Step, WizardState, visited
+from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, Part, Step, WizardState, visited
 from app.wizard.validation import blockers
 
 GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
@@ -204,7 +204,7 @@ class StepScreen(BaseScreen):
 
     # -------------------------------------------------------------------------------------------------- actions
 
-    def do(self, action: actions.Action) -> None:
+    def do(self, action: Action) -> None:
         """Send what a person did, and draw what came of it."""
         self.steered.wizard.do(action)
         self.steered.follow()
@@ -222,17 +222,17 @@ class StepScreen(BaseScreen):
         self.action_next()
 
     def action_next(self) -> None:
-        self.do(actions.Next())
+        self.do(actions.go_on())
 
     def action_back(self) -> None:
         if not self.end_filters():
-            self.do(actions.Back())
+            self.do(actions.go_back())
 
     def on_row_table_filtered(self) -> None:
         self.draw()
 
     def action_retry(self) -> None:
-        self.do(actions.Retry(self.table.cursor))
+        self.do(actions.retry(self.table.cursor))
 
     def headless(self) -> str:
         return command_line("--help")

@@ -98,20 +98,20 @@ class StrategyScreen(StepScreen):
         chosen = self.state.chosen
         if way is not None and chosen is not None and way.index != chosen.index and not way.problem:
             self._by_hand = True
-            self.do(actions.ChooseStrategy(way.index))
+            self.do(actions.choose_strategy(way.index))
         self.draw()
 
     def action_interval(self, factor: int) -> None:
         chosen = self.state.chosen
         if chosen is not None:
             steps = chosen.interval * 2 if factor > 0 else max(1, chosen.interval // 2)
-            self.do(actions.SetInterval(steps))
+            self.do(actions.set_interval(steps))
 
     def action_preference(self) -> None:
         known, now = actions.PREFERENCES, self.state.answers.preference
         place = known.index(now) if now in known else -1
         self._by_hand = False
-        self.do(actions.SetPreference(known[(place + 1) % len(known)]))
+        self.do(actions.set_preference(known[(place + 1) % len(known)]))
 
     def headless(self) -> str:
         return command_line("plan", self.state.answers.profile)

@@ -1,38 +1,36 @@
-"""What a person can do in the guided set-up, as small values. ``Wizard.do`` takes them."""
+"""What a person can do in the guided set-up, as rules from state to state: ``Wizard.do(pick("here"))``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Concatenate, ParamSpec
 
-from app.wizard.machine_actions import (
-    AddMachine,
-    Fix,
-    FixAll,
-    GivePassword,
-    Pick,
-    RemoveMachine,
-    Skip,
-    TrustKey,
-    typed_row,
-)
-from app.wizard.records import GOOD, Launch, Status, Strategy
+from app.wizard.records import GOOD, Check, Launch, MachineRow, Need, Status, Strategy
 from app.wizard.state import ORDER, Action, Answers, Kind, Part, Step, after, before
 from app.wizard.state import WizardState as State
 from app.wizard.validation import blockers
+from profiles.errors import BadInput
 
-__all__ = [
-    "IN_CLEAR", "PREFERENCES", "Action", "AddMachine", "Back", "ChooseProfile", "ChooseStrategy", "Confirm", "Doctor",
-    "Drop", "Fix", "FixAll", "GivePassword", "GoTo", "NewSetup", "Next", "Pick", "RemoveMachine", "Rerun",
-    "ResetOption", "Retry", "SaveAs", "SaveOnly", "SetInterval", "SetOption", "SetPreference", "Skip", "TrustKey",
-    "typed_row",
-]  # fmt: skip
+P = ParamSpec("P")
 IN_CLEAR = "in clear"
 """What a person types to agree to training traffic that others can read."""
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 UNDER_WAY = "that is in progress"
+INSTALLING = "installing a key"
 _STARTING = "the run is being started"
 _LONGEST_INTERVAL = 100_000
+_QUOTED = 60
+"""Longest typed address that is quoted in a notice."""
+
+
+def action(rule: Callable[Concatenate[State, P], State]) -> Callable[P, Action]:
+    """Make a rule something that a person can do: called without the state, it is a value for ``Wizard.do``."""
+
+    def told(*words: P.args, **named: P.kwargs) -> Action:
+        return Action(rule, words, named)
+
+    return told
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -45,88 +43,89 @@ def _to(state: State, step: Step) -> State:
     return _again(state, Kind.HOME) if step is Step.HOME else state
 
 
-@dataclass(frozen=True)
-class Next(Action):
+@action
+def go_on(state: State) -> State:
     """To the following step; a notice says why where that cannot be."""
-
-    def on(self, state: State) -> State:
-        reasons = blockers(state)
-        if reasons:
-            return state.noting(reasons[0])
-        if state.step is Step.PLAN:
-            return state.noting("confirm the plan to start it")
-        return _to(state, after(state.step, state.far)) if state.step is not Step.LAUNCH else state
+    reasons = blockers(state)
+    if reasons:
+        return state.noting(reasons[0])
+    if state.step is Step.PLAN:
+        return state.noting("confirm the plan to start it")
+    return _to(state, after(state.step, state.far)) if state.step is not Step.LAUNCH else state
 
 
-@dataclass(frozen=True)
-class Back(Action):
+@action
+def go_back(state: State) -> State:
     """To the step before; from a run that trains to Home, as behind it lies a plan that is carried out."""
-
-    def on(self, state: State) -> State:
-        if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
-            return state.noting(_STARTING)
-        home = state.step is Step.LAUNCH and state.started
-        return _to(state, Step.HOME if home else before(state.step, state.far))
+    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+        return state.noting(_STARTING)
+    home = state.step is Step.LAUNCH and state.started
+    return _to(state, Step.HOME if home else before(state.step, state.far))
 
 
-@dataclass(frozen=True)
-class GoTo(Action):
+@action
+def go_to(state: State, step: Step) -> State:
     """To any step that was reached already, or back to Home."""
-
-    step: Step
-
-    def on(self, state: State) -> State:
-        if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
-            return state.noting(_STARTING)
-        if self.step is Step.LAUNCH or ORDER.index(self.step) > ORDER.index(state.reached):
-            return state.noting(f"{self.step.heading} comes later")
-        return _to(state, self.step)
+    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+        return state.noting(_STARTING)
+    if step is Step.LAUNCH or ORDER.index(step) > ORDER.index(state.reached):
+        return state.noting(f"{step.heading} comes later")
+    return _to(state, step)
 
 
-@dataclass(frozen=True)
-class NewSetup(Action):
+@action
+def new_setup(state: State) -> State:
     """From Home: begin with the machines."""
-
-    def on(self, state: State) -> State:
-        return _to(_without_launch(state) if state.started else state, Step.MACHINES)
+    return _to(_anew(state, Kind.LAUNCH) if state.started else state, Step.MACHINES)
 
 
-@dataclass(frozen=True)
-class Rerun(Action):
+@action
+def rerun(state: State, profile: str) -> State:
     """From Home: a profile with its machines, at the Plan."""
-
-    profile: str
-
-    def on(self, state: State) -> State:
-        kept = state.answers
-        answers = Answers(typed=kept.typed, trusted=kept.trusted, profile=self.profile)
-        state = replace(_without_launch(state), answers=answers, preselected=True)
-        return _to(state.ordering(Kind.SAVED_MACHINES, self.profile), Step.PLAN)
+    kept = state.answers
+    answers = Answers(typed=kept.typed, trusted=kept.trusted, profile=profile)
+    state = replace(_anew(state, Kind.LAUNCH), answers=answers, preselected=True)
+    return _to(state.ordering(Kind.SAVED_MACHINES, profile), Step.PLAN)
 
 
-def _without_launch(state: State) -> State:
-    return state.putting(Kind.LAUNCH, part=state.empty(Kind.LAUNCH))
-
-
-@dataclass(frozen=True)
-class Doctor(Action):
+@action
+def doctor(state: State) -> State:
     """Look at this computer only."""
-
-    def on(self, state: State) -> State:
-        return state.ordering(Kind.DOCTOR)
+    return state.ordering(Kind.DOCTOR)
 
 
 # --------------------------------------------------------------------------------------------------------------- retry
 
 
-@dataclass(frozen=True)
-class Retry(Action):
+@action
+def retry(state: State, key: str = "") -> State:
     """Do the step's work again: of a row, or of all rows that did not go well. Takes a skipped machine back in."""
-
-    key: str = ""
-
-    def on(self, state: State) -> State:
-        return _RETRIES[state.step](state, self.key)
+    match state.step:
+        case Step.HOME:
+            return _again(state, Kind.HOME)
+        case Step.MACHINES:
+            return state.noting("machines are searched for all the time")
+        case Step.ACCESS:
+            for row in state.access:
+                if row.key == key or (not key and row.status in (Status.FAILED, Status.WARNING)):
+                    state = _anew(state, Kind.ACCESS, row.key)
+            return _unskipped(state, key)
+        case Step.CHECKS:
+            return _unskipped(_anew(state, Kind.CHECKS), key)
+        case Step.LINKS:
+            return state.noting(UNDER_WAY) if state.links.status is Status.WORKING else _anew(state, Kind.LINKS)
+        case Step.JOB:
+            return _again(state, Kind.JOB, Kind.DATA, Kind.FITS)
+        case Step.STRATEGY if state.strategy.status is Status.WORKING:
+            return state.noting(UNDER_WAY)
+        case Step.STRATEGY:  # after a failure once more; otherwise with new figures
+            return _anew(state, Kind.FORECAST, found=Strategy(measure=state.strategy.status in GOOD))
+        case Step.PLAN:
+            failed = state.strategy.status is Status.FAILED
+            return _anew(_anew(state, Kind.FORECAST) if failed else state, Kind.PLAN)
+    if state.launch.status is not Status.FAILED:
+        return state
+    return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # as it was confirmed before
 
 
 def _again(state: State, *kinds: Kind) -> State:
@@ -136,151 +135,181 @@ def _again(state: State, *kinds: Kind) -> State:
     return state
 
 
-def _anew(state: State, kind: Kind, found: object = None) -> State:
+def _anew(state: State, kind: Kind, key: str = "", found: object = None) -> State:
     """Have a part worked out once more from nothing."""
     fresh = state.empty(kind)
-    return state.putting(kind, part=replace(fresh, found=found or fresh.found, inputs=state.part(kind).inputs))
+    return state.putting(kind, key, replace(fresh, found=found or fresh.found, inputs=state.part(kind, key).inputs))
 
 
 def _unskipped(state: State, key: str) -> State:
-    return state.answering(skipped=tuple(other for other in state.answers.skipped if other != key))
+    return state.answering(skipped=_without(state.answers.skipped, key))
 
 
-def _retry_access(state: State, key: str) -> State:
-    for row in state.access:
-        if row.key == key or (not key and row.status in (Status.FAILED, Status.WARNING)):
-            inputs = state.part(Kind.ACCESS, row.key).inputs
-            state = state.putting(Kind.ACCESS, row.key, Part(None, inputs=inputs))
-    return _unskipped(state, key)
+def _without(keys: tuple[str, ...], *gone: str) -> tuple[str, ...]:
+    return tuple(key for key in keys if key not in gone)
 
 
-def _retry_links(state: State, _: str) -> State:
-    return state.noting(UNDER_WAY) if state.links.status is Status.WORKING else _anew(state, Kind.LINKS)
+# ------------------------------------------------------------------------------------------------------------ machines
 
 
-def _retry_strategy(state: State, _: str) -> State:
-    """After a failure: once more. Otherwise: with new figures."""
-    if state.strategy.status is Status.WORKING:
+@action
+def pick(state: State, key: str, to: bool | None = None) -> State:
+    """Choose a machine, or no more; ``to`` left out: the other of the two."""
+    row = next((row for row in state.machines.rows if key in (row.key, *row.aliases)), None)
+    if row is None:
+        return state.noting("that machine is no longer listed")
+    picked = state.answers.picked
+    to = row.key not in picked if to is None else to
+    rest = _without(picked, row.key)
+    return _unskipped(state.answering(picked=(*rest, row.key) if to else rest), row.key)
+
+
+@action
+def add_machine(state: State, text: str) -> State:
+    """``[user@]host[:port]``, as one would type it after ``ssh``; it is picked too.
+
+    It has a row at once; discovery makes it one with the machine that answers there.
+    """
+    text = " ".join(text.split())
+    row, quoted = typed_row(text), text[:_QUOTED]
+    if row is None:
+        return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
+    if text in state.answers.typed:
+        return state.noting(f"{quoted} is listed already")
+    machines = replace(state.machines, rows=(*state.machines.rows, row))
+    state = replace(state, pinned=(*state.pinned, row), machines=machines)
+    return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
+
+
+def typed_row(text: str) -> MachineRow | None:
+    """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
+    from distributed.hosts.file import typed_machine  # with pydantic, which the first paint does without
+
+    try:
+        entry = typed_machine(text)
+    except BadInput:
+        return None
+    return MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
+
+
+@action
+def remove_machine(state: State, text: str) -> State:
+    """Take a typed machine away again."""
+    key, rows = f"typed:{text}", state.machines.rows
+    gone = {row.key for row in rows if key in (row.key, *row.aliases) and row.found_by == ("typed",)}
+    kept = tuple(row for row in rows if row.key not in gone)
+    pinned = tuple(row for row in state.pinned if row.key != key)
+    state = replace(state, machines=replace(state.machines, rows=kept), pinned=pinned)
+    return state.answering(typed=_without(state.answers.typed, text), picked=_without(state.answers.picked, *gone))
+
+
+@action
+def trust_key(state: State, key: str, fingerprint: str) -> State:
+    """A person has compared the fingerprint with the machine's own."""
+    row = state.access_of(key)
+    if row is None or row.need is not Need.TRUST or row.fingerprint != fingerprint:
+        return state.noting("that is not the key that it shows")
+    pair = (key, fingerprint)
+    return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
+
+
+@action
+def install_key(state: State, key: str) -> State:
+    """Install our key with the password that ``Wizard.give_password`` was given."""
+    row = state.access_of(key)
+    if row is None or row.need is not Need.PASSWORD:
+        return state.noting("this machine needs no password")
+    if row.words == INSTALLING:
         return state.noting(UNDER_WAY)
-    return _anew(state, Kind.FORECAST, Strategy(measure=state.strategy.status in GOOD))
+    state = state.putting(Kind.ACCESS, key, status=Status.WORKING, words=INSTALLING)
+    return state.ordering(Kind.INSTALL_KEY, key)
 
 
-def _retry_plan(state: State, _: str) -> State:
-    if state.strategy.status is Status.FAILED:
-        state = _anew(state, Kind.FORECAST)
-    return _anew(state, Kind.PLAN)
-
-
-def _retry_launch(state: State, _: str) -> State:
-    if state.launch.status is not Status.FAILED:
+@action
+def skip(state: State, key: str) -> State:
+    """Go on without this machine."""
+    if key not in state.answers.picked or key in state.answers.skipped:
         return state
-    return Confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # as it was confirmed before
+    return state.answering(skipped=(*state.answers.skipped, key))
 
 
-_RETRIES: Mapping[Step, Callable[[State, str], State]] = {
-    Step.HOME: lambda state, _: _again(state, Kind.HOME),
-    Step.MACHINES: lambda state, _: state.noting("machines are searched for all the time"),
-    Step.ACCESS: _retry_access,
-    Step.CHECKS: lambda state, key: _unskipped(_anew(state, Kind.CHECKS), key),
-    Step.LINKS: _retry_links,
-    Step.JOB: lambda state, _: _again(state, Kind.JOB, Kind.DATA, Kind.FITS),
-    Step.STRATEGY: _retry_strategy,
-    Step.PLAN: _retry_plan,
-    Step.LAUNCH: _retry_launch,
-}
+@action
+def fix(state: State, key: str, check: str = "") -> State:
+    """Fix one problem of one machine, or all of it."""
+    return _repair(state, check, [row for row in state.checks if row.key == key])
+
+
+@action
+def fix_all(state: State) -> State:
+    """Fix everything that is safe to fix, on all machines."""
+    return _repair(state, "", state.checks)
+
+
+def _repair(state: State, check: str, rows: Iterable[Check]) -> State:
+    keys = tuple(row.key for row in rows if row.fixable and row.status is not Status.SKIPPED)
+    if not keys or state.under_repair.issuperset(keys):
+        return state.noting("nothing there can be fixed from here")
+    return state.ordering(Kind.REPAIR, check, keys)
 
 
 # --------------------------------------------------------------------------------------------------- job and strategy
 
 
-@dataclass(frozen=True)
-class ChooseProfile(Action):
+@action
+def choose_profile(state: State, name: str) -> State:
     """Another profile; options that a person set stay."""
-
-    name: str
-
-    def on(self, state: State) -> State:
-        return state.answering(profile=self.name)
+    return state.answering(profile=name)
 
 
-@dataclass(frozen=True)
-class SetOption(Action):
+@action
+def set_option(state: State, name: str, text: str) -> State:
     """Any option of a profile, or ``model`` or ``dataset``, as text. The profile's own value takes the change back."""
-
-    name: str
-    text: str
-
-    def on(self, state: State) -> State:
-        text = " ".join(self.text.splitlines()).strip()
-        if any(option.name == self.name and option.default == text for option in state.job.found.options):
-            return ResetOption(self.name).on(state)
-        return state.answering(options=(*_others(state, self.name), (self.name, text)))
+    text = " ".join(text.splitlines()).strip()
+    own = any(option.name == name and option.default == text for option in state.job.found.options)
+    others = tuple(pair for pair in state.answers.options if pair[0] != name)
+    return state.answering(options=others if own else (*others, (name, text)))
 
 
-@dataclass(frozen=True)
-class ResetOption(Action):
+@action
+def reset_option(state: State, name: str) -> State:
     """The profile's own value again."""
-
-    name: str
-
-    def on(self, state: State) -> State:
-        return state.answering(options=_others(state, self.name))
+    return state.answering(options=tuple(pair for pair in state.answers.options if pair[0] != name))
 
 
-def _others(state: State, name: str) -> tuple[tuple[str, str], ...]:
-    return tuple(pair for pair in state.answers.options if pair[0] != name)
-
-
-@dataclass(frozen=True)
-class ChooseStrategy(Action):
+@action
+def choose_strategy(state: State, index: int) -> State:
     """A way of the Strategy screen."""
-
-    index: int
-
-    def on(self, state: State) -> State:
-        way = next((way for way in state.ways if way.index == self.index), None)
-        if way is None:
-            return state.noting("no such way to train")
-        if way.problem:
-            return state.noting(f"{way.choice.name}: {way.problem}")
-        return state.answering(strategy="" if way.recommended else way.identity)
+    way = next((way for way in state.ways if way.index == index), None)
+    if way is None:
+        return state.noting("no such way to train")
+    if way.problem:
+        return state.noting(f"{way.choice.name}: {way.problem}")
+    return state.answering(strategy="" if way.recommended else way.identity)
 
 
-@dataclass(frozen=True)
-class SetInterval(Action):
+@action
+def set_interval(state: State, steps: int) -> State:
     """Steps between exchanges, H, of the chosen way; 0: as recommended."""
-
-    steps: int
-
-    def on(self, state: State) -> State:
-        if state.chosen is None or not state.chosen.periodic:
-            return state.noting("this strategy exchanges in every step")
-        return state.answering(interval=max(0, min(self.steps, _LONGEST_INTERVAL)))
+    if state.chosen is None or not state.chosen.periodic:
+        return state.noting("this strategy exchanges in every step")
+    return state.answering(interval=max(0, min(steps, _LONGEST_INTERVAL)))
 
 
-@dataclass(frozen=True)
-class SetPreference(Action):
+@action
+def set_preference(state: State, preference: str) -> State:
     """One of :data:`PREFERENCES`."""
-
-    preference: str
-
-    def on(self, state: State) -> State:
-        if self.preference not in PREFERENCES:
-            return state.noting("choose fastest, closest-to-exact or least-traffic")
-        return state.answering(preference=self.preference, strategy="", interval=0)
+    if preference not in PREFERENCES:
+        return state.noting("choose fastest, closest-to-exact or least-traffic")
+    return state.answering(preference=preference, strategy="", interval=0)
 
 
 # ----------------------------------------------------------------------------------------------------- plan and launch
 
 
-@dataclass(frozen=True)
-class SaveAs(Action):
+@action
+def save_as(state: State, name: str) -> State:
     """Name of the profile that keeps these choices."""
-
-    name: str
-
-    def on(self, state: State) -> State:
-        return state.answering(save_as=self.name.strip())
+    return state.answering(save_as=name.strip())
 
 
 def _not_yet(state: State, said: str) -> tuple[str, ...]:
@@ -291,47 +320,37 @@ def _not_yet(state: State, said: str) -> tuple[str, ...]:
     return (*blockers(state), *(f"not encrypted: {text}; nothing was started" for text in open_[:1]))
 
 
-@dataclass(frozen=True)
-class SaveOnly(Action):
-    """Write the profile and its files, and start nothing."""
-
-    said: str = ""
-    """As for :class:`Confirm`."""
-
-    def on(self, state: State) -> State:
-        reasons = _not_yet(state, self.said)
-        return state.noting(reasons[0]) if reasons else state.ordering(Kind.SAVE, inputs=state.plan.inputs)
+@action
+def save_only(state: State, said: str = "") -> State:
+    """Write the profile and its files, and start nothing; ``said`` as for :func:`confirm`."""
+    reasons = _not_yet(state, said)
+    return state.noting(reasons[0]) if reasons else state.ordering(Kind.SAVE, inputs=state.plan.inputs)
 
 
-@dataclass(frozen=True)
-class Confirm(Action):
-    """Carry out the Plan: save the profile, start the run."""
+@action
+def confirm(state: State, said: str = "", another: bool = False) -> State:
+    """Carry out the Plan: save the profile, start the run.
 
-    said: str = ""
-    """:data:`IN_CLEAR`, where the Plan sends training traffic that others can read."""
-    another: bool = False
-    """Where a run was started from this Plan already: whether another one is meant."""
+    Args:
+        state: at the Plan.
+        said: :data:`IN_CLEAR`, where the Plan sends training traffic that others can read.
+        another: where a run was started from this Plan already: whether another one is meant.
+    """
+    if state.step is Step.PLAN and state.started and not another:
+        return _to(state, Step.LAUNCH)
+    reasons = _not_yet(state, said)
+    if reasons:
+        return state.noting(reasons[0])
+    state = state.putting(Kind.LAUNCH, part=Part(Launch(), status=Status.WORKING))
+    return _to(state.ordering(Kind.LAUNCH), Step.LAUNCH)
 
-    def on(self, state: State) -> State:
-        if state.step is Step.PLAN and state.started and not self.another:
-            return _to(state, Step.LAUNCH)
-        reasons = _not_yet(state, self.said)
-        if reasons:
-            return state.noting(reasons[0])
-        state = state.putting(Kind.LAUNCH, part=Part(Launch(), status=Status.WORKING))
-        return _to(state.ordering(Kind.LAUNCH), Step.LAUNCH)
 
-
-@dataclass(frozen=True)
-class Drop(Action):
+@action
+def drop(state: State, key: str) -> State:
     """At Launch: leave a machine out of a start that failed; back to the Plan, which is made anew."""
-
-    key: str
-
-    def on(self, state: State) -> State:
-        row = next((row for row in state.members if self.key in (row.key, row.name)), None)
-        if state.launch.status is not Status.FAILED or row is None:
-            return state.noting("machines can be dropped only after a launch has failed")
-        if len(state.members) == 1:
-            return state.noting("it is the only machine")
-        return _to(state.answering(skipped=(*state.answers.skipped, row.key)), Step.PLAN)
+    row = next((row for row in state.members if key in (row.key, row.name)), None)
+    if state.launch.status is not Status.FAILED or row is None:
+        return state.noting("machines can be dropped only after a launch has failed")
+    if len(state.members) == 1:
+        return state.noting("it is the only machine")
+    return _to(state.answering(skipped=(*state.answers.skipped, row.key)), Step.PLAN)

@@ -4,7 +4,7 @@
 
     wizard = Wizard(services)
     wizard.subscribe(draw)          # called after each change, from any thread; read wizard.state there
-    wizard.do(Next())
+    wizard.do(go_on())
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from app.wizard.actions import GivePassword, Rerun
+from app.wizard.actions import install_key, rerun
 from app.wizard.dependencies import apply, begin, inputs, wanted
-from app.wizard.observations import Begun, Done, Failed, LaunchSeen, Sighted, Told, WatchFailed
+from app.wizard.observations import begun, done, failed, launch_seen, sighted, told, watch_failed
 from app.wizard.records import Access, Status, Way
 from app.wizard.services import Services
 from app.wizard.state import Action, Change, Kind, Step, Task, WizardState
@@ -61,7 +61,7 @@ class Wizard:
         self._spawn(self._discover)
         self._spawn(self._retry_for_ever)
         if profile:
-            self.do(Rerun(profile))
+            self.do(rerun(profile))
         self._change(None)
 
     @property
@@ -82,12 +82,15 @@ class Wizard:
 
     def do(self, action: Action) -> None:
         """Carry out what a person did."""
+        self._change(action)
+
+    def give_password(self, machine: str, password: str) -> None:
+        """Have our key installed on a machine; the password is used once, and reaches no state."""
         with self._lock:
-            if isinstance(action, GivePassword):
-                self._passwords[action.key] = action.password
-            self._change(action)
-            if isinstance(action, GivePassword) and self._state.notice:  # it was not taken
-                self._passwords.pop(action.key, None)
+            self._passwords[machine] = password
+            self._change(install_key(machine))
+            if self._state.notice:  # it was not taken
+                self._passwords.pop(machine, None)
 
     def wait(self, until: Callable[[WizardState], bool], timeout: float) -> bool:
         """Wait until the state fulfils ``until``; return whether it did in time."""
@@ -129,7 +132,7 @@ class Wizard:
     def _start(self, task: Task, quiet: bool = False) -> None:
         self._running.add(task)
         if not quiet:
-            self._state = apply(self._state, Begun(task))
+            self._state = apply(self._state, begun(task))
         state = self._state
         self._spawn(lambda: self._work(task, state))
 
@@ -138,9 +141,9 @@ class Wizard:
 
     def _work(self, task: Task, state: WizardState) -> None:
         try:
-            outcome: Change = Done(task, self._ask(task, state))
+            outcome: Change = done(task, self._ask(task, state))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
-            outcome = Failed(task, *_words(error))
+            outcome = failed(task, *_words(error))
         with self._lock:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()
@@ -148,7 +151,7 @@ class Wizard:
         try:
             self._change(outcome)
         except Exception as error:  # noqa: BLE001 - a result that cannot be taken in has failed; else it works for ever
-            self._change(Failed(task, *_words(error)))
+            self._change(failed(task, *_words(error)))
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
@@ -157,7 +160,7 @@ class Wizard:
         machines, request = {row.key: row for row in state.picked}, state.request
 
         def tell(line: str) -> None:
-            self._change(Told(task, line))
+            self._change(told(task, line))
 
         def moved() -> Way:
             way, steps = cast("tuple[Way, int]", task.inputs)
@@ -183,7 +186,7 @@ class Wizard:
             Kind.INTERVAL: moved,
             Kind.PLAN: lambda: services.plan(request),
             Kind.SAVE: lambda: services.save(request),
-            Kind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(LaunchSeen(launch)), tell),
+            Kind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(launch_seen(launch)), tell),
         }
         return calls[task.kind]()
 
@@ -191,9 +194,9 @@ class Wizard:
 
     def _discover(self) -> None:
         try:
-            watch = self._services.watch(lambda sight: self._change(Sighted(sight)))
+            watch = self._services.watch(lambda sight: self._change(sighted(sight)))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
-            self._change(WatchFailed(*_words(error)))
+            self._change(watch_failed(*_words(error)))
             return
         with self._lock:
             self._watch = watch if not self._closed else None

@@ -6,110 +6,78 @@ A result for answers that no longer hold changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec
 
+from app.wizard.actions import INSTALLING
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures
-from app.wizard.machine_actions import INSTALLING
 from app.wizard.records import FINE, Assessment, Launch, MachineRow, Sight, Status
-from app.wizard.state import Kind, Observation, Part, Task
+from app.wizard.state import Change, Kind, Part, Task
 from app.wizard.state import WizardState as State
 
+P = ParamSpec("P")
 _LONGEST_LOG = 400
 _PARTLESS = (Kind.SAVED_MACHINES, Kind.INSTALL_KEY, Kind.REPAIR)
 """Whose results change other parts."""
 _SHOWN_LINES = 12
 
 
+def observation(rule: Callable[Concatenate[State, P], State]) -> Callable[P, Change]:
+    """Make a rule something that the machines' side can tell: called without the state, it is a value for ``apply``."""
+
+    def told(*words: P.args, **named: P.kwargs) -> Change:
+        return Change(rule, words, named)
+
+    return told
+
+
 # --------------------------------------------------------------------------------------------------- begin, talk, fail
 
 
-@dataclass(frozen=True)
-class Begun(Observation):
-    task: Task
-
-    def on(self, state: State) -> State:
-        task = self.task
-        orders = tuple(order for order in state.orders if order != task)
-        state = replace(state, orders=orders)
-        if not is_current(state, task):
-            return state
-        state = replace(state, under_way=(*state.under_way, (task, _busy_words(state, task))))
-        if task.kind in _PARTLESS:
-            return state
-        words = "connecting" if task.kind is Kind.ACCESS else ""
-        return state.putting(task.kind, task.key, status=Status.WORKING, words=words)
-
-
-def _busy_words(state: State, task: Task) -> str:
-    if task.kind is Kind.ACCESS:
-        return f"connecting to {next((row.name for row in state.access if row.key == task.key), 'a machine')}"
-    if task.kind is Kind.FORECAST and needs_no_figures(state):
-        return "checking this computer"
-    return _BUSY[task.kind]
+@observation
+def begun(state: State, task: Task) -> State:
+    """A task is being worked on."""
+    state = replace(state, orders=tuple(order for order in state.orders if order != task))
+    if not is_current(state, task):
+        return state
+    words: str = task.kind.value
+    if task.kind is Kind.ACCESS and (row := state.access_of(task.key)) is not None:
+        words = f"connecting to {row.name}"
+    elif task.kind is Kind.FORECAST and needs_no_figures(state):
+        words = Kind.DOCTOR.value
+    state = replace(state, under_way=(*state.under_way, (task, words)))
+    if task.kind in _PARTLESS:
+        return state
+    words = "connecting" if task.kind is Kind.ACCESS else ""
+    return state.putting(task.kind, task.key, status=Status.WORKING, words=words)
 
 
-_BUSY = {
-    Kind.HOME: "reading runs and profiles",
-    Kind.DOCTOR: "checking this computer",
-    Kind.SAVED_MACHINES: "reading the profile's machines",
-    Kind.INSTALL_KEY: "installing a key",
-    Kind.CHECKS: "checking the machines",
-    Kind.REPAIR: "fixing problems",
-    Kind.LINKS: "measuring links",
-    Kind.JOB: "reading the profile",
-    Kind.DATA: "reading the data",
-    Kind.FITS: "comparing the model with the machines' memory",
-    Kind.FORECAST: "measuring machines",
-    Kind.INTERVAL: "predicting",
-    Kind.PLAN: "making the plan",
-    Kind.SAVE: "saving",
-    Kind.LAUNCH: "starting the run",
-}
-
-
-@dataclass(frozen=True)
-class Told(Observation):
+@observation
+def told(state: State, task: Task, line: str) -> State:
     """A line about what goes on."""
-
-    task: Task
-    line: str
-
-    def on(self, state: State) -> State:
-        state = replace(state, log=(*state.log, self.line)[-_LONGEST_LOG:], logged=state.logged + 1)
-        if self.task.kind in _PARTLESS or not is_current(state, self.task):
-            return state
-        progress = (*state.part(self.task.kind, self.task.key).progress, self.line)[-_SHOWN_LINES:]
-        return state.putting(self.task.kind, self.task.key, progress=progress)
+    state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
+    if task.kind in _PARTLESS or not is_current(state, task):
+        return state
+    progress = (*state.part(task.kind, task.key).progress, line)[-_SHOWN_LINES:]
+    return state.putting(task.kind, task.key, progress=progress)
 
 
-@dataclass(frozen=True)
-class Failed(Observation):
+@observation
+def failed(state: State, task: Task, cause: str, fix: str = "") -> State:
     """The services could not do it."""
-
-    task: Task
-    cause: str
-    fix: str = ""
-
-    def on(self, state: State) -> State:
-        task, state = self.task, _at_rest(state, self.task)
-        if not is_current(state, task):
-            return state
-        wrong: dict[str, Any] = {"status": Status.FAILED, "words": "", "cause": self.cause, "fix": self.fix}
-        if task.kind is Kind.INSTALL_KEY:
-            return state.putting(Kind.ACCESS, task.key, **wrong)
-        if task.kind is Kind.REPAIR:
-            return _repaired(state.noting(self._words), task, None)
-        if task.kind is Kind.INTERVAL:
-            return _as_before(state.noting(self._words))
-        if task.kind in (Kind.DOCTOR, Kind.SAVED_MACHINES, Kind.SAVE):
-            return state.noting(self._words)
-        return state.putting(task.kind, task.key, **wrong)
-
-    @property
-    def _words(self) -> str:
-        return f"{self.cause} ({self.fix})" if self.fix else self.cause
+    state = _at_rest(state, task)
+    if not is_current(state, task):
+        return state
+    noted = state.noting(f"{cause} ({fix})" if fix else cause)
+    if task.kind is Kind.REPAIR:
+        return _repaired(noted, task, None)
+    if task.kind is Kind.INTERVAL:
+        return _as_before(noted)
+    if task.kind in (Kind.DOCTOR, Kind.SAVED_MACHINES, Kind.SAVE):
+        return noted
+    kind = Kind.ACCESS if task.kind is Kind.INSTALL_KEY else task.kind
+    return state.putting(kind, task.key, status=Status.FAILED, words="", cause=cause, fix=fix)
 
 
 def _at_rest(state: State, task: Task) -> State:
@@ -129,18 +97,11 @@ def _as_before(state: State) -> State:
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-@dataclass(frozen=True)
-class Done(Observation):
+@observation
+def done(state: State, task: Task, found: Any) -> State:
     """A task's result, of the type that the service's method returns."""
-
-    task: Task
-    found: Any
-
-    def on(self, state: State) -> State:
-        state = _at_rest(state, self.task)
-        if not is_current(state, self.task):
-            return state
-        return _RESULTS.get(self.task.kind, _found)(state, self.task, self.found)
+    state = _at_rest(state, task)
+    return _RESULTS.get(task.kind, _found)(state, task, found) if is_current(state, task) else state
 
 
 def _found(state: State, task: Task, found: Any) -> State:
@@ -166,14 +127,14 @@ def _saved_machines(state: State, task: Task, found: Any) -> State:
 
 def _access(state: State, task: Task, found: Any) -> State:
     """A look that was under way while a key was being installed tells of the time before."""
-    row = next((row for row in state.access if row.key == task.key), None)
+    row = state.access_of(task.key)
     if row is None or row.status is Status.OK or row.words == INSTALLING:
         return state
     return _found(state, task, found)
 
 
 def _installed(state: State, task: Task, found: Any) -> State:
-    row = next((row for row in state.access if row.key == task.key), None)
+    row = state.access_of(task.key)
     if row is None:
         return state
     words = "accepts the login: a key is installed there" if found.ok else found.problem
@@ -204,41 +165,31 @@ _RESULTS: Mapping[Kind, Callable[[State, Task, Any], State]] = {
 }
 
 
-@dataclass(frozen=True)
-class LaunchSeen(Observation):
+@observation
+def launch_seen(state: State, launch: Launch) -> State:
     """How far a launch has come."""
-
-    launch: Launch
-
-    def on(self, state: State) -> State:
-        return state.putting(Kind.LAUNCH, found=self.launch)
+    return state.putting(Kind.LAUNCH, found=launch)
 
 
 # ------------------------------------------------------------------------------------------------------------ sighting
 
 
-@dataclass(frozen=True)
-class WatchFailed(Observation):
-    cause: str
-    fix: str = ""
-
-    def on(self, state: State) -> State:
-        return replace(state, machines=replace(state.machines, advice=(self.cause, self.fix)))
+@observation
+def watch_failed(state: State, cause: str, fix: str = "") -> State:
+    """No machine is looked for."""
+    return replace(state, machines=replace(state.machines, advice=(cause, fix)))
 
 
-@dataclass(frozen=True)
-class Sighted(Observation):
-    sight: Sight
-
-    def on(self, state: State) -> State:
-        rows = _with_pinned(self.sight.machines.rows, state.pinned)
-        machines = replace(self.sight.machines, rows=rows)
-        state = _follow_keys(replace(state, machines=machines, presence=self.sight.presence))
-        here = next((row.key for row in rows if row.here), None)
-        if here is None or state.preselected:
-            return state
-        picked = state.answers.picked if here in state.answers.picked else (here, *state.answers.picked)
-        return replace(state, preselected=True).answering(picked=picked)
+@observation
+def sighted(state: State, sight: Sight) -> State:
+    """What discovery sees; this computer is picked by itself, once."""
+    rows = _with_pinned(sight.machines.rows, state.pinned)
+    state = _follow_keys(replace(state, machines=replace(sight.machines, rows=rows), presence=sight.presence))
+    here = next((row.key for row in rows if row.here), None)
+    if here is None or state.preselected:
+        return state
+    picked = state.answers.picked if here in state.answers.picked else (here, *state.answers.picked)
+    return replace(state, preselected=True).answering(picked=picked)
 
 
 def _with_pinned(rows: Iterable[MachineRow], pinned: Iterable[MachineRow]) -> tuple[MachineRow, ...]:

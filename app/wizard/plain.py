@@ -10,13 +10,12 @@ from typing import TypeVar
 from app.console import command_line
 from app.wizard import actions as do
 from app.wizard import plain_words as words
-from app.wizard.actions import Action
 from app.wizard.assessment import of_finding
 from app.wizard.engine import Wizard
 from app.wizard.prompts import Prompter, prompter
 from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
-from app.wizard.state import Kind, Part, Step, WizardState, visited
+from app.wizard.state import Action, Kind, Part, Step, WizardState, visited
 from app.wizard.validation import blockers, measures
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
@@ -103,7 +102,7 @@ class Conversation:
         if answer.casefold() in ("q", "quit"):
             raise Leave
         if answer.casefold() in ("b", "back"):
-            self._do(do.Back())
+            self._do(do.go_back())
             return "b"
         return answer
 
@@ -130,29 +129,29 @@ class Conversation:
         if answer.casefold() in ("q", "quit"):
             raise Leave
         if answer == "d":
-            self._do(do.Doctor())
+            self._do(do.doctor())
             self._until(lambda state: bool(state.doctor.found) or bool(state.notice))
             found = self._state.doctor.found
             self._say(f"  {finding.check}: {of_finding(finding).label}, {finding.seen}" for finding in found)
         elif answer == "1":
-            self._do(do.NewSetup())
+            self._do(do.new_setup())
         else:
             row = _numbered(profiles, answer, first=2)
             if row is None:
                 self._ask.say("no such number")
             else:
-                self._do(do.Rerun(row.name))
+                self._do(do.rerun(row.name))
 
     def _machines(self) -> None:
         self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= LOOK_FOR, LOOK_FOR + 2)
         self._say(words.machine_lines(self._state))
         answer = self._choice("Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue")
         if not answer:
-            self._do(do.Next())
+            self._do(do.go_on())
         elif answer not in ("b", "l"):
             for word in answer.replace(",", " ").split():
                 row = _numbered(self._state.machines.rows, word)
-                self._do(do.Pick(row.key) if row is not None else do.AddMachine(word))
+                self._do(do.pick(row.key) if row is not None else do.add_machine(word))
 
     def _access(self) -> None:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.access))
@@ -162,11 +161,11 @@ class Conversation:
         if needy:
             self._settle(needy[0])
         elif not blockers(self._state):
-            self._do(do.Next())
+            self._do(do.go_on())
         else:
             answer = self._choice("Enter: try again, s NUMBER: skip that machine")
             if not answer:
-                self._do(do.Retry())
+                self._do(do.retry())
             elif answer != "b":
                 self._skip(answer, rows)
 
@@ -178,26 +177,25 @@ class Conversation:
             self._ask.say(f"compare it up to its end, {end}, with what this command prints there: {row.compare}")
             answer = self._choice("y: accept it, s: skip this machine, Enter: try again")
             if answer in ("y", "yes"):
-                self._do(do.TrustKey(row.key, row.fingerprint))
+                self._do(do.trust_key(row.key, row.fingerprint))
                 return
         else:
             question = f"Password of {row.place}, used once to install a key; Enter: skip this machine:"
-            password = self._ask.secret(question)
-            if password:
-                self._do(do.GivePassword(row.key, password))
+            if password := self._ask.secret(question):
+                self._wizard.give_password(row.key, password)
                 return
             answer = "s"
         if answer == "s":
-            self._do(do.Skip(row.key))
+            self._do(do.skip(row.key))
         elif answer != "b":
-            self._do(do.Retry(row.key))
+            self._do(do.retry(row.key))
 
     def _skip(self, answer: str, rows: Iterable[Row]) -> None:
         row = _numbered(rows, answer.removeprefix("s").strip())
         if row is None:
             self._ask.say("no such number")
         else:
-            self._do(do.Skip(row.key))
+            self._do(do.skip(row.key))
 
     def _checks(self) -> None:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.checks))
@@ -205,13 +203,13 @@ class Conversation:
         if not blockers(self._state):
             answer = self._choice("Enter: continue, r: check again")
             if answer != "b":
-                self._do(do.Next() if not answer else do.Retry())
+                self._do(do.go_on() if not answer else do.retry())
             return
         answer = self._choice("f: fix what is safe to fix, r or Enter: check again, s NUMBER: skip that machine")
         if answer == "f":
-            self._do(do.FixAll())
+            self._do(do.fix_all())
         elif answer in ("", "r"):
-            self._do(do.Retry())
+            self._do(do.retry())
         elif answer != "b":
             self._skip(answer, self._state.checks)
 
@@ -220,9 +218,9 @@ class Conversation:
         self._say(words.link_lines(self._state))
         answer = self._choice("Enter: continue, r: measure again")
         if answer == "r" or (not answer and blockers(self._state)):
-            self._do(do.Retry())
+            self._do(do.retry())
         elif not answer:
-            self._do(do.Next())
+            self._do(do.go_on())
 
     def _job(self) -> None:
         parts = (Kind.JOB, Kind.DATA, *((Kind.FITS,) if self._state.members else ()))
@@ -235,14 +233,14 @@ class Conversation:
             self._ask.say(f"continuing {bring}")
         answer = self._choice("NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue")
         if not answer:
-            self._do(do.Next())
+            self._do(do.go_on())
         elif answer == "o":
             self._say(words.all_option_lines(self._state))
         elif answer.startswith("p "):
-            self._do(do.ChooseProfile(answer[2:].strip()))
+            self._do(do.choose_profile(answer[2:].strip()))
         elif "=" in answer:
             name, _, value = answer.partition("=")
-            self._do(do.SetOption(name.strip(), value))
+            self._do(do.set_option(name.strip(), value))
         elif answer != "b":
             self._ask.say("write it like epochs=5")
 
@@ -253,16 +251,16 @@ class Conversation:
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
         answer = self._choice(f"{question}, Enter: continue")
         if not answer:
-            self._do(do.Next() if self._state.strategy.status is not Status.FAILED else do.Retry())
+            self._do(do.go_on() if self._state.strategy.status is not Status.FAILED else do.retry())
         elif answer == "m":
-            self._do(do.Retry())
+            self._do(do.retry())
         elif answer in do.PREFERENCES:
-            self._do(do.SetPreference(answer))
+            self._do(do.set_preference(answer))
         elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
-            self._do(do.SetInterval(int(answer[2:])))
+            self._do(do.set_interval(int(answer[2:])))
             self._until(lambda state: "predicting" not in state.busy, 10.0)
         elif (way := _numbered(self._state.ways, answer)) is not None:
-            self._do(do.ChooseStrategy(way.index))
+            self._do(do.choose_strategy(way.index))
         elif answer != "b":
             self._ask.say("no such way to train")
 
@@ -275,17 +273,17 @@ class Conversation:
         if blockers(self._state):
             answer = self._choice("Enter: try again")
             if not answer:
-                self._do(do.Retry())
+                self._do(do.retry())
             return
         answer = self._choice("Enter: start, s: only save, n NAME: save under another name")
         if not answer:
-            self._do(do.Confirm(self._said_in_clear()))
+            self._do(do.confirm(self._said_in_clear()))
         elif answer == "s":
-            self._do(do.SaveOnly(self._said_in_clear()))
+            self._do(do.save_only(self._said_in_clear()))
             self._until(lambda state: state.saved or bool(state.notice), 20.0)
             self._ask.say(self._state.notice)
         elif answer.startswith("n "):
-            self._do(do.SaveAs(answer[2:].strip()))
+            self._do(do.save_as(answer[2:].strip()))
         elif answer != "b":
             self._ask.say("no such answer")
 
@@ -313,9 +311,9 @@ class Conversation:
         self._ask.say(f"fix: {launch.fix}" if launch.fix else "")
         answer = self._choice("Enter: try again, d NAME: drop that machine")
         if not answer:
-            self._do(do.Retry())
+            self._do(do.retry())
         elif answer != "b":
-            self._do(do.Drop(answer.removeprefix("d").strip()))
+            self._do(do.drop(answer.removeprefix("d").strip()))
         return False
 
     def _end(self) -> int:

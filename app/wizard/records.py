@@ -156,9 +156,9 @@ class Need(str, Enum):
 
     NOTHING = ""
     TRUST = "trust"
-    """The host key is new: compare its fingerprint, then ``TrustKey``."""
+    """The host key is new: compare its fingerprint, then ``trust_key``."""
     PASSWORD = "password"
-    """No key of ours fits, and a password would be taken: ``GivePassword``."""
+    """No key of ours fits, and a password would be taken: ``Wizard.give_password``."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ Screens and prompts draw it; :func:`app.wizard.dependencies.apply` makes the nex
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -97,24 +96,24 @@ def before(step: Step, far: bool) -> Step:
 
 
 class Kind(str, Enum):
-    """What the services are asked for."""
+    """What the services are asked for; the value says what is done meanwhile."""
 
-    HOME = "home"
-    DOCTOR = "doctor"
-    SAVED_MACHINES = "saved machines"
-    ACCESS = "access"
-    INSTALL_KEY = "install key"
-    CHECKS = "checks"
-    REPAIR = "repair"
-    LINKS = "links"
-    JOB = "job"
-    DATA = "data"
-    FITS = "fits"
-    FORECAST = "forecast"
-    INTERVAL = "interval"
-    PLAN = "plan"
-    SAVE = "save"
-    LAUNCH = "launch"
+    HOME = "reading runs and profiles"
+    DOCTOR = "checking this computer"
+    SAVED_MACHINES = "reading the profile's machines"
+    ACCESS = "connecting to a machine"
+    INSTALL_KEY = "installing a key"
+    CHECKS = "checking the machines"
+    REPAIR = "fixing problems"
+    LINKS = "measuring links"
+    JOB = "reading the profile"
+    DATA = "reading the data"
+    FITS = "comparing the model with the machines' memory"
+    FORECAST = "measuring machines"
+    INTERVAL = "predicting"
+    PLAN = "making the plan"
+    SAVE = "saving"
+    LAUNCH = "starting the run"
 
 
 @dataclass(frozen=True)
@@ -277,6 +276,10 @@ class WizardState:
         rows = [(row, self.part(Kind.ACCESS, row.key)) for row in self.picked if not row.here]
         return tuple(Access(row.key, row.name, part.found, **self._shown(row, part)) for row, part in rows)
 
+    def access_of(self, key: str) -> Access | None:
+        """Return the way to one picked machine."""
+        return next((row for row in self.access if row.key == key), None)
+
     def _shown(self, row: MachineRow, said: Assessment) -> dict[str, Any]:
         """Return how a picked machine stands; one that was left out is skipped, whatever was found."""
         status = Status.SKIPPED if row.key in self.answers.skipped else said.status
@@ -375,17 +378,18 @@ class WizardState:
         return replace(self, parts={**self.parts, (kind, key): replace(part or self.part(kind, key), **changes)})
 
 
-class Change(ABC):
-    """Something that happens to the set-up."""
+@dataclass(frozen=True)
+class Change:
+    """Something that happens to the set-up, as the machines' side tells it: a rule, and what the rule is told."""
 
-    @abstractmethod
+    rule: Callable[..., WizardState]
+    told: tuple[object, ...] = ()
+    named: Mapping[str, object] = field(default_factory=dict)
+
     def on(self, state: WizardState) -> WizardState:
         """Return the state after it, not yet settled."""
+        return self.rule(state, *self.told, **self.named)
 
 
 class Action(Change):
-    """Something that a person does. A password in it is shown by no ``repr`` and reaches no state."""
-
-
-class Observation(Change):
-    """Something that the machines' side tells."""
+    """Something that a person does."""

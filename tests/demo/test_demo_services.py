@@ -37,11 +37,11 @@ def tour(tmp_path: Path) -> Iterator[Callable[[int], Wizard]]:
 
 
 def picked_all(wizard: Wizard, number: int) -> None:
-    wizard.do(do.NewSetup())
+    wizard.do(do.new_setup())
     rows = until_state(wizard, lambda state: len(state.machines.rows) == number).machines.rows
     for row in rows:
-        wizard.do(do.Pick(row.key, True))
-    wizard.do(do.Next())
+        wizard.do(do.pick(row.key, True))
+    wizard.do(do.go_on())
 
 
 def let_in(wizard: Wizard) -> None:
@@ -51,11 +51,11 @@ def let_in(wizard: Wizard) -> None:
         assert time.monotonic() < deadline, wizard.state.access
         for row in wizard.state.access:
             if row.need is Need.TRUST:
-                wizard.do(do.TrustKey(row.key, row.fingerprint))
+                wizard.do(do.trust_key(row.key, row.fingerprint))
             elif row.need is Need.PASSWORD:
-                wizard.do(do.GivePassword(row.key, "any"))
+                wizard.give_password(row.key, "any")
             elif row.words in ("key changed", "user refused"):
-                wizard.do(do.Skip(row.key))
+                wizard.do(do.skip(row.key))
         time.sleep(0.02)
 
 
@@ -63,19 +63,19 @@ def to_the_plan(wizard: Wizard, number: int) -> WizardState:
     picked_all(wizard, number)
     if number > 1:
         let_in(wizard)
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
         checks = until_state(wizard, lambda state: all(row.status in _SETTLED for row in state.checks)).checks
         if any(row.fixable for row in checks):
-            wizard.do(do.FixAll())
+            wizard.do(do.fix_all())
             until_state(wizard, lambda state: all(row.status in _GOOD for row in state.checks))
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
         until_state(wizard, lambda state: state.links.status in _GOOD)
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
     until_state(wizard, lambda state: state.step is Step.JOB and state.job.status in _GOOD)
     until_state(wizard, lambda state: state.data.status in _GOOD)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: state.strategy.status in _GOOD)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     return until_state(wizard, lambda state: state.plan.status in _GOOD)
 
 
@@ -99,7 +99,7 @@ def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]
     rows = until_state(wizard, lambda s: len(s.access) == 2 and all(r.status in _SETTLED for r in s.access)).access
     assert {row.name: row.need for row in rows} == {"demo-studio": Need.TRUST, "demo-pc": Need.PASSWORD}
     pc = next(row for row in wizard.state.access if row.need is Need.PASSWORD)
-    wizard.do(do.GivePassword(pc.key, "wrong"))
+    wizard.give_password(pc.key, "wrong")
     until_state(wizard, lambda state: any(row.words == "wrong password" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
 
@@ -108,8 +108,8 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
     wizard = tour(3)
     before = to_the_plan(wizard, 3).chosen
     assert before is not None and before.periodic
-    wizard.do(do.Back())
-    wizard.do(do.SetInterval(4 * before.interval))
+    wizard.do(do.go_back())
+    wizard.do(do.set_interval(4 * before.interval))
     after = until_state(wizard, lambda s: s.chosen is not None and s.chosen.interval == 4 * before.interval).chosen
     assert after is not None and after.candidate.bytes_per_hour < before.candidate.bytes_per_hour
 
@@ -118,7 +118,7 @@ def test_h_moves_the_prediction(tour: Callable[[int], Wizard]) -> None:
 def test_launch_ends_in_a_live_run(tour: Callable[[int], Wizard]) -> None:
     wizard = tour(3)
     expected = to_the_plan(wizard, 3).plan.found.hash
-    wizard.do(do.Confirm())
+    wizard.do(do.confirm())
     path = Path(until_state(wizard, lambda state: state.launch.status is Status.OK).launch.found.run)
     run = RunFolder.open(path)
     assert run.live and run.plan().hash() == expected

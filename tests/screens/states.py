@@ -216,10 +216,13 @@ class Still:
 
     def __init__(self, state: WizardState) -> None:
         self.state = state
-        self.done: list[Action] = []
+        self.done: list[Any] = []
 
     def do(self, action: Action) -> None:
         self.done.append(action)
+
+    def give_password(self, machine: str, password: str) -> None:
+        self.done.append((machine, password))
 
 
 def at(step: Step, launch: Part[Launch] | None = None) -> Still:

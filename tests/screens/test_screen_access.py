@@ -59,10 +59,10 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
         machines = [row(name, lab.ssh_config) for name, *_ in FAILURES]
         wizard = Wizard(InSight(*machines, row("mute", lab.ssh_config, "127.0.0.1", port), outside=Impatient(port)))
         until_state(wizard, lambda state: bool(state.machines.rows))
-        wizard.do(do.NewSetup())
+        wizard.do(do.new_setup())
         for name, *_ in ALL:
-            wizard.do(do.Pick(name, True))
-        wizard.do(do.Next())
+            wizard.do(do.pick(name, True))
+        wizard.do(do.go_on())
         app = WizardApp(wizard, clock=fixed_clock)
         unsubscribe = wizard.subscribe(app.changed)
 

@@ -61,19 +61,19 @@ def test_the_same_plan_as_the_state_machine() -> None:
     direct = FakeServices()
     wizard = Wizard(direct)
     try:
-        for action in (do.NewSetup(), do.SetOption("learning_rate", "0.01"), do.SaveAs("mine")):
+        for action in (do.new_setup(), do.set_option("learning_rate", "0.01"), do.save_as("mine")):
             wizard.do(action)
         until_state(wizard, lambda state: bool(state.machines.rows))
-        wizard.do(do.Pick(ANNA.key))
+        wizard.do(do.pick(ANNA.key))
         while wizard.state.step.value != "strategy":
             until_state(wizard, lambda state: not blockers(state))
-            wizard.do(do.Next())
+            wizard.do(do.go_on())
         until_state(wizard, lambda state: state.strategy.status is Status.OK)
-        wizard.do(do.SetInterval(20))
+        wizard.do(do.set_interval(20))
         until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
         until_state(wizard, lambda state: state.plan.status is Status.OK)
-        wizard.do(do.Confirm())
+        wizard.do(do.confirm())
         until_state(wizard, lambda state: bool(state.launch.found.run))
     finally:
         wizard.close()

@@ -70,7 +70,7 @@ def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_
 def at_access(machine: MachineRow) -> Wizard:
     wizard = Wizard(InSight(machine))
     assert wizard.wait(lambda state: bool(state.machines.rows), 10)
-    for action in (do.NewSetup(), do.Pick(machine.key, True), do.Next()):
+    for action in (do.new_setup(), do.pick(machine.key, True), do.go_on()):
         wizard.do(action)
     return wizard
 
@@ -83,7 +83,7 @@ def test_a_mended_server_turns_green_by_itself(lab: LightLab) -> None:
         begin = time.monotonic()
         until_state(wizard, lambda state: state.access[0].status is Status.OK)
         print(f"green after {time.monotonic() - begin:.1f} s")
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
         assert wizard.state.step.value == "checks"
     finally:
         wizard.close()
@@ -102,10 +102,10 @@ def test_a_password_is_asked_once_and_kept_nowhere(
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     try:
         until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
-        wizard.do(do.GivePassword("box", "not-the-right-one"))
+        wizard.give_password("box", "not-the-right-one")
         until_state(wizard, lambda state: state.access[0].words == "wrong password")
         assert wizard.state.access[0].need is Need.PASSWORD
-        wizard.do(do.GivePassword("box", SECRET))
+        wizard.give_password("box", SECRET)
         until_state(wizard, lambda state: state.access[0].status is Status.OK)
     finally:
         wizard.close()

@@ -80,13 +80,13 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
         assert terminal.exit_code() == 130
     wizard = Wizard(DemoServices(2, speed=20.0, output=tmp_path))
     try:
-        wizard.do(do.NewSetup())
+        wizard.do(do.new_setup())
         assert wizard.wait(lambda state: len(state.machines.rows) == 2, 30)
-        wizard.do(do.Pick(wizard.state.machines.rows[1].key, True))
+        wizard.do(do.pick(wizard.state.machines.rows[1].key, True))
         while wizard.state.step is not Step.PLAN:
             assert wizard.wait(lambda state: not blockers(state) or _stranger(state) is not None, 60)
             row = _stranger(wizard.state)
-            wizard.do(do.Next() if row is None else do.TrustKey(row.key, row.fingerprint))
+            wizard.do(do.go_on() if row is None else do.trust_key(row.key, row.fingerprint))
         assert wizard.wait(lambda state: state.plan.status in (Status.OK, Status.WARNING), 60)
         assert wizard.state.plan.found.hash == plan
     finally:

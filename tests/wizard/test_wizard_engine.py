@@ -38,24 +38,24 @@ def on(wizard: Wizard, step: Step) -> WizardState:
     while wizard.state.step is not step:
         here = wizard.state.step
         until_state(wizard, lambda state: not blockers(state))
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
         assert wizard.state.step is not here, wizard.state.notice
     return wizard.state
 
 
 def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
     wizard = make(services)
-    wizard.do(do.NewSetup())
+    wizard.do(do.new_setup())
     until_state(wizard, lambda state: bool(state.machines.rows))
     for key in keys:
-        wizard.do(do.Pick(key, True))
+        wizard.do(do.pick(key, True))
     return wizard
 
 
 def launch(wizard: Wizard) -> WizardState:
     on(wizard, Step.PLAN)
     until_state(wizard, lambda state: state.plan.status is Status.OK and state.strategy.status is Status.OK)
-    wizard.do(do.Confirm())
+    wizard.do(do.confirm())
     return until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
 
 
@@ -86,7 +86,7 @@ def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make:
     on(wizard, Step.STRATEGY)
     until_state(wizard, lambda state: state.strategy.status is Status.OK)
     services.hold["forecast"].clear()
-    wizard.do(do.Retry())
+    wizard.do(do.retry())
     assert blockers(wizard.state) == ("the machines are being measured",)
     services.hold["forecast"].set()
     until_state(wizard, lambda state: not blockers(state))
@@ -109,7 +109,7 @@ def test_back_and_forth_asks_nothing_again(make: Make) -> None:
     until_state(wizard, lambda state: state.plan.status is Status.OK)
     answers, asked = wizard.state.answers, list(services.asked)
     while wizard.state.step is not Step.MACHINES:
-        wizard.do(do.Back())
+        wizard.do(do.go_back())
     on(wizard, Step.PLAN)
     assert wizard.state.answers == answers
     assert services.asked == asked
@@ -121,8 +121,8 @@ def test_a_changed_answer_asks_for_just_what_depends_on_it(make: Make) -> None:
     on(wizard, Step.PLAN)
     until_state(wizard, lambda state: state.plan.status is Status.OK)
     before = len(services.asked)
-    wizard.do(do.GoTo(Step.JOB))
-    wizard.do(do.SetOption("learning_rate", "0.01"))
+    wizard.do(do.go_to(Step.JOB))
+    wizard.do(do.set_option("learning_rate", "0.01"))
     on(wizard, Step.PLAN)
     until_state(wizard, lambda state: state.plan.status is Status.OK)
     assert set(services.asked[before:]) == {"job", "fits", "forecast", "plan"}
@@ -132,11 +132,11 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "RETRY_EVERY", 0.05)
     services = FakeServices(access={"anna": refused(ANNA)})
     wizard = with_machines(make, services, ANNA.key)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: services.asked.count("access anna") > 2)
     state = until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
     assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "repair it")
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     assert wizard.state.step is Step.ACCESS
     assert "port_closed there" in wizard.state.notice
     del services.access["anna"]
@@ -147,9 +147,9 @@ def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest
     monkeypatch.setattr(engine, "RETRY_EVERY", 0.02)
     services = FakeServices(access={"anna": refused(ANNA)}, hold={"access bert": threading.Event()})
     wizard = with_machines(make, services, ANNA.key)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: services.asked.count("access anna") > 1)
-    wizard.do(do.Back())
+    wizard.do(do.go_back())
     until_state(wizard, lambda state: not state.busy)
     asked = services.asked.count("access anna")
     threading.Event().wait(0.1)
@@ -161,41 +161,40 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     wizard = with_machines(make, services, ANNA.key)
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
-    wizard.do(do.GivePassword(ANNA.key, "wrong-word"))
+    wizard.give_password(ANNA.key, "wrong-word")
     state = until_state(wizard, lambda state: "wrong" in state.access[0].cause)
     assert state.access[0].need is Need.PASSWORD
-    action = do.GivePassword(ANNA.key, "s3cret-word")
-    wizard.do(action)
+    wizard.give_password(ANNA.key, "s3cret-word")
     until_state(wizard, lambda state: state.access[0].status is Status.OK)
     assert services.asked.count("install anna") == 2
-    assert not any("s3cret-word" in text for text in (*seen, repr(action)))
+    assert not any("s3cret-word" in text for text in seen)
 
 
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
     wizard = with_machines(make, FakeServices(access={"anna": stranger(ANNA, "SHA256:anna")}), ANNA.key)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: state.access[0].need is Need.TRUST)
-    wizard.do(do.TrustKey(ANNA.key, "SHA256:other"))
+    wizard.do(do.trust_key(ANNA.key, "SHA256:other"))
     assert wizard.state.notice
-    wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
+    wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
     until_state(wizard, lambda state: state.access[0].status is Status.OK)
 
 
 def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
     wizard = with_machines(make, services, ANNA.key, BERT.key)
-    wizard.do(do.Next())
+    wizard.do(do.go_on())
     until_state(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
-    wizard.do(do.TrustKey(ANNA.key, "SHA256:anna"))
-    wizard.do(do.GivePassword(ANNA.key, "word"))
+    wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
+    wizard.give_password(ANNA.key, "word")
     assert wizard.state.access[0].status is Status.FAILED
-    wizard.do(do.Skip(ANNA.key))
+    wizard.do(do.skip(ANNA.key))
     on(wizard, Step.CHECKS)
     assert [row.name for row in wizard.state.members] == ["desk", "bert"]
-    wizard.do(do.Back())
-    wizard.do(do.Retry(ANNA.key))
+    wizard.do(do.go_back())
+    wizard.do(do.retry(ANNA.key))
     assert [row.name for row in wizard.state.members] == ["desk", "anna", "bert"]
 
 
@@ -204,7 +203,7 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.CHECKS)
     until_state(wizard, lambda state: state.checks[1].status is Status.FAILED)
-    wizard.do(do.FixAll())
+    wizard.do(do.fix_all())
     state = until_state(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
     assert "anna: fixed" in state.log
     assert services.asked.count("examine") == 2
@@ -214,12 +213,12 @@ def test_the_interval_is_predicted_live_and_falls_back(make: Make) -> None:
     wizard = with_machines(make, FakeServices(), ANNA.key)
     on(wizard, Step.STRATEGY)
     until_state(wizard, lambda state: state.strategy.status is Status.OK)
-    wizard.do(do.SetInterval(20))
+    wizard.do(do.set_interval(20))
     until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
-    wizard.do(do.SetInterval(13))
+    wizard.do(do.set_interval(13))
     state = until_state(wizard, lambda state: "unlucky" in state.notice)
     assert state.answers.interval == 20
-    wizard.do(do.SetInterval(0))
+    wizard.do(do.set_interval(0))
     until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 50)
 
 
@@ -227,9 +226,9 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
     services = FakeServices(launch_problems=["anna: gone", "anna: gone"])
     wizard = with_machines(make, services, ANNA.key)
     assert launch(wizard).launch.cause == "anna: gone"
-    wizard.do(do.Retry())
+    wizard.do(do.retry())
     until_state(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
-    wizard.do(do.Drop("anna"))
+    wizard.do(do.drop("anna"))
     assert wizard.state.step is Step.PLAN
     assert launch(wizard).launch.found.run
     assert services.requests[-1].machines == (HERE,)
@@ -251,7 +250,7 @@ def test_an_unknown_profile_is_said_at_the_plan(make: Make) -> None:
 def test_a_typed_machine_stays_picked_when_its_key_is_seen(make: Make) -> None:
     services = FakeServices(machines=(HERE,))
     wizard = with_machines(make, services)
-    wizard.do(do.AddMachine("ada@10.0.0.2"))
+    wizard.do(do.add_machine("ada@10.0.0.2"))
     assert wizard.state.answers.picked == ("here", "typed:ada@10.0.0.2")
     assert services.see is not None
     services.machines = (HERE, replace(ANNA, aliases=("typed:ada@10.0.0.2",)))
@@ -266,7 +265,7 @@ def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     wizard = with_machines(make, services)
     on(wizard, Step.STRATEGY)
     until_state(wizard, lambda state: state.strategy.status is Status.OK)
-    wizard.do(do.Retry())
+    wizard.do(do.retry())
     until_state(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
     assert [request.measure for request in services.forecasts] == [False, True]
 

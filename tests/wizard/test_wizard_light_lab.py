@@ -65,7 +65,7 @@ def approve_code() -> None:
 def on(wizard: Wizard, step: Step) -> None:
     while wizard.state.step is not step:
         until_state(wizard, lambda state: not blockers(state))
-        wizard.do(do.Next())
+        wizard.do(do.go_on())
 
 
 def of_the_lab(state: WizardState) -> list[MachineRow]:
@@ -95,12 +95,12 @@ def test_what_was_chosen_is_what_runs(
     config = (project / "config.ini").read_bytes()
     wizard = Wizard(Services())
     try:
-        wizard.do(do.NewSetup())
-        wizard.do(do.ChooseProfile("tiny"))
+        wizard.do(do.new_setup())
+        wizard.do(do.choose_profile("tiny"))
         until_state(wizard, lambda state: [row.status for row in of_the_lab(state)] == [Status.OK, Status.OK])
         for row in of_the_lab(wizard.state):
-            wizard.do(do.Pick(row.key, True))
-        wizard.do(do.Pick("here", False))
+            wizard.do(do.pick(row.key, True))
+        wizard.do(do.pick("here", False))
         on(wizard, Step.CHECKS)
         assert [row.status for row in wizard.state.access] == [Status.OK, Status.OK]
         until_state(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
@@ -110,14 +110,14 @@ def test_what_was_chosen_is_what_runs(
         assert {row.name for row in state.members} == {"a", "b"}
         assert not (project / "profiles").exists()
         assert state.plan.found.hash
-        wizard.do(do.SaveOnly())
+        wizard.do(do.save_only())
         until_state(wizard, lambda state: state.saved)
         capsys.readouterr()
         words = state.plan.found.command.split()
         assert main([*words[2:], "--dry-run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.found.hash
         assert replanned(state.plan.found.profile) == {"a", "b"}
-        wizard.do(do.Confirm())
+        wizard.do(do.confirm())
         state = until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
         assert state.launch.status is Status.OK, state.launch
         run = Path(state.launch.found.run)

@@ -105,12 +105,12 @@ def test_a_typed_machine_is_looked_for_until_it_is_removed(tmp_path: Path, monke
         return [row.name for row in wizard.state.machines.rows if row.name == "no-such-host.invalid"]
 
     try:
-        wizard.do(do.NewSetup())
+        wizard.do(do.new_setup())
         until_state(wizard, lambda state: state.machines.seconds > 0)
-        wizard.do(do.AddMachine("ada@no-such-host.invalid"))
+        wizard.do(do.add_machine("ada@no-such-host.invalid"))
         until_state(wizard, lambda state: any(row.cause for row in state.machines.rows))
         assert named() == ["no-such-host.invalid"]
-        wizard.do(do.RemoveMachine("ada@no-such-host.invalid"))
+        wizard.do(do.remove_machine("ada@no-such-host.invalid"))
         seconds = wizard.state.machines.seconds
         until_state(wizard, lambda state: state.machines.seconds > seconds + 2 and not named())
         assert wizard.state.answers.picked == ("here",)
