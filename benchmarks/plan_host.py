@@ -34,7 +34,7 @@ PROFILE = "nanogpt"
 def _measure(order: dict[str, Any], hosts: Hosts, profile: Profile) -> dict[str, Any]:
     links = order["op"] == "links"
     cache = MeasurementCache(Path(order["cache"]))
-    found = measure(hosts, profile, MeasureOptions(links=links, machines=not links), cache=cache)
+    found = measure(hosts, profile, MeasureOptions(links=links, machines=not links, cache=cache))
     if found.problems:
         raise found.problems[0]
     return {"measured": [one.model_dump(mode="json") for one in (found.pairs if links else found.speeds)]}

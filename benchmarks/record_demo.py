@@ -109,7 +109,8 @@ def record(folder: Path, model: Path | None) -> None:
         for name, host in HOSTS.items():
             lab[name].set_rate(host.mbit)
         if not (folder / "pairs.json").exists():
-            found = measure(hosts, profile, MeasureOptions(True, False, 0.0), tell=lambda line: print(line, flush=True))
+            told = MeasureOptions(True, False, 0.0, tell=lambda line: print(line, flush=True))
+            found = measure(hosts, profile, told)
             pairs = [pair.model_dump(mode="json") for pair in found.pairs]
             (folder / "pairs.json").write_text(json.dumps({"pairs": pairs}))
         launcher = DistributedLauncher(hosts, profile)

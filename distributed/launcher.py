@@ -10,8 +10,9 @@ from distributed.planning.feedback import keep_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import why_in_words
 from distributed.preparation.members import rooms_of
+from distributed.preparation.preflight import Ready
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
-from distributed.run.planning import Planned, PlanOptions, Ready, plan_machines
+from distributed.run.planning import Planned, PlanOptions, plan_machines
 from profiles.schema import Profile
 from training.background_process import BackgroundProcess
 from training.events import TimingEvent

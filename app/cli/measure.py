@@ -56,8 +56,8 @@ def measure(
     stand_behind_profile(found_profile, trusted=trust_code, person=somebody(as_json))
     chosen = found_profile.profile
     both = links == machines
-    measure_options = MeasureOptions(links or both, machines or both, max_age * 3600)
-    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new), say)
+    measure_options = MeasureOptions(links or both, machines or both, max_age * 3600, tell=say)
+    found = measure_all(machines_of(hosts, chosen, somebody(as_json)), chosen, measure_options, trust(trust_new))
     if out is not None:
         found.figures.write(out)
     lines = (*matrix_lines(found), *speed_lines(found), *remark_lines(found))

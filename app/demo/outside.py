@@ -41,9 +41,8 @@ from distributed.measuring.interface_figures import AllInterfaces
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured, MeasureOptions
-from distributed.preparation.preflight import check, ready
+from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
-from distributed.run.planning import Ready
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust
@@ -278,15 +277,15 @@ class TourOutside(Outside):
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         return self.ready(hosts, task, options.trust)
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions, tell: Tell) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
         names = {link.name: one.name for link, _ in machines if (one := self._known(link.machine))}
         here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
         found = Measured([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
         known = {**names, here: HERE}
         if options.links:
-            found.pairs = [self._pair(one, other, known, tell) for one, other in combinations(found.names, 2)]
+            found.pairs = [self._pair(one, other, known, options.tell) for one, other in combinations(found.names, 2)]
         for name in names if options.machines else ():
-            tell(f"{name}: a short run of the task, as recorded")
+            options.tell(f"{name}: a short run of the task, as recorded")
             self.pace.work(_MEASURING)
             speed = next(machine.speed for machine in self.machines if machine.name == names[name])
             workload = fixture().workload

@@ -18,9 +18,9 @@ from distributed.planning.job import Figures, Preference
 from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.members import rooms_of
-from distributed.preparation.preflight import NotReady
+from distributed.preparation.preflight import NotReady, Ready
 from distributed.preparation.prepare import PrepareOptions
-from distributed.run.planning import Planned, PlanOptions, Ready, apply_planning, choose, on_best_paths, plan_machines
+from distributed.run.planning import Planned, PlanOptions, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
 
@@ -105,7 +105,7 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
     try:
-        found = outside.measure(machines, profile, MeasureOptions(wanted, wanted, max_age), tell)
+        found = outside.measure(machines, profile, MeasureOptions(wanted, wanted, max_age, tell=tell))
     finally:
         for link, _ in machines:
             link.close()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
     from distributed.measuring.measure import Measured, MeasureOptions
+    from distributed.preparation.preflight import Ready
     from distributed.preparation.prepare import PrepareOptions
-    from distributed.run.planning import Ready
     from distributed.ssh.access import AccessReport
     from distributed.ssh.connection import SshTarget, Trust
     from profiles.errors import MusterError
@@ -112,7 +112,7 @@ class Outside:
 
         return prepare(hosts, task, options)
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions, tell: Tell) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
         """Measure what is not known yet.
 
         Raises:
@@ -120,7 +120,7 @@ class Outside:
         """
         from distributed.measuring.measure import measure_ready
 
-        return measure_ready(machines, profile, options, tell)
+        return measure_ready(machines, profile, options)
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
         """Return what :mod:`training.data_findings` says of a profile's data set."""

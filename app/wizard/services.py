@@ -152,7 +152,7 @@ class Services:
         profile = self._profile(job)
         ready = self.outside.ready(hosts_of(machines), profile.model.task, trust_in(self._trusted))
         try:
-            return self.outside.measure(ready, profile, MeasureOptions(links=True, machines=False), tell).pairs
+            return self.outside.measure(ready, profile, MeasureOptions(links=True, machines=False, tell=tell)).pairs
         finally:
             for link, _ in ready:
                 link.close()

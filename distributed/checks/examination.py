@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.checks.job import free_memory, look_at_job
 from distributed.hosts.schema import Hosts
-from distributed.machine.link import Dial, Link, address_towards, link_to
+from distributed.machine.link import Dial, Link, Tell, address_towards, link_to
 from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Readiness, check
-from distributed.preparation.provision import Say, provision
+from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
 from distributed.ssh.process import Process
 from profiles.errors import MusterError
@@ -65,7 +65,11 @@ def examine(
     found = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
     try:
         for one in found:
-            one.findings += _of_readiness(one.readiness)
+            link, problem = one.readiness.link, one.readiness.problem
+            one.findings += judge_facts(one.readiness.facts) if one.readiness.facts is not None else []
+            if problem is not None:
+                seen, safe = problem.beside(link.name), one.readiness.provisionable
+                one.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
         _look_closer([one for one in found if one.readiness.facts is not None], profile, dial)
     finally:
         for one in found:
@@ -73,21 +77,14 @@ def examine(
     return found
 
 
-def repair(found: Sequence[Examined], say: Say, offline_wheels: bool = False) -> list[MusterError]:
+def repair(found: Sequence[Examined], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
     """Do what is safe to do unasked: give machines without packages an environment. Return what did not go."""
     lacking = [one.readiness.link for one in found if one.readiness.provisionable]
-
-    def give(link: Link) -> MusterError | None:
-        try:
-            provision(link, lambda line: say(f"{link.name}: {line}"), offline_wheels=offline_wheels)
-        except MusterError as error:
-            return error
-        finally:
+    try:
+        return list(provision_all(lacking, say, offline_wheels).values())
+    finally:
+        for link in lacking:
             link.close()
-        return None
-
-    with ThreadPoolExecutor(max(len(lacking), 1)) as pool:
-        return [error for error in pool.map(give, lacking) if error is not None]
 
 
 def _look_closer(able: Sequence[Examined], profile: Profile | None, dial: Dial) -> None:
@@ -126,14 +123,6 @@ def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -
     return mtus
 
 
-def _of_readiness(one: Readiness) -> list[Finding]:
-    found = judge_facts(one.facts) if one.facts is not None else []
-    if one.problem is not None:
-        seen = one.problem.beside(one.link.name)
-        found.append(Finding("ready", "problem", seen, "ready to train", one.problem.hint, one.provisionable))
-    return found
-
-
 def _health(one: Readiness) -> Health | Finding:
     if one.provisionable:
         return Finding("health", "ok", "not checked: its packages are missing")
@@ -160,17 +149,14 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
     center = own[0] if own else links[-1].name
     addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
     with _listeners(links) as (ports, deaf), ThreadPoolExecutor(max(len(links), 1)) as pool:
-        places = {name: (addresses[name], port) for name, port in ports.items() if _is_plain(addresses.get(name, ""))}
+        known = {name: address for name, address in addresses.items() if address and "%" not in address}
+        # ... else it names an interface of one machine, and means something else on the others
+        places = {name: (known[name], port) for name, port in ports.items() if name in known}
         answers = list(pool.map(lambda link: _reasons(link, places), links))
     found = {}
     for link, reasons in zip(links, answers):
         found[link.name] = deaf.get(link.name, []) + judge_ways(reasons, [center] if link.host else [])
     return found
-
-
-def _is_plain(address: str) -> bool:
-    """Whether it means the same everywhere: link-local addresses name an interface of one machine."""
-    return bool(address) and "%" not in address
 
 
 @contextmanager

@@ -32,6 +32,11 @@ class Finding(NamedTuple):
     safe: bool = False
     """Whether ``--fix`` may do it unasked."""
 
+    @classmethod
+    def warn_if(cls, wrong: bool, check: str, seen: str, needed: str, fix: str) -> Finding:
+        """Return a warning with its fix where something is wrong, else that it is in order."""
+        return cls(check, "warning" if wrong else "ok", seen, needed, fix if wrong else "")
+
 
 class _Said(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -118,14 +123,14 @@ def guarded_folder(root: str, system: str) -> str:
 
 def judge_health(health: Health) -> list[Finding]:
     """Return what a machine's hardware and system have shown."""
-    return [*_processor(health), *_devices(health), *_memory(health), *_power(health), *_heat(health)]
-
-
-def _processor(health: Health) -> Iterator[Finding]:
     translated = health.machine != health.hardware
     fix = f"name a Python for {health.hardware} with 'python' in the hosts file, such as /opt/homebrew/bin/python3"
     seen = f"Python for {health.machine} under Rosetta" if translated else health.machine
-    yield Finding("arch", "warning" if translated else "ok", seen, health.hardware, fix if translated else "")
+    processor = Finding.warn_if(translated, "arch", seen, health.hardware, fix)
+    little, needed = health.memory.free < LITTLE_MEMORY, f"{gigabytes(LITTLE_MEMORY)} GB"
+    seen = f"{gigabytes(health.memory.free)} of {gigabytes(health.memory.total)} GB free"
+    memory = Finding.warn_if(little, "memory", seen, needed, "close programs there")
+    return [processor, *_devices(health), memory, *_power(health), *_heat(health)]
 
 
 def _devices(health: Health) -> Iterator[Finding]:
@@ -142,17 +147,9 @@ def _devices(health: Health) -> Iterator[Finding]:
     for gpu in health.nvidia:
         yield Finding("driver", "ok", f"{gpu.name}: driver {gpu.driver}")
         if gpu.total and gpu.free is not None:
-            taken = gpu.free < gpu.total / 2
             seen = f"{gpu.name}: {gigabytes(gpu.free)} of {gigabytes(gpu.total)} GB free"
-            fix = "nvidia-smi shows which program holds it" if taken else ""
-            yield Finding("gpu memory", "warning" if taken else "ok", seen, "half of it", fix)
-
-
-def _memory(health: Health) -> Iterator[Finding]:
-    little = health.memory.free < LITTLE_MEMORY
-    seen = f"{gigabytes(health.memory.free)} of {gigabytes(health.memory.total)} GB free"
-    fix = "close programs there" if little else ""
-    yield Finding("memory", "warning" if little else "ok", seen, f"{gigabytes(LITTLE_MEMORY)} GB", fix)
+            fix = "nvidia-smi shows which program holds it"
+            yield Finding.warn_if(gpu.free < gpu.total / 2, "gpu memory", seen, "half of it", fix)
 
 
 def _power(health: Health) -> Iterator[Finding]:
@@ -180,8 +177,7 @@ def _heat(health: Health) -> Iterator[Finding]:
     hot = health.throttled or max(known, default=0.0) >= HOT
     degrees = f"{max(known):.0f} °C" if known else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
-    fix = "let it cool down; are its vents blocked?" if hot else ""
-    yield Finding("heat", "warning" if hot else "ok", seen, f"below {HOT:.0f} °C", fix)
+    yield Finding.warn_if(hot, "heat", seen, f"below {HOT:.0f} °C", "let it cool down; are its vents blocked?")
 
 
 def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:

@@ -22,7 +22,7 @@ from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run
-from distributed.preparation.preflight import FREE_BYTES, Facts
+from distributed.preparation.preflight import FREE_BYTES, Facts, Ready
 from distributed.preparation.transfer import Lack, Tree, ask_missing
 from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory
@@ -62,9 +62,7 @@ class JobLook:
         return [*memory, *self.data.get(name, []), *self.everywhere]
 
 
-def look_at_job(
-    profile: Profile, machines: Sequence[tuple[Link, Facts]], cache: MeasurementCache | None = None
-) -> JobLook:
+def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementCache | None = None) -> JobLook:
     """Compare a job with machines that are connected; nothing is written on them.
 
     What is wrong with the job itself is a finding of every machine.
@@ -79,7 +77,7 @@ def look_at_job(
     except MusterError as error:
         found.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
         return found
-    seats = seats_of(list(machines), plan.members)
+    seats = seats_of(machines, plan.members)
     for seat, figures in zip(seats, known_speeds(seats, inputs, cache or MeasurementCache()), strict=True):
         if figures is not None:
             found.measured[seat.link.name] = figures

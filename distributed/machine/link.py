@@ -22,6 +22,8 @@ from distributed.ssh.process import Completed, Process
 
 CACHE = "~/.cache/muster"
 """Muster's folder on a machine where the hosts file names none."""
+Tell = Callable[[str], None]
+"""Hears a line for each step of what takes a while."""
 AGENT, FILES = "agent.py", "agent_files.py"
 _HERE = Path(__file__).parent
 

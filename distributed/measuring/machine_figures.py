@@ -7,18 +7,18 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from distributed.machine.link import Link
+from distributed.machine.link import Link, Tell
 from distributed.planning.cluster import Document, Machine, Measurement
 from distributed.planning.job import Workload
 from distributed.preparation.code_sync import Inputs, synchronise
-from distributed.preparation.preflight import Facts
+from distributed.preparation.preflight import Facts, Ready
 from distributed.ssh.errors import SshError
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
@@ -37,14 +37,15 @@ _MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "o
 _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
 
 
-Tell = Callable[[str], None]
-
-
 class SpeedFigures(Document):
     """One seat: the machine or the device as the planner takes it, and the workload as it was seen there."""
 
     machine: Machine
     workload: Workload
+
+    def of(self, name: str) -> SpeedFigures:
+        """Return figures from an earlier time under the name that the machine has now."""
+        return self.model_copy(update={"machine": self.machine.model_copy(update={"name": name})})
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,7 @@ def _text(said: dict[str, Any], key: str) -> str:
     return "".join(c if c.isprintable() else " " for c in str(said.get(key, "")))[:300]
 
 
-def named(figures: SpeedFigures, seat: Seat) -> SpeedFigures:
-    """Return figures from an earlier time under the name that the machine has now."""
-    machine = figures.machine.model_copy(update={"name": seat.member.name})
-    return figures.model_copy(update={"machine": machine})
-
-
-def seats_of(machines: list[tuple[Link, Facts]], members: tuple[MemberPlan, ...]) -> list[Seat]:
+def seats_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Seat]:
     """Return one seat for each device of each machine, in the order of the plan's members."""
     owners = [one for one in machines for _ in one[0].machine.devices or ("",)]
     return [Seat(link, facts, member) for (link, facts), member in zip(owners, members, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,10 +14,10 @@ from typing import Any
 
 from distributed.hosts.schema import Hosts
 from distributed.machine.here import HERE_NAME, HereConnection, this_machine
-from distributed.machine.link import Dial, Link, address_towards, link_to
+from distributed.machine.link import Dial, Link, Tell, address_towards, link_to
 from distributed.measuring.interface_figures import AllInterfaces, measure_interfaces
 from distributed.measuring.link_figures import PairFigures, measure_links, probing
-from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, named, seats_of
+from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, seats_of
 from distributed.planning.cluster import Cluster
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
@@ -25,7 +26,7 @@ from distributed.planning.job import Figures, Workload
 from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import plan_run, rooms_of
-from distributed.preparation.preflight import Facts, check, ready
+from distributed.preparation.preflight import Ready, check, ready
 from distributed.ssh.connection import Trust
 from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
@@ -33,7 +34,6 @@ from profiles.schema import Profile
 from training.plan import RunPlan
 from training.resources import free_cores
 
-Tell = Callable[[str], None]
 _OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
 """The training options that the time of a step alone depends on, beside model and data."""
 
@@ -48,6 +48,9 @@ class MeasureOptions:
     """Seconds that earlier figures may be old; 0 measures everything anew."""
     doubtful_age: float = 0.0
     """The same of a link that was busy or could not be measured."""
+    tell: Tell = lambda line: None
+    """Hears a line for each step."""
+    cache: MeasurementCache = field(default_factory=MeasurementCache)
 
 
 @dataclass
@@ -124,15 +127,8 @@ def _host(seat: str, machine: str) -> bool:
     return seat == machine or seat.startswith(f"{machine}:")
 
 
-def measure(
-    hosts: Hosts,
-    profile: Profile,
-    options: MeasureOptions,
-    trust: Trust | None = None,
-    tell: Tell = lambda line: None,
-    cache: MeasurementCache | None = None,
-) -> Measured:
-    """Measure what is not known well enough; ``tell`` hears a line for each step.
+def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> Measured:
+    """Measure what is not known well enough.
 
     Raises:
         NotReady: a machine cannot take part.
@@ -140,19 +136,13 @@ def measure(
     """
     machines = ready(check(hosts, profile.model.task, trust))
     try:
-        return measure_ready(machines, fit(profile, rooms_of(profile, machines), tell), options, tell, cache)
+        return measure_ready(machines, fit(profile, rooms_of(profile, machines), options.tell), options)
     finally:
         for link, _ in machines:
             link.close()
 
 
-def measure_ready(
-    machines: Sequence[tuple[Link, Facts]],
-    profile: Profile,
-    options: MeasureOptions,
-    tell: Tell = lambda line: None,
-    cache: MeasurementCache | None = None,
-) -> Measured:
+def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
     """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
 
     Where this machine does not train, the links to it are measured too: the hub of a run is here.
@@ -160,9 +150,8 @@ def measure_ready(
     Raises:
         MusterError: the data or the machines cannot be used.
     """
-    cache = cache or MeasurementCache()
     plan = plan_run(profile, machines)
-    seats = seats_of(list(machines), plan.members)
+    seats = seats_of(machines, plan.members)
     place = own_place([link for link, _ in machines])
     ends = [
         (link, place if link.machine.here else f"{facts.fingerprint} at {facts.address}") for link, facts in machines
@@ -178,11 +167,11 @@ def measure_ready(
         found = Measured(names, here=here, model_path=profile.model.model_path)
         gate = Gate()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(_speeds, seats, plan, options, cache, tell, gate)
+            speeds = pool.submit(_speeds, seats, plan, options, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
             try:
                 gate.brought.wait()
-                found.pairs, found.interfaces = _links(ends, options, cache, tell)
+                found.pairs, found.interfaces = _links(ends, options)
                 gate.open()
                 found.speeds, found.problems = speeds.result()
             except BaseException:
@@ -207,77 +196,56 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
     return dial(hosts.machines[0], hosts, None)
 
 
-def _links(
-    ends: Sequence[tuple[Link, str]], options: MeasureOptions, cache: MeasurementCache, tell: Tell
-) -> tuple[list[PairFigures], AllInterfaces]:
+def _links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[list[PairFigures], AllInterfaces]:
     """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
     ``ends`` are machines with their identities and addresses.
     """
     identities = {link.name: identity for link, identity in ends}
-    names = list(identities)
-    pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
+    pairs = list(itertools.combinations(identities, 2))
+    cache, tell = options.cache, options.tell
     age, doubtful = (options.max_age, options.doubtful_age) if options.links else (float("inf"), float("inf"))
-    sought = (_known_pair(cache, identities, one, other, age, doubtful) for one, other in pairs)
-    known = [pair for pair in sought if pair is not None]
+
+    def key(one: str, other: str) -> dict[str, Any]:
+        return {"pair": sorted((identities[one], identities[other]))}
+
+    def earlier(one: str, other: str) -> PairFigures | None:
+        """Return earlier figures of a pair if the machines still have these names."""
+        found = cache.get(PairFigures, key(one, other), age)
+        if found is not None and (found.figures is None or found.busy):
+            found = cache.get(PairFigures, key(one, other), min(age, doubtful))
+        return found if found is not None and {found.source, found.target} == {one, other} else None
+
+    known = [pair for one, other in pairs if (pair := earlier(one, other)) is not None]
     group = {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
     # of two machines the one link tells all
-    interfaces = AllInterfaces() if len(names) < 3 else cache.get(AllInterfaces, group, age)
+    interfaces = AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, group, age)
     if not options.links or (len(known) == len(pairs) and interfaces is not None):
         return known, interfaces or AllInterfaces()
     with probing([link for link, _ in ends]) as probes:
         if len(known) < len(pairs):
-            tell(f"measuring {counted(len(pairs) - len(known), 'link')} between {len(names)} machines")
+            tell(f"measuring {counted(len(pairs) - len(known), 'link')} between {len(identities)} machines")
         skipped = [frozenset((pair.source, pair.target)) for pair in known]
         fresh = measure_links(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
         found = [*known, *fresh]
         interfaces = measure_interfaces(probes, found, tell)
     for pair in fresh:
-        cache.put(_pair_key(identities, pair.source, pair.target), pair)
+        cache.put(key(pair.source, pair.target), pair)
     cache.put(group, interfaces)
     return found, interfaces
 
 
-def _pair_key(identities: dict[str, str], one: str, other: str) -> dict[str, Any]:
-    return {"pair": sorted((identities[one], identities[other]))}
-
-
-def _known_pair(
-    cache: MeasurementCache, identities: dict[str, str], one: str, other: str, age: float, doubtful_age: float
-) -> PairFigures | None:
-    """Return earlier figures of a pair if the machines still have these names."""
-    key = _pair_key(identities, one, other)
-    found = cache.get(PairFigures, key, age)
-    if found is not None and (found.figures is None or found.busy):
-        found = cache.get(PairFigures, key, min(age, doubtful_age))
-    return found if found is not None and {found.source, found.target} == {one, other} else None
-
-
 def _speeds(
-    seats: Sequence[Seat], plan: RunPlan, options: MeasureOptions, cache: MeasurementCache, tell: Tell, gate: Gate
+    seats: Sequence[Seat], plan: RunPlan, options: MeasureOptions, gate: Gate
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
-    """Run the task on all seats at the same time, as in a run; those with fresh figures rest."""
-    inputs = collect(plan)
-    age = options.max_age if options.machines else float("inf")
-    keys = [_seat_key(seat, inputs) for seat in seats]
-    known = [cache.get(SpeedFigures, key, age) for key in keys]
+    """Run the task on all seats at the same time, as in a run; those with fresh figures rest.
+
+    Returns:
+        Figures of the seats that have some, and why others could not be measured.
+    """
+    inputs, tell = collect(plan), options.tell
+    known = known_speeds(seats, inputs, options.cache, options.max_age if options.machines else float("inf"))
     missing = [number for number, one in enumerate(known) if one is None] if options.machines else []
-    problems = _run_task(seats, inputs, missing, known, tell, gate)
-    for number in missing:
-        if (fresh := known[number]) is not None:
-            cache.put(keys[number], fresh)
-    return [named(one, seat) for one, seat in zip(known, seats, strict=True) if one is not None], problems
-
-
-def _run_task(
-    seats: Sequence[Seat],
-    inputs: Inputs,
-    missing: Sequence[int],
-    known: list[SpeedFigures | None],
-    tell: Tell,
-    gate: Gate,
-) -> list[MusterError]:
-    """Fill in what is missing; return why some could not be measured."""
     problems: list[MusterError] = []
 
     def attempt(step: Callable[[], None]) -> bool:
@@ -303,7 +271,11 @@ def _run_task(
         gate.brought.set()
         able = [number for number in missing if fit[seats[number].link]]
         list(pool.map(lambda number: attempt(lambda: run(number)), able))
-    return problems
+    for number in missing:
+        if (fresh := known[number]) is not None:
+            options.cache.put(_seat_key(seats[number], inputs), fresh)
+    now = [one.of(seat.member.name) for one, seat in zip(known, seats, strict=True) if one is not None]
+    return now, problems
 
 
 def known_speeds(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from distributed.hosts.schema import Machine
 from distributed.machine.agent_files import interface_of
-from distributed.machine.link import Link, address_towards
+from distributed.machine.link import address_towards
 from distributed.planning.fitting import Room
-from distributed.preparation.preflight import Facts
+from distributed.preparation.preflight import Facts, Ready
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.plan import MemberPlan, RunPlan
@@ -20,7 +20,7 @@ from training.resources import count_gpus, gpu_memory, total_memory
 _HERE = "this computer"
 
 
-def plan_run(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> RunPlan:
+def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
     """Give ranks, devices and batch sizes to the machines, in their order.
 
     Raises:
@@ -57,7 +57,7 @@ def member_of(
     )
 
 
-def seat_names(machines: Sequence[tuple[Link, Facts]]) -> list[str]:
+def seat_names(machines: Sequence[Ready]) -> list[str]:
     """Return the names of the members that :func:`plan_run` gives these machines, in the order of their ranks."""
     return [_seat_name(link.machine, device) for link, _ in machines for device in link.machine.devices or ("",)]
 
@@ -90,7 +90,7 @@ def room_here(profile: Profile, workers: int) -> list[Room]:
     return [Room(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
 
 
-def rooms_of(profile: Profile, machines: Sequence[tuple[Link, Facts]]) -> list[Room]:
+def rooms_of(profile: Profile, machines: Sequence[Ready]) -> list[Room]:
     """Return the memory of machines and of their GPUs, each with the members that would share it."""
     found = []
     for link, facts in machines:

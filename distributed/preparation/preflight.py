@@ -56,6 +56,10 @@ class Facts:
     """Bytes of its smallest GPU."""
 
 
+Ready = tuple[Link, Facts]
+"""A machine that can take part, connected."""
+
+
 @dataclass
 class Readiness:
     """One machine: what it is, or why it cannot take part."""
@@ -118,7 +122,7 @@ def check(
     return found
 
 
-def ready(found: Sequence[Readiness]) -> list[tuple[Link, Facts]]:
+def ready(found: Sequence[Readiness]) -> list[Ready]:
     """Return links and facts of all machines.
 
     Raises:

@@ -12,14 +12,15 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.link import Link, document
+from distributed.machine.link import Link, Tell, document
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.transfer import send_trees
@@ -28,7 +29,6 @@ from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
 from training.bounded import parse_object
 
-Say = Callable[[str], None]
 _SILENCE = 900.0
 """Seconds without a word after which a build counts as stuck: the download of torch is one step."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
@@ -125,7 +125,7 @@ def find_environment(link: Link, recipe: Recipe | None = None) -> str:
     return str(_ask(link, base, recipe or usual_recipe()).get("python", "")) if base.python else ""
 
 
-def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
+def provision(link: Link, say: Tell, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
     """Make the environment on a machine unless it is there, and return its Python.
 
     Args:
@@ -156,6 +156,36 @@ def provision(link: Link, say: Say, recipe: Recipe | None = None, offline_wheels
     return _build(link, base, recipe, hashed_for(recipe.hashes, said, recipe.requirements), wheels, say)
 
 
+def provision_all(
+    links: Sequence[Link], tell: Tell, offline_wheels: bool = False, fall_back: bool = False
+) -> dict[str, MusterError]:
+    """Make the environment on machines, side by side; return what went wrong, by machine.
+
+    Args:
+        fall_back: take the packages from this machine where another cannot reach the package index.
+    """
+
+    def give(link: Link) -> MusterError | None:
+        def say(line: str) -> None:
+            tell(f"{link.name}: {line}")
+
+        try:
+            try:
+                provision(link, say, offline_wheels=offline_wheels)
+            except SshError as error:
+                if offline_wheels or not fall_back or "--offline-wheels" not in error.hint:
+                    raise
+                say("cannot download them: taking the packages from this machine")
+                provision(link, say, offline_wheels=True)
+        except MusterError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(max(len(links), 1)) as pool:
+        found = zip(links, pool.map(give, links), strict=True)
+        return {link.name: error for link, error in found if error is not None}
+
+
 def look(link: Link) -> Base:
     """Return what the machine has to build with, the same Python as here first."""
     same = f"python3.{sys.version_info.minor}"
@@ -166,7 +196,7 @@ def look(link: Link) -> Base:
     return Base(found.get("python", ""), found.get("uv", ""))
 
 
-def _fetch_python(link: Link, base: Base, say: Say) -> Base:
+def _fetch_python(link: Link, base: Base, say: Tell) -> Base:
     say("there is no Python 3.10 or newer: getting one with uv")
     version = f"3.{sys.version_info.minor}"
     base = base if base.uv else Base(base.python, _send_uv(link, say))
@@ -179,7 +209,7 @@ def _fetch_python(link: Link, base: Base, say: Say) -> Base:
     return found
 
 
-def _send_uv(link: Link, say: Say) -> str:
+def _send_uv(link: Link, say: Tell) -> str:
     """Bring uv to a machine that may have no Python to get it with; return its path there, empty where that fails."""
     try:
         system, _, machine = (
@@ -202,7 +232,7 @@ def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
     return document(link.name, done.stdout)
 
 
-def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Say) -> str:
+def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
     folder = f"{link.root}/agent/{hashlib.sha256(_builder()).hexdigest()[:16]}"
     link.connection().put(_builder(), f"{folder}/environment_builder.py", mode=0o700)
     script = f"./{folder[2:]}" if folder.startswith("~/") else folder

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from distributed.machine.link import Link, address_towards
+from distributed.machine.link import Link, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
 from distributed.planning import planner
@@ -15,16 +15,13 @@ from distributed.planning.feedback import corrections
 from distributed.planning.job import Figures, Preference, job_of
 from distributed.planning.reasons import sentence
 from distributed.preparation.members import plan_run, seat_names
-from distributed.preparation.preflight import Facts, NotReady
+from distributed.preparation.preflight import NotReady, Ready
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
 
 _DOUBTFUL_AGE = 3600.0
 """Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
-
-Tell = Callable[[str], None]
-Ready = tuple[Link, Facts]
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,8 @@ def propose(
     Raises:
         NotReady: a machine could not run the task.
     """
-    found = measure_ready(machines, profile, MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE), tell)
+    wanted = MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE, tell=tell)
+    found = measure_ready(machines, profile, wanted)
     if found.problems:
         raise NotReady(found.problems)
     return choose(found, machines, profile, options), found.figures

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -214,7 +215,7 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     )
     counts = []
     for measure_options in wishes:
-        pairs, _ = measure._links(ends("a", "b"), measure_options, MeasurementCache(tmp_path), lambda line: None)
+        pairs, _ = measure._links(ends("a", "b"), replace(measure_options, cache=MeasurementCache(tmp_path)))
         assert pairs == [found]
         counts.append(len(tried))
     assert counts == [1, 2, 2, 3]
@@ -328,7 +329,7 @@ def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: 
 def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = scripted(monkeypatch, pair())
     for names in ("ab", "abc", "abc"):
-        measure._links(ends(*names), MeasureOptions(), MeasurementCache(tmp_path), lambda line: None)
+        measure._links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)))
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
 
 
