@@ -25,13 +25,10 @@ class Backward:
     weighted losses is the same, so the gradients are, but for rounding and for layers that look at a whole batch.
     """
 
-    def __init__(self, task: Task, model: nn.Module, precision: Precision, device: torch.device) -> None:
+    def __init__(self, task: Task, model: nn.Module, precision: Precision) -> None:
         self.most = 0
         """Samples in one pass at most; 0: as many as the member's batch size says."""
-        self._task = task
-        self._model = model
-        self._precision = precision
-        self._device = device
+        self._task, self._model, self._precision = task, model, precision
 
     def run(
         self, batches: StepBatches, strategy: Strategy, again: Again, warn: Callable[[str], None]
@@ -42,7 +39,7 @@ class Backward:
             RunFailed: a single sample does not fit into memory.
         """
         while (losses := self._passes(batches, strategy, warn)) is None:
-            give_back(self._device)
+            give_back(self._precision.device)
             strategy.backward_again()
             batches = again(self.most)
         return batches, losses
@@ -67,7 +64,7 @@ class Backward:
 
     def _pass(self, batches: StepBatches, index: int) -> torch.Tensor:
         with self._precision.autocast():
-            loss = self._task.loss(self._model, move(batches.micro_batches[index], self._device))
+            loss = self._task.loss(self._model, move(batches.micro_batches[index], self._precision.device))
         if not loss.requires_grad:
             raise RunFailed(
                 "the loss depends on no weight that is trained, so nothing can be learned from it",
@@ -79,7 +76,7 @@ class Backward:
 
     def _halve(self, size: int, error: Exception, warn: Callable[[str], None]) -> None:
         if size == 1:
-            raise does_not_fit(error, self._device, self._task.name) from error
+            raise does_not_fit(error, self._precision.device, self._task.name) from error
         self.most = -(-size // 2)
         warn(
             f"{size} samples in one pass do not fit into memory: {self.most} at once from now on, in more passes; "

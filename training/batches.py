@@ -46,7 +46,7 @@ class Samples:
     def __init__(
         self, task: Task, seed: int, device: torch.device = _CPU, allowed: float = 0.0, who: str = "this machine"
     ) -> None:
-        self._task = task
+        self.task = task
         self._seed = seed
         self._device = device
         self._allowed = allowed
@@ -62,13 +62,13 @@ class Samples:
         """
         with self._generators():
             keys = [sample_key(self._seed, epoch, index) for index in indices]
-            read = self._readable("train", self._task.train, indices, keys)
+            read = self._readable("train", self.task.train, indices, keys)
             if not read:
                 return None
             found = [index for index, _ in read]
             rngs = [np.random.default_rng([self._seed, epoch, index]) for index in found]
             self._seed_with(batch_key(self._seed, epoch, indices[0]))
-            return found, self._task.collate([sample for _, sample in read], rngs)
+            return found, self.task.collate([sample for _, sample in read], rngs)
 
     def evaluation_batch(self, split: str, indices: Sequence[int]) -> tuple[int, Batch] | None:
         """Return the batch of those that can be read, and how many these are; ``None`` if there are none.
@@ -78,15 +78,15 @@ class Samples:
         """
         with self._generators():
             keys = [evaluation_key(self._seed, index) for index in indices]
-            read = self._readable(split, self._task.evaluation[split], indices, keys)
-            return (len(read), self._task.collate([sample for _, sample in read], None)) if read else None
+            read = self._readable(split, self.task.evaluation[split], indices, keys)
+            return (len(read), self.task.collate([sample for _, sample in read], None)) if read else None
 
     def probe(self, split: str, index: int, look: Callable[[Any], V]) -> V | str:
         """Return what ``look`` sees in a sample as an evaluation reads it, or the kind of error that reading raises."""
         with self._generators():
             self._seed_with(evaluation_key(self._seed, index))
             try:
-                return look((self._task.train if split == "train" else self._task.evaluation[split])[index])
+                return look((self.task.train if split == "train" else self.task.evaluation[split])[index])
             except Exception as error:  # noqa: BLE001 - the user's own code may raise anything; whoever trains on it tells
                 return type(error).__name__
 
@@ -96,10 +96,10 @@ class Samples:
             yield self._untold.get()
 
     def _generators(self) -> AbstractContextManager[None]:
-        return kept(self._device) if self._task.draws_globally else nullcontext()
+        return kept(self._device) if self.task.draws_globally else nullcontext()
 
     def _seed_with(self, key: tuple[int, ...]) -> None:
-        if self._task.draws_globally:
+        if self.task.draws_globally:
             seed_with(key, self._device)
 
     def _readable(

@@ -98,12 +98,7 @@ def _listen(clips: list[Clip]) -> dict[str, Any]:
         except (RuntimeError, OSError, TypeError) as error:
             broken.append(f"{clip.audio.path}: {' '.join(str(error).split())}")
     whole = seconds * len(clips) / looked_at if looked_at else 0.0
-    return {
-        "hours": whole / 3600,
-        "looked_at": looked_at,
-        "broken": broken[:SHOWN_BROKEN],
-        "broken_count": len(broken),
-    }
+    return {"hours": whole / 3600, "looked_at": looked_at, "broken": broken[:SHOWN_BROKEN], "broken_count": len(broken)}
 
 
 def main() -> int:

@@ -57,7 +57,7 @@ class Precision:
 
     def __init__(self, dtype: torch.dtype | None, device: torch.device) -> None:
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         # It makes its scale with the first loss, and a member may have none before its first gradients come.
         self.scaler.scale(torch.zeros((), device=device))
@@ -70,7 +70,7 @@ class Precision:
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self.dtype)
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     @property
     def loss_scale(self) -> float | None:

@@ -19,7 +19,7 @@ from training.device import Precision, does_not_fit, evaluating, give_back, is_o
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
-from training.tasks.base import Answer, Task
+from training.tasks.base import Answer
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
 _MOST = 1e15
@@ -34,6 +34,9 @@ class Evaluator:
     """Every member evaluates its share of a split; sums are gathered, so all see the same metrics.
 
     Args:
+        samples: of the task, whose model this is.
+        precision: what the model is computed in, and on which device.
+        batch_size: of this member, where ``settings`` name none for evaluations.
         stops: asked between two batches whether this member is to stop.
         warn: takes one line for each member that says what cannot be.
         run_dir: takes what the model wrote for each sample of the test split, or of the validation split where there is
@@ -42,28 +45,20 @@ class Evaluator:
 
     def __init__(
         self,
-        task: Task,
         samples: Samples,
         model: nn.Module,
+        precision: Precision,
         exchange: Exchange,
         settings: EvaluationSettings,
         batch_size: int,
-        precision: Precision,
-        device: torch.device,
         stops: Callable[[], bool] = lambda: False,
         warn: Callable[[str], None] = lambda message: None,
         run_dir: Path | None = None,
     ) -> None:
-        self._task = task
-        self._samples = samples
-        self._model = model
-        self._exchange = exchange
-        self._settings = settings
+        self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
+        self._exchange, self._settings = exchange, settings
         self._batch_size = settings.eval_batch_size or batch_size
-        self._precision = precision
-        self._device = device
-        self._stops = stops
-        self._warn = warn
+        self._stops, self._warn = stops, warn
         self._stopped: set[int] = set()
         self._folder = run_dir / FOLDER if run_dir is not None else None
         self._answers: list[Answer] = []
@@ -184,7 +179,7 @@ class Evaluator:
                 sums = self._sums_of(split, batch)
                 if sums is None:  # less at once, from here on
                     self._batch_size = -(-len(batch) // 2)
-                    give_back(self._device)
+                    give_back(self._precision.device)
                     continue
                 totals.append(sums)
                 at += len(batch)
@@ -204,7 +199,7 @@ class Evaluator:
                 return {}
             count, batch = made
             with self._precision.autocast():
-                moved = move(batch, self._device)
+                moved = move(batch, self._precision.device)
                 sums, answers = self._task.answer(self._model, moved, self._settings.eval_generate)
             self._answers += answers
             return {**sums, "samples": float(count)}
@@ -212,7 +207,7 @@ class Evaluator:
             if not is_out_of_memory(error):
                 raise
             if len(part) == 1:
-                raise does_not_fit(error, self._device, self._task.name) from error
+                raise does_not_fit(error, self._precision.device, self._task.name) from error
         return None
 
 

@@ -33,10 +33,7 @@ _FIRST = {
 }
 """Options that count in every hash, by section. All others came later and count where they say otherwise than what was
 done before: so a run that began without them goes on."""
-_SECOND = {
-    "model": "teacher_path distill_alpha distill_temperature student_layers encoder_path",
-    "data": "languages",
-}
+_SECOND = {"model": "teacher_path distill_alpha distill_temperature student_layers encoder_path", "data": "languages"}
 """Those that one later version counted too."""
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors
+from training.device import Precision
 from training.exchange.base import Anchor, Exchange
 from training.exchange.codecs import codec_by_name
 from training.exchange.payloads import documents
@@ -31,16 +32,12 @@ def part(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
     return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items() if k.startswith(f"{prefix}/")}
 
 
-class MemberState:
+class TrainingState:
     """Packs and unpacks model, optimizer, loss scale and random state."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, device: torch.device
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._scaler = scaler
-        self._device = device
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._scaler, self._device = precision.scaler, precision.device
 
     def snapshot(self, step: int, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Snapshot:
         """Return the snapshot after ``step`` optimizer steps; ``others`` go with it as they are named."""

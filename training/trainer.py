@@ -31,7 +31,7 @@ from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.schedule import learning_rate_at, scaled_learning_rate
-from training.state import MemberState, equalise_weights, longest_vector, part, prefixed, synchronise_buffers
+from training.state import TrainingState, equalise_weights, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.registry import strategy_class
 from training.strategies.weights import trainable
@@ -127,21 +127,12 @@ class Trainer:
         allowed = self.profile.data.max_broken_share
         self.samples = Samples(self.task, self.settings.seed, self.device, allowed, self.member.name)
         self.source = BatchSource(self.task, self.schedule, self.rank, self.samples)
-        self.backward = Backward(self.task, self.model, self.precision, self.device)
+        self.backward = Backward(self.task, self.model, self.precision)
+        how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
-            self.task,
-            self.samples,
-            self.model,
-            self.exchange,
-            self.profile.evaluation,
-            self.member.batch_size,
-            self.precision,
-            self.device,
-            self.control.stop_is_near,
-            self._warn,
-            self.run_dir,
+            self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir
         )
-        self.state = MemberState(self.model, self.optimizer, self.precision.scaler, self.device)
+        self.state = TrainingState(self.model, self.optimizer, self.precision)
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
 

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from profiles.errors import ExitCode, MusterError, RunFailed
-from training.events import (
-    ErrorEvent,
-    EventSink,
-    MemberEvent,
-    ProgressEvent,
-    RequestEvent,
-    StepEvent,
-    _Event,
-)
+from training.events import ErrorEvent, EventSink, MemberEvent, ProgressEvent, RequestEvent, StepEvent, _Event
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import Laps

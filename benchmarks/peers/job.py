@@ -90,14 +90,12 @@ class Job:
         """Emit the validation loss of the whole set."""
         precision = Precision(None, torch.device("cpu"))
         evaluator = Evaluator(
-            self.task,
             self.samples,
             self.model,
+            precision,
             SoloExchange(),
             self.profile.evaluation,
             self.settings.batch_size,
-            precision,
-            torch.device("cpu"),
         )
         self.emit(evaluator.evaluate("validation", self.settings.max_steps, {0: 1}))
         self.source.close()

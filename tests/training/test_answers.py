@@ -61,14 +61,12 @@ def test_three_members_write_one_file_before_and_after(tmp_path: Path) -> None:
         task.prepare(lambda *_: None)
         samples, cpu = Samples(task, 0, torch.device("cpu"), 0.0, "here"), torch.device("cpu")
         evaluator = Evaluator(
-            task,
             samples,
             task.build_model(),
+            Precision(None, cpu),
             member,
             EvaluationSettings(),
             2,
-            Precision(None, cpu),
-            cpu,
             warn=warnings.append,
             run_dir=tmp_path / str(member.rank),
         )

@@ -25,7 +25,7 @@ def evaluator(member: RoomExchange, warnings: list[str]) -> Evaluator:
     task.prepare(lambda *_: None)
     samples, settings = Samples(task, 0, CPU, 0.0, "here"), EvaluationSettings()
     model, precision = task.build_model(), Precision(None, CPU)
-    return Evaluator(task, samples, model, member, settings, 4, precision, CPU, warn=warnings.append)
+    return Evaluator(samples, model, precision, member, settings, 4, warn=warnings.append)
 
 
 def evaluated(lie: bytes, again: int = 0, heeds: bool = True) -> tuple[list[EvaluationEvent | None], list[str]]:

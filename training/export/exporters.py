@@ -73,12 +73,7 @@ def _listen_plain(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> lis
     return listen(wrapper, wrapper.build().eval(), clips)[0]
 
 
-_MODULES = {
-    "ctranslate2": "ctranslate2_model",
-    "gguf": "ggml_model",
-    "onnx": "onnx_model",
-    "coreml": "coreml_model",
-}
+_MODULES = {"ctranslate2": "ctranslate2_model", "gguf": "ggml_model", "onnx": "onnx_model", "coreml": "coreml_model"}
 
 
 def exporter_of(name: str) -> Exporter:

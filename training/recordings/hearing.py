@@ -123,12 +123,7 @@ class Ear(Protocol):
         ...
 
 
-def hear_languages(
-    ear: Ear,
-    clips: Sequence[tuple[str, Path]],
-    journal: Journal,
-    progress: Progress,
-) -> None:
+def hear_languages(ear: Ear, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
     """Let the model listen to the clips (key and file) that it has not heard before."""
     fresh = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.heard]
     for start in range(0, len(fresh), _BATCH):

@@ -209,11 +209,7 @@ class Kept(NamedTuple):
 
 
 def write_result(
-    place: Workplace,
-    kind: str,
-    kept: Sequence[Kept],
-    left_out: Sequence[tuple[Recording, Fault]],
-    notes: Sequence[str],
+    place: Workplace, kind: str, kept: Sequence[Kept], left_out: Sequence[tuple[Recording, Fault]], notes: Sequence[str]
 ) -> Result:
     """Write the tables and remove the sound files that none of them names.
 
