@@ -33,7 +33,7 @@ from training.simulation import ObjectTrainer
 
 if TYPE_CHECKING:
     from distributed.preparation.prepare import PrepareOptions
-    from training.tasks.object_files import JobParts
+    from training.tasks.custom import CustomJob
 
 __all__ = ["NetworkTrainer"]
 
@@ -73,12 +73,12 @@ class NetworkTrainer(ObjectTrainer):
         self._hosts = Path(hosts)
         self._trust_new = trust_new
 
-    def _check(self, parts: JobParts) -> None:
+    def _check(self, given: CustomJob) -> None:
         from training.tasks.object_files import check_names
 
-        check_names(parts)
+        check_names(given)
 
-    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
+    def _run(self, profile: Profile, given: CustomJob) -> RunOutcome:
         from distributed.hosts.file import accept_pythons, load_hosts
         from distributed.launcher import DistributedLauncher
         from distributed.preparation.custom_code import code_of
@@ -88,7 +88,7 @@ class NetworkTrainer(ObjectTrainer):
         accept_pythons(hosts)
         accept(hosts.ssh_config)  # whoever wrote this script named the file
         output = Path(profile.run.output_dir)
-        with _job_folder(output, parts) as job:
+        with _job_folder(output, given) as job:
             launcher = DistributedLauncher(hosts, _with_job(profile, job), self._prepare_options())
             planned = launcher.plan()
             path = output / folder_name(planned.plan)
@@ -103,7 +103,7 @@ class NetworkTrainer(ObjectTrainer):
                 raise
         return self._to_the_end(path, plan)
 
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
+    def _resume(self, path: Path, plan: RunPlan, given: CustomJob) -> RunOutcome:
         """It trains what is in its folder, whatever has changed since."""
         from distributed.hosts.file import RUN_HOSTS, load_hosts
         from distributed.launcher import resume_run
@@ -153,7 +153,7 @@ def _with_job(profile: Profile, job: Path) -> Profile:
 
 
 @contextlib.contextmanager
-def _job_folder(output: Path, parts: JobParts) -> Iterator[Path]:
+def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
     """Write the job, and the code it needs, into a folder that is removed if it was not taken away."""
     from training.tasks.object_files import check_names, write_job
 
@@ -164,10 +164,10 @@ def _job_folder(output: Path, parts: JobParts) -> Iterator[Path]:
         raise BadInput(*explain(error, output)) from None
     try:
         (folder / _OBJECTS).mkdir()
-        write_job(parts, folder / _OBJECTS)
-        given = (parts.model, parts.train, parts.validation, parts.loss, parts.collate)
-        files = [part.rpartition(":")[0] for part in given if isinstance(part, str) and ".py:" in part]
-        _copy_code([*files, *(name.partition(":")[0] for name in check_names(parts).values())], folder)
+        write_job(given, folder / _OBJECTS)
+        named = (given.model, given.train, given.validation, given.loss, given.collate)
+        files = [part.rpartition(":")[0] for part in named if isinstance(part, str) and ".py:" in part]
+        _copy_code([*files, *(name.partition(":")[0] for name in check_names(given).values())], folder)
         yield folder
     except OSError as error:
         raise BadInput(*explain(error, folder)) from None

@@ -20,7 +20,7 @@ from training.data import Cursor, SampleSchedule
 from training.device import is_out_of_memory
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
 from training.tasks.base import Batch, SizedDataset, Task
-from training.tasks.custom_job import where_it_failed
+from training.tasks.user_code import where_it_failed
 
 V = TypeVar("V")
 _CPU = torch.device("cpu")

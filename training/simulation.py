@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from training.tasks.base import SizedDataset
-    from training.tasks.object_files import JobParts
+    from training.tasks.custom import CustomJob
 
 __all__ = ["LocalRun", "LocalTrainer", "ObjectTrainer", "RunOutcome", "plan_local_run"]
 
@@ -76,7 +76,8 @@ class ObjectTrainer(ABC):
     ) -> None:
         self.model = model
         self.outcome: RunOutcome | None = None
-        self._given = (train_dataset, val_dataset, loss, collate)
+        self._given: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
+        self._given["collate"] = collate
         self._output_dir = Path(output_dir)
         self._on_event = on_event or (lambda event: None)
 
@@ -96,16 +97,17 @@ class ObjectTrainer(ABC):
             StoppedByUser: somebody stopped it.
         """
         from profiles.resolve import profile_from_options
-        from training.tasks.object_files import JobParts, load_result, make_model
+        from training.tasks.custom import CustomJob
+        from training.tasks.object_files import check_given, load_result, make_model
 
         chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": strategy, **options}
         earlier = self._earlier(resume, strategy, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
-        parts = JobParts(self.model, *self._given)
-        parts.check_data()
-        self._check(parts)
+        job = CustomJob(self.model, **self._given)
+        check_given(job)
+        self._check(job)
         model = make_model(self.model, profile.training.seed)
-        self.outcome = self._resume(*earlier, parts) if earlier else self._run(profile, parts)
+        self.outcome = self._resume(*earlier, job) if earlier else self._run(profile, job)
         if self.outcome.status != "completed":
             raise _failure(self.outcome)
         load_result(model, self.outcome.run_dir / "model")
@@ -130,14 +132,14 @@ class ObjectTrainer(ABC):
         return path, plan
 
     @abstractmethod
-    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
+    def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
         """Carry a new run out and say how it ended."""
 
     @abstractmethod
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
+    def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
         """Let the run in ``path`` go on and say how it ended."""
 
-    def _check(self, parts: JobParts) -> None:
+    def _check(self, job: CustomJob) -> None:
         """Raise BadInput for what can never work, before anything is made."""
 
 
@@ -160,19 +162,19 @@ class LocalTrainer(ObjectTrainer):
         super().__init__(model, train_dataset, val_dataset, **settings)
         self.workers = workers
 
-    def _run(self, profile: Profile, parts: JobParts) -> RunOutcome:
+    def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
         plan = plan_local_run(profile, self.workers)
-        return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), parts)
+        return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
 
-    def _resume(self, path: Path, plan: RunPlan, parts: JobParts) -> RunOutcome:
-        return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), parts)
+    def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
+        return self._carry_out(RunFolder.resume(path, plan, ["LocalTrainer.fit"]), job)
 
-    def _carry_out(self, folder: RunFolder, parts: JobParts) -> RunOutcome:
+    def _carry_out(self, folder: RunFolder, job: CustomJob) -> RunOutcome:
         def say(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
-            run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(parts, rank, folder, log))
+            run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(job, rank, folder, log))
             run.start()
             stop.watch(run)
             return run.wait()
@@ -186,9 +188,9 @@ def _failure(outcome: RunOutcome) -> MusterError:
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 
-def _start(parts: JobParts, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
+def _start(job: CustomJob, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
     log.flush()
-    payload = pickle.dumps(parts)
+    payload = pickle.dumps(job)
     return SpawnedWorker(_object_worker, (payload, rank, folder.path, folder.secrets, log.name))
 
 
@@ -212,11 +214,12 @@ def _object_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; whoever started them acts on it
 
     from training.tasks.custom import CustomTask
+    from training.tasks.object_files import made
     from training.worker import commands_to, run_worker
 
     sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     plan: RunPlan = read_plan(run_dir / "plan.json")
-    parts: JobParts = pickle.loads(payload)  # our own parent wrote it; never from the network
+    job: CustomJob = pickle.loads(payload)  # our own parent wrote it; never from the network
     emit = EventSink(_PipeStream(connection), rank)
     control = commands_to(emit)
 
@@ -234,6 +237,6 @@ def _object_worker(
         control.read_from(commands, lambda message: print(message))
         return found
 
-    task = CustomTask(plan.profile, lambda profile: parts.made(profile.training.seed))
+    task = CustomTask(plan.profile, lambda profile: made(job, profile.training.seed))
     code = run_worker(plan, rank, task, address, run_dir, secrets, emit, control)
     sys.exit(int(code))

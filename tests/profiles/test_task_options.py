@@ -26,7 +26,7 @@ MODULES = {
         "speech_dataset",
     ),
     "causal_lm": ("causal_lm", "pretrained", "texts"),
-    "custom": ("custom", "custom_job", "object_files"),
+    "custom": ("custom", "user_code", "object_files"),
 }
 LIMITED = [spec for spec in options() if spec.tasks]
 

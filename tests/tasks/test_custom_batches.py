@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from profiles.errors import BadInput, RunFailed
+from profiles.resolve import profile_from_options
 from training.batches import move
 from training.simulation import LocalTrainer
-from training.tasks.custom import ObjectTask
-from training.tasks.custom_job import check_data
+from training.tasks.custom import CustomJob, CustomTask, check_data
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
 META = torch.device("meta")
@@ -100,8 +100,14 @@ class ByName(Base):
 PAIRS = [(x, y) for x, y in DATA]
 
 
+def task_of(*parts: Any, **more: Any) -> CustomTask:
+    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
+    task.prepare(lambda phase, done, total: None)
+    return task
+
+
 def loss_of(model: nn.Module, samples: list[Any], **options: Any) -> Tensor:
-    task = ObjectTask(model, samples, **options)
+    task = task_of(model, samples, **options)
     batch = task.collate(samples, None)
     assert task.weight(batch) == 6
     return task.loss(task.build_model(), move(batch, torch.device("cpu")))
@@ -166,7 +172,7 @@ def test_what_has_its_own_way_to_a_device_keeps_its_kind() -> None:
 
 def test_samples_of_unequal_shape_are_told_with_what_to_do() -> None:
     with pytest.raises(RunFailed, match=r"2 samples cannot be put together .*equal size.*a collate function"):
-        ObjectTask(nn.Linear(1, 1), []).collate([torch.ones(2), torch.ones(3)], None)
+        task_of(nn.Linear(1, 1), PAIRS).collate([torch.ones(2), torch.ones(3)], None)
 
 
 class Endless(IterableDataset[int]):

@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput, RunFailed
-from training.tasks.custom import CustomTask, ObjectTask
+from profiles.resolve import profile_from_options
+from training.tasks.custom import CustomJob, CustomTask
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
+
+
+def task_with(*parts: Any, **more: Any) -> CustomTask:
+    """The task of a job that its factory makes of these parts."""
+    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
+    task.prepare(silent)
+    return task
 
 
 class WithLoss(nn.Module):
@@ -35,7 +43,7 @@ class WithLoss(nn.Module):
 
 @pytest.mark.parametrize("form", ["scalar", "dict", "object", "tuple"])
 def test_forward_that_gives_a_loss(form: str) -> None:
-    task = ObjectTask(WithLoss(form), DATA)
+    task = task_with(WithLoss(form), DATA)
     model = task.build_model()
     batch = task.collate([DATA[i] for i in range(4)], None)
     loss = task.loss(model, batch)
@@ -46,7 +54,7 @@ def test_forward_that_gives_a_loss(form: str) -> None:
 
 
 def test_loss_function_and_metrics() -> None:
-    task = ObjectTask(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"bias": 2.0})
+    task = task_with(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"bias": 2.0})
     batch = task.collate([DATA[i] for i in range(3)], None)
     with torch.no_grad():
         sums = task.evaluate(task.build_model(), batch, generate=False)
@@ -60,12 +68,12 @@ def test_mapping_samples_with_a_target() -> None:
             return super().forward(features)
 
     data = [{"features": x, "label": y} for x, y in (DATA[i] for i in range(6))]
-    task = ObjectTask(Named(2, 1), data, loss=nn.functional.mse_loss)
+    task = task_with(Named(2, 1), data, loss=nn.functional.mse_loss)
     assert task.loss(task.build_model(), task.collate(data, None)).shape == ()
 
 
 def test_weight_function_counts_what_the_loss_is_a_mean_over() -> None:
-    task = ObjectTask(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss, weight=lambda data: float(data[0].numel()))
+    task = task_with(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss, weight=lambda data: float(data[0].numel()))
     assert task.weight(task.collate([DATA[0], DATA[1]], None)) == 4
 
 
@@ -78,13 +86,14 @@ def test_weight_function_counts_what_the_loss_is_a_mean_over() -> None:
     ],
 )
 def test_jobs_without_a_usable_loss(model: nn.Module, data: Any, loss: Any, said: str) -> None:
-    task = ObjectTask(model, data, loss=loss)
+    task = task_with(model, data, loss=loss)
     with pytest.raises(RunFailed, match=said):
         task.loss(task.build_model(), task.collate(data, None))
 
 
 def test_built_models_share_no_weights() -> None:
-    task = ObjectTask(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss)
+    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(nn.Linear(2, 1), DATA))
+    task.prepare(silent)
     first, second = task.build_model(), task.build_model()
     assert first.weight.data_ptr() != second.weight.data_ptr()
     assert torch.equal(first.weight, second.weight)
@@ -92,7 +101,7 @@ def test_built_models_share_no_weights() -> None:
 
 def test_empty_data_set() -> None:
     with pytest.raises(BadInput, match="training data set is empty"):
-        ObjectTask(nn.Linear(1, 1), []).prepare(silent)
+        task_with(nn.Linear(1, 1), [])
 
 
 class Tied(nn.Module):
@@ -105,7 +114,7 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     model = Tied()
-    ObjectTask(model, DATA).save(model, tmp_path)
+    task_with(model, DATA).save(model, tmp_path)
     again = Tied()
     load_model(again, tmp_path / "model.safetensors")
     assert torch.equal(again.second.weight, model.first.weight)

@@ -15,8 +15,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from profiles.errors import BadInput
-from training.tasks import custom_job, object_files, sample_file
-from training.tasks.object_files import JobParts, build, load_result, make_model, read_job, write_job
+from training.tasks import custom, object_files, sample_file, user_code
+from training.tasks.custom import CustomJob
+from training.tasks.object_files import build, load_result, made, make_model, read_job, write_job
 
 DATA = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.arange(4))
 
@@ -46,7 +47,7 @@ def number() -> int:
 def written(tmp_path: Path) -> Path:
     model = Net()
     model.first.requires_grad_(False)
-    write_job(JobParts(model, DATA, data, nn.functional.cross_entropy), tmp_path)
+    write_job(CustomJob(model, DATA, data, nn.functional.cross_entropy), tmp_path)
     return tmp_path
 
 
@@ -61,7 +62,7 @@ def test_a_job_comes_back(written: Path, make_profile: ProfileMaker) -> None:
 
 def test_weights_come_back(tmp_path: Path) -> None:
     model = Net()
-    write_job(JobParts(model, data), tmp_path)
+    write_job(CustomJob(model, data), tmp_path)
     again = read_job(tmp_path).model
     assert isinstance(again, Net) and torch.equal(again.first.weight, model.first.weight)
 
@@ -113,29 +114,29 @@ def changed(change: Any) -> nn.Module:
 )
 def test_a_model_that_would_be_another_one_there_is_refused(tmp_path: Path, model: nn.Module, said: str) -> None:
     with pytest.raises(BadInput, match=said) as caught:
-        write_job(JobParts(model, data), tmp_path)
+        write_job(CustomJob(model, data), tmp_path)
     assert caught.value.hint.startswith("give model as a function")
 
 
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (JobParts(number, data), "model: number returned int, not a torch nn.Module"),  # type: ignore[arg-type]  # wrong
-        (JobParts(net, number), "train_dataset is int, without __len__"),
-        (JobParts(net, 3), "train_dataset is int, without __len__"),
-        (JobParts(net, data, loss="nowhere"), "loss 'nowhere' is not of the form module:factory"),
+        (CustomJob(number, data), "model: number returned int, not a torch nn.Module"),
+        (CustomJob(net, number), "train_dataset is int, without __len__"),
+        (CustomJob(net, 3), "train_dataset is int, without __len__"),
+        (CustomJob(net, data, loss="nowhere"), "loss 'nowhere' is not of the form module:factory"),
     ],
 )
-def test_parts_that_are_something_else(parts: JobParts, said: str) -> None:
+def test_parts_that_are_something_else(parts: CustomJob, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        parts.made(1)
+        made(parts, 1)
 
 
 def test_every_part_is_made_from_the_seed() -> None:
     first = make_model(net, 1)
     assert isinstance(first, Net)
     torch.rand(1)
-    again = JobParts(net, data).made(1).model
+    again = made(CustomJob(net, data), 1).model
     assert isinstance(again, Net) and torch.equal(first.first.weight, again.first.weight)
 
 
@@ -144,7 +145,7 @@ def test_a_transformers_model_travels_as_its_folder(tmp_path: Path) -> None:
 
     sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-    write_job(JobParts(model, data), tmp_path)
+    write_job(CustomJob(model, data), tmp_path)
     assert json.loads((tmp_path / "job.json").read_text())["model"]["pretrained"] == "model"
     again: Any = read_job(tmp_path).model
     assert type(again) is GPT2LMHeadModel
@@ -155,7 +156,7 @@ def test_a_transformers_model_travels_as_its_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_that_reads_a_job_can_unpickle() -> None:
-    for module in (custom_job, object_files, sample_file):
+    for module in (custom, object_files, sample_file, user_code):
         tree = ast.parse(Path(str(module.__file__)).read_text())
         imported = {
             name

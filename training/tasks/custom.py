@@ -4,14 +4,17 @@ A sample may be a tuple, a mapping or one tensor, and a batch whatever ``collate
 function the model is called with the batch (its parts one by one, or the whole, as its forward is written) and must
 give a loss. With one it is called with the inputs, and ``loss(output, target)`` with the target: the last part of a
 tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object.
+
+``model_path`` names a function that takes the profile, or nothing, and returns a :class:`CustomJob`, a mapping with its
+fields, or a tuple of them in their order.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,56 +22,68 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import Profile
 from training.randomness import seed_everything
 from training.tasks.base import Batch, Progress, SizedDataset, Task
-from training.tasks.custom_job import (
-    CustomJob,
-    LossFunction,
-    MetricsFunction,
-    find_factory,
-    run_factory,
-    where_it_failed,
-)
-
-__all__ = ["CustomJob", "CustomTask", "ObjectTask"]
+from training.tasks.user_code import call_factory, find_factory, where_it_failed
 
 TARGETS = ("target", "targets", "label", "labels")
 
 
-class ObjectTask(Task):
-    """A task of objects in memory: what ``LocalTrainer`` and :class:`CustomTask` run."""
+@dataclass(frozen=True)
+class CustomJob:
+    """What is trained: what a factory returns.
+
+    A person gives it to a trainer too, and may give functions that make the parts then, or names (``module:name``).
+    """
+
+    model: Any
+    """An ``nn.Module``."""
+    train: Any
+    """A map-style data set."""
+    validation: Any = None
+    loss: Any = None
+    """``loss(output, target)``: the scalar mean over the batch; ``None``: the model's forward gives it."""
+    metrics: Callable[[Any, Any], Mapping[str, float]] | None = None
+    """``metrics(output, target)``: means over the batch, by name."""
+    collate: Any = None
+    """Makes a batch of a list of samples; ``None``: torch's ``default_collate``."""
+    weight: Callable[[Any], float] | None = None
+    """What the loss of a batch is a mean over; ``None``: its samples. Give it for a loss per token."""
+
+
+class CustomTask(Task):
+    """The job that a factory makes: that of ``model_path = "module:factory"``, or ``factory`` where it is given."""
 
     name = "custom"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        train_dataset: SizedDataset,
-        val_dataset: SizedDataset | None = None,
-        loss: LossFunction | None = None,
-        metrics: MetricsFunction | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        weight: Callable[[Any], float] | None = None,
-    ) -> None:
-        self.use(CustomJob(model, train_dataset, val_dataset, loss, metrics, collate, weight))
-
-    def use(self, job: CustomJob) -> None:
-        """Take the parts of ``job``."""
-        self.job = job
-        self.train = job.train
-        self.evaluation = {} if job.validation is None else {"validation": job.validation}
+    def __init__(self, profile: Profile, factory: Callable[..., Any] | None = None) -> None:
+        self.profile = profile
+        self.path = profile.model.model_path
+        self._factory = factory or find_factory(self.path)
+        self._built = False
 
     def prepare(self, progress: Progress) -> None:
+        self.job, data = self._make(), self.profile.data
+        self.train = _first(self.job.train, data.max_train_samples)
+        self.evaluation = {}
+        if self.job.validation is not None:
+            self.evaluation["validation"] = _first(self.job.validation, data.max_eval_samples)
         if len(self.train) == 0:
             raise BadInput("the training data set is empty", "return one with samples")
 
+    def _make(self) -> CustomJob:
+        seed_everything(self.profile.training.seed)  # the factory makes the weights: the same on every member
+        return run_factory(self._factory, self.path, self.profile)
+
     def build_model(self) -> nn.Module:
-        """Return a copy, so that several members of one process do not share weights."""
-        return copy.deepcopy(self.job.model)
+        if self._built:
+            self.job = dataclasses.replace(self.job, model=self._make().model)
+        self._built = True
+        return cast(nn.Module, self.job.model)
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return ``{"data": ..., "samples": n}`` with what the job's collate makes."""
@@ -125,38 +140,66 @@ class ObjectTask(Task):
             safetensors.torch.save_model(model, str(directory / "model.safetensors"))
 
 
-class CustomTask(ObjectTask):
-    """The job that a factory makes: that of ``model_path = "module:factory"``, or ``factory`` where it is given."""
-
-    def __init__(self, profile: Profile, factory: Callable[[Profile], CustomJob] | None = None) -> None:
-        self.profile = profile
-        self.path = profile.model.model_path
-        self._factory = factory or find_factory(self.path)
-        self._built = False
-
-    def prepare(self, progress: Progress) -> None:
-        job, data = self._make(), self.profile.data
-        train = _first(job.train, data.max_train_samples)
-        validation = None if job.validation is None else _first(job.validation, data.max_eval_samples)
-        self.use(dataclasses.replace(job, train=train, validation=validation))
-        super().prepare(progress)
-
-    def _make(self) -> CustomJob:
-        seed_everything(
-            self.profile.training.seed
-        )  # the factory makes the weights, and they are the same on every member
-        return run_factory(self._factory, self.path, self.profile)
-
-    def build_model(self) -> nn.Module:
-        if self._built:
-            self.job = dataclasses.replace(self.job, model=self._make().model)
-        self._built = True
-        return self.job.model
-
-
 def _first(data: SizedDataset, count: int) -> SizedDataset:
     """The first ``count`` samples; 0 is all."""
     return cast(SizedDataset, Subset(cast(Any, data), range(count))) if 0 < count < len(data) else data
+
+
+def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> CustomJob:
+    """Call a factory and check what it returns.
+
+    Raises:
+        BadInput: it raised, or returned something else than model and data sets.
+    """
+    arguments = (profile,) if inspect.signature(factory).parameters else ()
+    return _check(_as_job(call_factory(factory, path, *arguments), path), path)
+
+
+def _as_job(made: Any, path: str) -> CustomJob:
+    if isinstance(made, CustomJob):
+        return made
+    names = [field.name for field in dataclasses.fields(CustomJob)]
+    if isinstance(made, tuple) and 2 <= len(made) <= len(names):
+        return CustomJob(*made)
+    if isinstance(made, Mapping):
+        unknown = [str(key) for key in made if key not in names]
+        if not unknown and {"model", "train"} <= made.keys():
+            return CustomJob(**made)
+        what = f"a mapping with {', '.join(map(str, made))}"
+    else:
+        what = type(made).__name__
+    raise BadInput(f"{path} returned {what}", f"return a CustomJob, or a tuple or mapping of {', '.join(names)}")
+
+
+def _check(job: CustomJob, path: str) -> CustomJob:
+    if not isinstance(job.model, nn.Module):
+        raise BadInput(f"{path}: the model is {type(job.model).__name__}, not a torch nn.Module", "return one")
+    for name in ("train", "validation"):
+        data = getattr(job, name)
+        if data is not None or name == "train":
+            check_data(data, f"{path}: {name}")
+    for name in ("loss", "metrics", "collate", "weight"):
+        part = getattr(job, name)
+        if part is not None and not callable(part):
+            raise BadInput(f"{path}: {name} is {type(part).__name__}, not a function", "return a function or None")
+    return job
+
+
+def check_data(data: Any, what: str) -> None:
+    """Refuse data whose samples cannot be had by number, which is how they are dealt out to machines.
+
+    Raises:
+        BadInput: it is no map-style data set; the hint says what to give instead.
+    """
+    if isinstance(data, DataLoader):
+        hint = "give its data set (loader.dataset), and its batch size and collate function as options of the run"
+        raise BadInput(f"{what} is a DataLoader, and every machine makes batches of its own", hint)
+    if isinstance(data, IterableDataset):
+        hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
+        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be indexed", hint)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        message = f"{what} is {type(data).__name__}, without __len__ and __getitem__"
+        raise BadInput(message, "give a map-style data set, or a function that returns one")
 
 
 def split_target(data: Any) -> tuple[Any, Any]:

@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +24,9 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.randomness import seed_everything
 from training.tasks.cache import add_file
-from training.tasks.custom_job import CustomJob, call_factory, check_data, find_factory, name_of
+from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples
+from training.tasks.user_code import call_factory, find_factory, name_of
 
 INDEX = "job.json"
 VERSION = 1
@@ -38,39 +38,30 @@ _BOOKKEEPING = frozenset(vars(nn.Module())) | {"name_or_path"}
 _DEPTH = 4
 
 
-@dataclass(frozen=True)
-class JobParts:
-    """What a person gives to a trainer: objects, functions that make them, or their names (``module:name``)."""
+def check_given(job: CustomJob) -> None:
+    """Refuse data sets that can never be trained on; those that functions make are looked at where they are made.
 
-    model: nn.Module | Callable[[], nn.Module] | str
-    train: Any
-    validation: Any = None
-    loss: Callable[..., Any] | str | None = None
-    collate: Callable[..., Any] | str | None = None
+    Raises:
+        BadInput: see :func:`training.tasks.custom.check_data`.
+    """
+    for data, what in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
+        if not _is_maker(data) and (data is not None or what == "train_dataset"):
+            check_data(data, what)
 
-    def check_data(self) -> None:
-        """Refuse data sets that can never be trained on; those that functions make are looked at where they are made.
 
-        Raises:
-            BadInput: see :func:`training.tasks.custom_job.check_data`.
-        """
-        for data, what in ((self.train, "train_dataset"), (self.validation, "val_dataset")):
-            if not _is_maker(data) and (data is not None or what == "train_dataset"):
-                check_data(data, what)
+def made(job: CustomJob, seed: int) -> CustomJob:
+    """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
 
-    def made(self, seed: int) -> CustomJob:
-        """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
-
-        Raises:
-            BadInput: a function is not found, fails, or gives something else.
-        """
-        return CustomJob(
-            make_model(self.model, seed),
-            _made_data(self.train, "train_dataset", seed),
-            None if self.validation is None else _made_data(self.validation, "val_dataset", seed),
-            _found(self.loss, "loss"),
-            collate=_found(self.collate, "collate"),
-        )
+    Raises:
+        BadInput: a function is not found, fails, or gives something else.
+    """
+    return CustomJob(
+        make_model(job.model, seed),
+        _made_data(job.train, "train_dataset", seed),
+        None if job.validation is None else _made_data(job.validation, "val_dataset", seed),
+        _found(job.loss, "loss"),
+        collate=_found(job.collate, "collate"),
+    )
 
 
 def _found(part: Any, what: str) -> Any:
@@ -128,7 +119,7 @@ def _title(part: Any) -> str:
     return part if isinstance(part, str) else getattr(part, "__qualname__", type(part).__name__)
 
 
-def check_names(parts: JobParts) -> dict[str, str]:
+def check_names(job: CustomJob) -> dict[str, str]:
     """Return the ``module:name`` of every part that travels by name; writes and starts nothing.
 
     An ``nn.Module`` counts by its class; a data set that is an object has no entry.
@@ -136,9 +127,9 @@ def check_names(parts: JobParts) -> dict[str, str]:
     Raises:
         BadInput: a part cannot be named, or its module has no such name.
     """
-    model = type(parts.model) if isinstance(parts.model, nn.Module) else parts.model
-    named = {"model": model, "loss": parts.loss, "collate": parts.collate}
-    for what, data in (("train_dataset", parts.train), ("val_dataset", parts.validation)):
+    model = type(job.model) if isinstance(job.model, nn.Module) else job.model
+    named = {"model": model, "loss": job.loss, "collate": job.collate}
+    for what, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
         named[what] = data if _is_maker(data) else None
     return {what: _named(part, what) for what, part in named.items() if part is not None}
 
@@ -151,17 +142,17 @@ def _named(part: Any, what: str) -> str:
     return f"{Path(module).stem}:{name}" if module.endswith(".py") else part
 
 
-def write_job(parts: JobParts, folder: Path) -> None:
+def write_job(job: CustomJob, folder: Path) -> None:
     """Write the parts into an empty folder.
 
     Raises:
         BadInput: a part cannot travel; the message names it and the way out.
         OSError: a file cannot be written.
     """
-    names = check_names(parts)
+    names = check_names(job)
     document: dict[str, Any] = {"version": VERSION, "loss": names.get("loss"), "collate": names.get("collate")}
-    document["model"] = _write_model(parts.model, names["model"], folder)
-    for split, data in (("train", parts.train), ("validation", parts.validation)):
+    document["model"] = _write_model(job.model, names["model"], folder)
+    for split, data in (("train", job.train), ("validation", job.validation)):
         what = "val_dataset" if split == "validation" else "train_dataset"
         if data is None or what in names:
             document[split] = names.get(what)
@@ -199,10 +190,10 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
 
 def build(profile: Profile) -> CustomJob:
     """Factory of the custom task for a job in ``profile.data.dataset_path``, see :func:`read_job`."""
-    return read_job(Path(profile.data.dataset_path)).made(profile.training.seed)
+    return made(read_job(Path(profile.data.dataset_path)), profile.training.seed)
 
 
-def read_job(folder: Path) -> JobParts:
+def read_job(folder: Path) -> CustomJob:
     """Return the parts that :func:`write_job` has written; nothing is unpickled.
 
     Raises:
@@ -220,7 +211,7 @@ def read_job(folder: Path) -> JobParts:
         loss, collate = document["loss"], document["collate"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
-    return JobParts(_read_model(document["model"], folder), train, validation, loss, collate)
+    return CustomJob(_read_model(document["model"], folder), train, validation, loss, collate=collate)
 
 
 def _read_model(document: Mapping[str, Any], folder: Path) -> Any:

@@ -1,51 +1,22 @@
-"""What a job of the user's own consists of, and how it is found.
+"""Functions and classes of the user's own: found by name, called, and named for other processes.
 
-``module:factory`` (or ``path/to/file.py:factory``) names a function that takes the profile, or nothing, and returns a
-:class:`CustomJob`, a mapping with its fields, or a tuple of them in their order.
+A name is ``module:factory`` or ``path/to/file.py:factory``.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-
 from profiles.errors import BadInput, MusterError
-from profiles.schema import Profile
-from training.tasks.base import SizedDataset
-
-LossFunction = Callable[[Any, Any], torch.Tensor]
-"""``loss(output, target)``: the scalar mean over the batch."""
-MetricsFunction = Callable[[Any, Any], Mapping[str, float]]
-"""``metrics(output, target)``: means over the batch, by name."""
-
-
-@dataclass(frozen=True)
-class CustomJob:
-    """What a factory returns."""
-
-    model: nn.Module
-    train: SizedDataset
-    validation: SizedDataset | None = None
-    loss: LossFunction | None = None
-    metrics: MetricsFunction | None = None
-    collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of samples; ``None``: torch's ``default_collate``."""
-    weight: Callable[[Any], float] | None = None
-    """What the loss of a batch is a mean over; ``None``: its samples. Give it for a loss per token."""
 
 
 def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
@@ -99,16 +70,6 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> CustomJob:
-    """Call a factory and check what it returns.
-
-    Raises:
-        BadInput: it raised, or returned something else than model and data sets.
-    """
-    arguments = (profile,) if inspect.signature(factory).parameters else ()
-    return _check(_as_job(call_factory(factory, path, *arguments), path), path)
-
-
 def call_factory(factory: Callable[..., Any], path: str, *arguments: Any) -> Any:
     """Return what a function of the user's gives.
 
@@ -155,53 +116,6 @@ def _script_name(what: str) -> str:
         message = f"{what} is defined in {path.name}, which would train again wherever it is imported"
         raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
     return path.stem
-
-
-def _as_job(made: Any, path: str) -> CustomJob:
-    if isinstance(made, CustomJob):
-        return made
-    names = [field.name for field in dataclasses.fields(CustomJob)]
-    if isinstance(made, tuple) and 2 <= len(made) <= len(names):
-        return CustomJob(*made)
-    if isinstance(made, Mapping):
-        unknown = [str(key) for key in made if key not in names]
-        if not unknown and {"model", "train"} <= made.keys():
-            return CustomJob(**made)
-        what = f"a mapping with {', '.join(map(str, made))}"
-    else:
-        what = type(made).__name__
-    raise BadInput(f"{path} returned {what}", f"return a CustomJob, or a tuple or mapping of {', '.join(names)}")
-
-
-def _check(job: CustomJob, path: str) -> CustomJob:
-    if not isinstance(job.model, nn.Module):
-        raise BadInput(f"{path}: the model is {type(job.model).__name__}, not a torch nn.Module", "return one")
-    for name in ("train", "validation"):
-        data = getattr(job, name)
-        if data is not None or name == "train":
-            check_data(data, f"{path}: {name}")
-    for name in ("loss", "metrics", "collate", "weight"):
-        part = getattr(job, name)
-        if part is not None and not callable(part):
-            raise BadInput(f"{path}: {name} is {type(part).__name__}, not a function", "return a function or None")
-    return job
-
-
-def check_data(data: Any, what: str) -> None:
-    """Refuse data whose samples cannot be had by number, which is how they are dealt out to machines.
-
-    Raises:
-        BadInput: it is no map-style data set; the hint says what to give instead.
-    """
-    if isinstance(data, DataLoader):
-        hint = "give its data set (loader.dataset), and its batch size and collate function as options of the run"
-        raise BadInput(f"{what} is a DataLoader, and every machine makes batches of its own", hint)
-    if isinstance(data, IterableDataset):
-        hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
-        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be indexed", hint)
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        message = f"{what} is {type(data).__name__}, without __len__ and __getitem__"
-        raise BadInput(message, "give a map-style data set, or a function that returns one")
 
 
 def where_it_failed(error: Exception) -> str:
