@@ -201,20 +201,19 @@ def ticks(window: Window, most: int) -> list[float]:
     return [value for value in inside if window.bottom - slack <= value <= window.top + slack]
 
 
-SPARKS, PLAIN_SPARKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float | None], width: int, ascii_only: bool = False, top: float = 0.0) -> str:
+def sparkline(values: Sequence[float | None], width: int, top: float = 0.0) -> str:
     """Return values as one line of small bars, the newest at the right; ``None`` is a blank.
 
     Args:
         top: the value of a full bar where it is more than that of the greatest.
     """
-    signs = PLAIN_SPARKS if ascii_only else SPARKS
     shown = list(values)[-width:]
     high = max([top, *(value for value in shown if value is not None)], default=0.0)
     text = "".join(
-        " " if value is None else signs[min(7, max(0, round(value / high * 7)))] if high > 0 else signs[0]
+        " " if value is None else SPARKS[min(7, max(0, round(value / high * 7)))] if high > 0 else SPARKS[0]
         for value in shown
     )
     return text.rjust(width)

@@ -22,7 +22,6 @@ class Mark:
 
     step: float
     sign: str
-    plain: str
     style: str
 
 
@@ -70,7 +69,11 @@ class Chart(Static):
 
 
 def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) -> list[Content]:
-    """Return the lines of a chart: title, curves with labels at the left, axis with marks, steps."""
+    """Return the lines of a chart: title, curves with labels at the left, axis with marks, steps.
+
+    Args:
+        ascii_only: draw curves without braille, whose points would all look alike.
+    """
     if width < _LEFT + 8 or height < 4:
         return [_title(data, width)]
     across, down = width - _LEFT - 1, height - 3
@@ -82,13 +85,12 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     for curve in data.curves:
         raster.draw(curve, window)
     labels = _labels(window, down, data.unit)
-    wall = "|" if ascii_only else "│"
     lines = [_title(data, width)]
     for row, runs in enumerate(raster.lines()):
         label = f"{labels.get(row, ''):>{_LEFT}.{_LEFT}}"
-        edge = ("+" if ascii_only else "┤") if row in labels else wall
+        edge = "┤" if row in labels else "│"
         lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
-    return [*lines, _axis(data, window, across, ascii_only), _steps(window, across)]
+    return [*lines, _axis(data, window, across), _steps(window, across)]
 
 
 def value_text(value: float, unit: str = "") -> str:
@@ -125,14 +127,13 @@ def _labels(window: Window, down: int, unit: str) -> dict[int, str]:
     return found
 
 
-def _axis(data: ChartData, window: Window, across: int, ascii_only: bool) -> Content:
-    cells: list[tuple[str, str]] = [("-" if ascii_only else "─", "$text-muted")] * across
+def _axis(data: ChartData, window: Window, across: int) -> Content:
+    cells = [("─", "$text-muted")] * across
     for mark in data.marks:
         place = window.across(mark.step)
         if 0 <= place <= 1:
-            cells[min(across - 1, int(place * across))] = (mark.plain if ascii_only else mark.sign, mark.style)
-    corner = "+" if ascii_only else "└"
-    return Content.assemble((" " * _LEFT + corner, "$text-muted"), *together(cells))
+            cells[min(across - 1, int(place * across))] = (mark.sign, mark.style)
+    return Content.assemble((" " * _LEFT + "└", "$text-muted"), *together(cells))
 
 
 def _steps(window: Window, across: int) -> Content:

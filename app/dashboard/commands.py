@@ -14,7 +14,6 @@ from app.console import command_about
 from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
 from app.shell.dialogs import CommandRecord, Dialog
-from app.shell.frame import app_of
 from app.shell.text import Mark, literal
 from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
@@ -92,21 +91,16 @@ class Proof:
         self.answers: dict[str, str] | None = None
         """By machine: empty where nothing is left, else what is, or why it could not be asked."""
         self._path, self._run_id = path, run_id
-        self._ended = threading.Event()
+        self.ended = threading.Event()
+        """Whether the run has ended: then the machines are asked."""
         self.needed = (path / HOSTS).is_file()
         if self.needed:
             threading.Thread(target=self._ask, name="dashboard-proof", daemon=True).start()
 
-    def run_ended(self) -> None:
-        """Let the machines be asked."""
-        self._ended.set()
-
-    def _wait(self) -> None:
-        self._ended.wait()
-
     def _ask(self) -> None:
         try:
-            found = leftovers(without_strange_pythons(all_hosts(self._path)), self._run_id, self._wait)
+            hosts = without_strange_pythons(all_hosts(self._path))
+            found = leftovers(hosts, self._run_id, self.ended.wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return
@@ -125,40 +119,32 @@ class StopDialog(Dialog):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.set_interval(_EVERY, self._draw)
-
-    def _draw(self) -> None:
-        self.query_one("#content Static", Static).update(self.content())
+        self.set_interval(_EVERY, lambda: self.query_one("#content Static", Static).update(self.content()))
 
     def content(self) -> Content:
-        picture, plain = self._picture(), app_of(self).ascii_only
-        ended = not picture.live and picture.read
-        if ended:
-            self._proof.run_ended()
-        kept = "" if picture.state.status == "completed" else f"; {picture.state.kept}"
-        lines = [Mark.DONE.show("the run was asked to stop", ascii_only=plain)]
-        if not ended:
+        picture = self._picture()
+        lines = [Mark.DONE.show("the run was asked to stop")]
+        if picture.live or not picture.read:
             doing = "the current step is finished, then a snapshot is written"
-            return Content("\n").join([*lines, Mark.WORKING.show(doing, ascii_only=plain)])
+            return Content("\n").join([*lines, Mark.WORKING.show(doing)])
+        self._proof.ended.set()
+        status = picture.state.status
+        kept = "" if status == "completed" else f"; {picture.state.kept}"
         mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
-        lines.append(mark.show(f"the run has ended ({picture.state.status}){kept}", ascii_only=plain))
-        return Content("\n").join([*lines, *self._proofs(plain), *_next(picture)])
+        lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
+        if picture.plan is not None and status != "completed":
+            command = command_about(picture.path, "distributed-train", "--resume")
+            lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]
+        return Content("\n").join(lines)
 
-    def _proofs(self, plain: bool) -> list[Content]:
+    def _proofs(self) -> list[Content]:
         if not self._proof.needed:
-            return [Mark.DONE.show("its run folder is free", ascii_only=plain)]
+            return [Mark.DONE.show("its run folder is free")]
         if self._proof.answers is None:
-            return [Mark.WORKING.show("asking every machine what is left", ascii_only=plain)]
+            return [Mark.WORKING.show("asking every machine what is left")]
         lines = []
         for name, left in self._proof.answers.items():
             mark = Mark.PROBLEM if left else Mark.DONE
-            lines.append(Content.assemble(mark.show("", ascii_only=plain), " ", literal(name, "bold"), ": ",
-                                          literal(left or "nothing is left")))  # fmt: skip
+            words = literal(left or "nothing is left")
+            lines.append(Content.assemble(mark.show(""), " ", literal(name, "bold"), ": ", words))
         return lines
-
-
-def _next(picture: Picture) -> list[Content]:
-    if picture.plan is None or picture.state.status == "completed":
-        return []
-    command = command_about(picture.path, "distributed-train", "--resume")
-    return [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]

@@ -14,7 +14,6 @@ from app.dashboard.chart import value_text
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.history import Happening, in_order
-from app.shell.frame import app_of
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import Mark, literal
@@ -59,24 +58,23 @@ class Events(Pane):
         if seen == self._seen:
             return
         self._seen = seen
-        plain = app_of(self).ascii_only
-        rows = [_row(one, picture, plain) for one in in_order(state.chronicles)[-MOST_ROWS:]]
-        together = sorted([*rows, *_syncs(picture, plain)], key=lambda pair: pair[0], reverse=True)
+        rows = [_row(one, picture) for one in in_order(state.chronicles)[-MOST_ROWS:]]
+        together = sorted([*rows, *_syncs(picture)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
 
 
-def _row(one: Happening, picture: Picture, plain: bool) -> tuple[float, Row]:
+def _row(one: Happening, picture: Picture) -> tuple[float, Row]:
     bad = one.kind in ("lost", "error")
     cells = (
         literal(clock_text(one.time), "$text-muted"),
-        MARKS[one.kind].show(one.kind, ascii_only=plain),
+        MARKS[one.kind].show(one.kind),
         literal(what(one, picture), "$text-error" if bad else ""),
     )
     hint = (literal(one.hint, "$text-accent"),) if one.hint else ()
     return one.time, Row(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
 
 
-def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
+def _syncs(picture: Picture) -> Iterable[tuple[float, Row]]:
     """One line a round, from the member that said it first."""
     found: dict[tuple[int, int], tuple[float, Row]] = {}
     for member in picture.state.members.values():
@@ -84,7 +82,7 @@ def _syncs(picture: Picture, plain: bool) -> Iterable[tuple[float, Row]]:
             words = f"round {sync.round} at step {sync.step}: {counted(len(sync.members), 'machine')}"
             cells = (
                 literal(clock_text(sync.time), "$text-muted"),
-                Mark.WORKING.show("sync", ascii_only=plain),
+                Mark.WORKING.show("sync"),
                 literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
             )
             row = (sync.time, Row(f"sync/{sync.step}/{sync.round}", cells))
@@ -101,14 +99,14 @@ def clock_text(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-def happening_line(one: Happening, picture: Picture, ascii_only: bool) -> Content:
+def happening_line(one: Happening, picture: Picture) -> Content:
     """Return time, symbol and words in one line."""
     words = what(one, picture)
     bad = one.kind in ("lost", "error")
     return Content.assemble(
         (clock_text(one.time), "$text-muted"),
         "  ",
-        MARKS[one.kind].show("", ascii_only=ascii_only),
+        MARKS[one.kind].show(""),
         " ",
         literal(words, "$text-error" if bad else ""),
     )

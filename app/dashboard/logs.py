@@ -21,7 +21,6 @@ from app.dashboard.events import clock_text, what
 from app.dashboard.log_book import LogLine
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
-from app.shell.frame import app_of
 from app.shell.keys import Key
 from app.shell.text import Mark, literal
 from app.verdict import problems
@@ -171,7 +170,7 @@ class Logs(Pane):
 
     def draw(self, picture: Picture) -> None:
         cause = self.query_one("#cause", Words)
-        pinned = root_cause(picture, app_of(self).ascii_only)
+        pinned = root_cause(picture)
         cause.display = pinned is not None
         if pinned is not None:
             cause.show(pinned)
@@ -224,14 +223,14 @@ class Logs(Pane):
         return literal(f"{', '.join(parts)}: {counted(count, 'line')}{none}", "$text-muted")
 
 
-def root_cause(picture: Picture, ascii_only: bool) -> Content | None:
+def root_cause(picture: Picture) -> Content | None:
     """Return the earliest problem that is not over, and what followed; ``None`` where all is well."""
     found = [(one.time, what(one, picture), one.hint) for one in problems(picture.state)]
     if not found:
         return None
     found = [*_said_before(picture.lines, found[0][0]), *found]
     (at, words, hint), *after = found
-    head = Mark.PROBLEM.show("root cause", ascii_only=ascii_only).stylize("bold")
+    head = Mark.PROBLEM.show("root cause").stylize("bold")
     lines = [Content.assemble(head, (f"  {clock_text(at)}  ", "$text-muted"), literal(words, "bold $text-error"))]
     if hint:
         lines.append(literal(f"  {hint}", "$text-accent"))

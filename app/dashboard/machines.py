@@ -13,7 +13,6 @@ from app.dashboard.chart import value_text
 from app.dashboard.pane import Pane, Words, age_of, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
-from app.shell.frame import app_of
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
@@ -64,7 +63,7 @@ class Machines(Pane):
 
     def draw(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
-        columns, rows = table_of(picture, app_of(self).ascii_only)
+        columns, rows = table_of(picture)
         self.query_one(RowTable).show(rows, columns=columns)
 
     @property
@@ -96,7 +95,7 @@ def who_is_slow(picture: Picture) -> Content:
     )  # fmt: skip
 
 
-def table_of(picture: Picture, plain: bool = False) -> tuple[list[Column], list[Row]]:
+def table_of(picture: Picture) -> tuple[list[Column], list[Row]]:
     """Return the table of all machines, without the columns that none of them can fill."""
     members = picture.state.members.values()
     known = {
@@ -106,12 +105,12 @@ def table_of(picture: Picture, plain: bool = False) -> tuple[list[Column], list[
         "age": picture.live,
     }
     places = [place for place, column in enumerate(COLUMNS) if known.get(column.key, True)]
-    rows = [_row(member, picture, plain) for member in members]
+    rows = [_row(member, picture) for member in members]
     shown = [dataclasses.replace(row, cells=tuple(row.cells[place] for place in places)) for row in rows]
     return [COLUMNS[place] for place in places], shown
 
 
-def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
+def _row(member: MemberState, picture: Picture) -> Row:
     total = sum(m.samples_per_second for m in picture.state.members.values() if m.has_worked)
     rate = member.samples_per_second
     _, wait, transfer = member.shares
@@ -124,13 +123,13 @@ def _row(member: MemberState, picture: Picture, plain: bool) -> Row:
     here = None if member.status in _AWAY else load
     cells = (
         literal(picture.name(member.rank), "bold"),
-        state_of(member, picture, plain),
+        state_of(member, picture),
         literal(seconds_text(since if picture.live else None)),
         literal(member.step or "-"),
         literal(behind if member.step else "-", "$text-warning" if behind > 1 and not member.active else ""),
         literal(f"{rate:.1f}" if busy else "-"),
         literal(f"{rate / total:.0%}" if busy and total else "-"),
-        shares_bar(member, _BAR, plain) if busy else Content(""),
+        shares_bar(member, _BAR) if busy else Content(""),
         literal(f"{wait:.0%}" if busy and wait == wait else "-"),
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
         _memory(load),

@@ -21,7 +21,6 @@ from app.history import in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState, machine_changes
-from app.shell.frame import app_of
 from app.shell.text import bar, literal
 
 SMOOTHING = 0.8
@@ -61,16 +60,16 @@ class Overview(Pane):
         yield Words(id="latest")
 
     def draw(self, picture: Picture) -> None:
-        state, plain = picture.state, app_of(self).ascii_only
+        state = picture.state
         width, height = self.size
-        self.query_one("#progress", Words).show(_progress(state, picture.now, width, plain))
+        self.query_one("#progress", Words).show(_progress(state, picture.now, width))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         if self.screen.has_class("-wide"):
             self.query_one("#error-rate", Chart).show(_error_chart(state))
             self.query_one("#rate", Chart).show(_rate_chart(state))
         tall = height >= 26
-        self.query_one("#strips", Words).show(_strips(picture, width, 8 if tall else 4, plain))
-        self.query_one("#latest", Words).show(_latest(picture, 5 if tall else 2, plain))
+        self.query_one("#strips", Words).show(_strips(picture, width, 8 if tall else 4))
+        self.query_one("#latest", Words).show(_latest(picture, 5 if tall else 2))
 
 
 def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
@@ -104,17 +103,17 @@ def _before_the_first_step(picture: Picture) -> str:
 def marks(state: RunState) -> tuple[Mark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
-    found = [Mark(step, "┴", "'", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
+    found = [Mark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
     evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
-    found += [Mark(step, "◆", "e", "$text-accent") for step in evaluated]
+    found += [Mark(step, "◆", "$text-accent") for step in evaluated]
     for step, one in machine_changes(state):
         came = one.kind == "back" or one.status == "joined"
-        sign = ("+", "+", "bold $text-success") if came else ("✗", "x", "bold $text-error")
+        sign = ("+", "bold $text-success") if came else ("✗", "bold $text-error")
         found.append(Mark(step, *sign))
     return tuple(found)
 
 
-def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
+def _progress(state: RunState, now: float, width: int) -> Content:
     if state.total_steps is None:
         busy = [member.preparing for member in state.members.values() if member.phase]
         return literal(busy[0] if busy else state.status, "$text-muted")
@@ -129,7 +128,7 @@ def _progress(state: RunState, now: float, width: int, plain: bool) -> Content:
         spare = width - len("  ".join((step, "", done, rest)))
         if spare >= _SHORTEST_BAR:
             break
-    drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)), plain)
+    drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)))
     line = Content.assemble((step, "bold"), "  ", (drawn, "$text-primary"), f"  {done}  ", literal(rest, "$text-muted"))
     return line.truncate(max(1, width), ellipsis=True)
 
@@ -166,23 +165,23 @@ def _rate_chart(state: RunState) -> ChartData:
     return ChartData(title, (Curve(points, "$text-success", gap=8.0 * series.width),) if points else (), zero=True)
 
 
-def _strips(picture: Picture, width: int, most: int, plain: bool) -> Content:
+def _strips(picture: Picture, width: int, most: int) -> Content:
     members = list(picture.state.members.values())
     if not members:
         return literal("no machine has reported yet", "$text-muted")
     if len(members) > most:
         members.sort(key=lambda member: (member.active, member.rank))
-    courses = sparks(picture, "samples/s", max(8, min(60, width - _BESIDE)), plain)
-    shown = [_strip(member, picture, width, courses[member.rank], plain) for member in members[:most]]
+    courses = sparks(picture, "samples/s", max(8, min(60, width - _BESIDE)))
+    shown = [_strip(member, picture, width, courses[member.rank]) for member in members[:most]]
     if len(members) > most:
         shown.append(literal(f"... and {len(members) - most} more on tab 2", "$text-muted"))
     return Content("\n").join(shown)
 
 
-def _strip(member: MemberState, picture: Picture, width: int, course: str, plain: bool) -> Content:
+def _strip(member: MemberState, picture: Picture, width: int, course: str) -> Content:
     name = literal(picture.name(member.rank), "bold").truncate(14, ellipsis=True).pad_right(0)
     name = name.pad_right(max(0, 14 - name.cell_length))
-    state = state_of(member, picture, plain)
+    state = state_of(member, picture)
     state = state.pad_right(max(0, 12 - state.cell_length)).truncate(12)
     if not member.active and member.message:
         style = "$text-error" if member.status in TROUBLE else "$text-muted"
@@ -194,12 +193,10 @@ def _strip(member: MemberState, picture: Picture, width: int, course: str, plain
     wait = member.shares[1]
     return Content.assemble(
         name, " ", state, f"{rate} ", (course, "$text-success 80%"), "  ",
-        shares_bar(member, 12, plain), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
+        shares_bar(member, 12), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
     ).truncate(max(1, width))  # fmt: skip
 
 
-def _latest(picture: Picture, most: int, plain: bool) -> Content:
-    happened: Sequence[Content] = [
-        happening_line(one, picture, plain) for one in in_order(picture.state.chronicles)[-most:]
-    ]
+def _latest(picture: Picture, most: int) -> Content:
+    happened: Sequence[Content] = [happening_line(one, picture) for one in in_order(picture.state.chronicles)[-most:]]
     return Content("\n").join(happened) if happened else literal(time.strftime("%H:%M:%S  nothing yet"), "$text-muted")

@@ -84,11 +84,11 @@ class Pane(Vertical):
         return next((table.row.plain for table in self.query(RowTable) if table.row), "")
 
 
-def state_of(member: MemberState, picture: Picture, ascii_only: bool) -> Content:
+def state_of(member: MemberState, picture: Picture) -> Content:
     """Return symbol and word of a member's state."""
     if picture.state.status == "paused" and member.active:
-        return Mark.PAUSED.show("paused", ascii_only=ascii_only)
-    return _STATES.get(member.status, Mark.WORKING).show(member.status, ascii_only=ascii_only)
+        return Mark.PAUSED.show("paused")
+    return _STATES.get(member.status, Mark.WORKING).show(member.status)
 
 
 def age_of(member: MemberState, picture: Picture) -> float | None:
@@ -106,13 +106,13 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def sparks(picture: Picture, name: str, width: int, ascii_only: bool) -> dict[int, str]:
+def sparks(picture: Picture, name: str, width: int) -> dict[int, str]:
     """Return each member's series over the whole run in one line, on one scale; blanks where it has no values."""
     ranks = list(picture.state.members)
     last = max((m.step for m in picture.state.members.values()), default=0)
     values = {rank: resampled(of_member(picture.state.curves, rank, name), last, width) for rank in ranks}
     top = max((value for row in values.values() for value in row if value is not None), default=0.0)
-    return {rank: sparkline(row, width, ascii_only, top) for rank, row in values.items()}
+    return {rank: sparkline(row, width, top) for rank, row in values.items()}
 
 
 def resampled(series: Series, last: int, width: int) -> list[float | None]:
@@ -132,11 +132,10 @@ def resampled(series: Series, last: int, width: int) -> list[float | None]:
     return found
 
 
-def shares_bar(member: MemberState, cells: int, ascii_only: bool) -> Content:
+def shares_bar(member: MemberState, cells: int) -> Content:
     """Return a bar of compute and exposed wait."""
     compute, wait, _ = member.shares
     if not member.window or compute + wait <= 0 or compute != compute:
         return Content(" " * cells)
     full = min(cells, max(0, round(compute * cells)))
-    done, waits = ("#", ".") if ascii_only else ("━", "╌")
-    return Content.assemble((done * full, "$text-success"), (waits * (cells - full), "$text-warning"))
+    return Content.assemble(("━" * full, "$text-success"), ("╌" * (cells - full), "$text-warning"))

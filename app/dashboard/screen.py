@@ -28,7 +28,6 @@ from app.follow import Follower
 from app.history import because
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
-from app.shell.frame import app_of
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
@@ -192,7 +191,7 @@ class DashboardScreen(BaseScreen):
         if picture.damage and not picture.state.members:
             said = Verdict("bad", "Damaged", (picture.damage,))
         mark = LEVELS[said.level]
-        parts = [mark.show(said.word, ascii_only=app_of(self).ascii_only).stylize("bold")]
+        parts = [mark.show(said.word).stylize("bold")]
         parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")
                   for place, part in enumerate(said.parts)]  # fmt: skip
         return Content(" · ").join(parts)

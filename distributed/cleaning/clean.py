@@ -221,7 +221,7 @@ def _removal(parts: Sequence[Part], now: Inventory) -> list[str]:
 
 
 def leftovers(
-    hosts: Hosts, run_id: str, first: Callable[[], None] = lambda: None
+    hosts: Hosts, run_id: str, first: Callable[[], object] = lambda: None
 ) -> dict[str, list[str] | MusterError]:
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 

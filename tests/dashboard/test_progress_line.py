@@ -22,7 +22,7 @@ def evaluated(step: int, wer: float) -> EvaluationEvent:
 
 def line(width: int, *evaluations: EvaluationEvent) -> str:
     events = [*started(total=2700), *steps(1, 30), *evaluations]
-    return _progress(reduce_events(events), BEGAN + 754, width, plain=False).plain
+    return _progress(reduce_events(events), BEGAN + 754, width).plain
 
 
 @pytest.mark.parametrize(
