@@ -21,8 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from app.dashboard.app import DashboardApp
 from app.dashboard.screen import DashboardScreen
-from app.demo.finished import DEMO_START, write_demo_run
-from app.demo.services import DemoServices
+from app.demo.services import DEMO_START, DemoServices, write_demo_run
 from app.follow import Follower
 from app.screens.app import WizardApp
 from app.shell.base_app import MusterApp

@@ -233,8 +233,8 @@ def demo_run(
     as_json: Json = False,
 ) -> ExitCode:
     """Write a recorded run into a run folder of its own, at once or in its own time, and show it."""
-    from app.demo.finished import recommended, write_demo_run
     from app.demo.run import start_demo_run
+    from app.demo.services import recommended, write_demo_run
 
     if at_once:
         path = write_demo_run(output, machines, seed, time.time())

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 from app.demo import Pace
 from app.demo.fixture import HERE, TourMachine, Trouble, fixture
+from app.wizard.machines import ThisComputer
 from app.wizard.outside import Outside
 from app.wizard.records import Tell
-from app.wizard.this_computer import ThisComputer
 from distributed.checks.examination import Examined, examine
 from distributed.discovery.discovery import Sources
 from distributed.discovery.network_interfaces import Endpoint, PathKind

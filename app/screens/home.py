@@ -17,9 +17,9 @@ from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
+from app.wizard.dependencies import MEASURES
 from app.wizard.records import KnownProfile, Presence
 from app.wizard.state import Step, WizardState
-from app.wizard.validation import MEASURES
 from profiles.counts import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without

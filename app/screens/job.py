@@ -15,9 +15,9 @@ from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
+from app.wizard.dependencies import measures
 from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
 from app.wizard.state import Part, Step, WizardState
-from app.wizard.validation import measures
 from profiles.counts import counted
 from profiles.options import OptionSpec
 

@@ -21,11 +21,10 @@ from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import Mark, join, literal, muted
 from app.wizard import actions
-from app.wizard.dependencies import busy_here
+from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
 from app.wizard.records import Assessment, Status
 from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, Part, Step, WizardState, visited
-from app.wizard.validation import blockers
 
 GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)

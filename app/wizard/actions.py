@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
+from app.wizard.dependencies import blockers
 from app.wizard.records import GOOD, Check, Launch, MachineRow, Need, Status, Strategy
 from app.wizard.state import ORDER, Action, Answers, Kind, Part, Step, after, before
 from app.wizard.state import WizardState as State
-from app.wizard.validation import blockers
 from profiles.errors import BadInput
 
 P = ParamSpec("P")

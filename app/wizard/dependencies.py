@@ -1,4 +1,4 @@
-"""The guided set-up as a pure function, ``apply(state, change) -> state``, and what is to be asked for at a step.
+"""The guided set-up as a pure function, ``apply(state, change) -> state``, and what a step needs.
 
 A change is what a person did (:mod:`app.wizard.actions`) or what was seen (:mod:`app.wizard.observations`).
 A part remembers the answers that it was worked out for. :func:`settle` puts back what was worked out for others, so
@@ -7,11 +7,11 @@ that going back changes nothing, and changing an answer asks anew for just what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.wizard.records import GOOD, UNSETTLED, MachineRow, Status, Way
+from app.wizard.records import GOOD, UNSETTLED, Access, Check, MachineRow, Need, Status, Way
 from app.wizard.state import Action, Change, Kind, Part, Step, Task, WizardState
 
 _OF_THE_DATA = (
@@ -28,63 +28,53 @@ def needs_no_figures(state: WizardState) -> bool:
 # -------------------------------------------------------------------------------------------------------------- inputs
 
 
+DEPENDENT = (
+    Kind.ACCESS, Kind.CHECKS, Kind.LINKS, Kind.JOB, Kind.DATA, Kind.FITS, Kind.FORECAST, Kind.INTERVAL, Kind.PLAN
+)  # fmt: skip
+"""Parts in the order in which one follows from another; what is not here is done when a person says so."""
+
+
 def inputs(state: WizardState, kind: Kind, key: str = "") -> object:
     """Return the answers on which a part depends; ``None`` where on none."""
-    found = _INPUTS.get(kind)
-    return found(state, key) if found is not None else None
+    answers, members = state.answers, tuple(map(_place, state.members))
+    match kind:
+        case Kind.ACCESS:
+            trusted = tuple(pair for pair in answers.trusted if pair[0] == key)
+            return next(((*_place(row), trusted) for row in state.picked if row.key == key), None)
+        case Kind.CHECKS:
+            return tuple(map(_place, state.picked))
+        case Kind.LINKS:
+            return members
+        case Kind.JOB:
+            return answers.job
+        case Kind.DATA:
+            return answers.profile, tuple(pair for pair in answers.options if pair[0] in _OF_THE_DATA)
+        case Kind.FITS:
+            return members, answers.job
+        case Kind.FORECAST:
+            return members, answers.job, answers.preference
+        case Kind.INTERVAL:
+            return _interval(state)
+        case Kind.PLAN:
+            way = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
+            return members, answers.job, answers.preference, way, state.strategy.status, answers.save_as
+    return None
 
 
 def is_current(state: WizardState, task: Task) -> bool:
     """Whether the answers a task was begun for still hold."""
-    return task.kind not in _INPUTS or task.inputs == inputs(state, task.kind, task.key)
-
-
-def _access(state: WizardState, key: str) -> object:
-    trusted = tuple(pair for pair in state.answers.trusted if pair[0] == key)
-    return next(((*_place(row), trusted) for row in state.picked if row.key == key), None)
+    return task.kind not in DEPENDENT or task.inputs == inputs(state, task.kind, task.key)
 
 
 def _place(row: MachineRow) -> tuple[object, ...]:
     return row.key, row.entry.host, row.entry.port, row.entry.user
 
 
-def _members(state: WizardState) -> tuple[object, ...]:
-    return tuple(map(_place, state.members))
-
-
-def _data(state: WizardState, _: str) -> object:
-    return state.answers.profile, tuple(pair for pair in state.answers.options if pair[0] in _OF_THE_DATA)
-
-
-def _forecast(state: WizardState, _: str = "") -> object:
-    return _members(state), state.answers.job, state.answers.preference
-
-
-def _interval(state: WizardState, _: str = "") -> tuple[Way, int] | None:
+def _interval(state: WizardState) -> tuple[Way, int] | None:
     """Return the chosen way as it was predicted and the H that is wanted of it, where that is another one."""
     chosen, steps = state.chosen, state.answers.interval
     base = next((way for way in state.strategy.found.ways if chosen and way.index == chosen.index), None)
     return (base, steps) if base is not None and base.periodic and steps not in (0, base.interval) else None
-
-
-def _plan(state: WizardState, _: str) -> object:
-    chosen = state.chosen
-    way = (chosen.identity, chosen.interval) if chosen is not None else ()
-    return _forecast(state), way, state.strategy.status, state.answers.save_as
-
-
-_INPUTS: Mapping[Kind, Callable[[WizardState, str], object]] = {
-    Kind.ACCESS: _access,
-    Kind.CHECKS: lambda state, _: tuple(map(_place, state.picked)),
-    Kind.LINKS: lambda state, _: _members(state),
-    Kind.JOB: lambda state, _: state.answers.job,
-    Kind.DATA: _data,
-    Kind.FITS: lambda state, _: (_members(state), state.answers.job),
-    Kind.FORECAST: _forecast,
-    Kind.INTERVAL: _interval,
-    Kind.PLAN: _plan,
-}
-"""In the order in which one follows from another; what is not here is done when a person says so."""
 
 
 # -------------------------------------------------------------------------------------------------------------- settle
@@ -92,7 +82,7 @@ _INPUTS: Mapping[Kind, Callable[[WizardState, str], object]] = {
 
 def settle(state: WizardState) -> WizardState:
     """Return the state with every part that its answers no longer fit put back to ``waiting``."""
-    for kind in _INPUTS:
+    for kind in DEPENDENT:
         for key in [row.key for row in state.picked if not row.here] if kind is Kind.ACCESS else [""]:
             wanted, part = inputs(state, kind, key), state.part(kind, key)
             if part.inputs != wanted:
@@ -178,3 +168,71 @@ _READY: Mapping[Kind, Callable[[WizardState], bool]] = {
     Kind.INTERVAL: lambda state: bool(state.members) and _is_moving(state),
     Kind.PLAN: _is_decided,
 }
+
+
+# ------------------------------------------------------------------------------------------------------------ blockers
+
+MEASURES = "measures {names} and copies code and data to ~/.cache/muster there"
+"""What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
+_ASKED = {
+    Need.TRUST: "compare its fingerprint and trust it, or skip it",
+    Need.PASSWORD: "give its password once, or skip it",
+}
+
+
+def blockers(state: WizardState) -> tuple[str, ...]:
+    """Return why ``go_on`` does nothing at this step; empty: it goes on."""
+    chosen = state.chosen
+    match state.step:
+        case Step.MACHINES:
+            return () if state.picked else ("select at least one machine",)
+        case Step.ACCESS:
+            return _taking_part(state, state.access, "contacted")
+        case Step.CHECKS:
+            return _taking_part(state, state.checks, "checked")
+        case Step.LINKS:
+            return _not_done(state.links, "the links are being measured")
+        case Step.JOB if state.job.status not in UNSETTLED:
+            failed = [part.cause for part in (state.job, state.data) if part.status is Status.FAILED]
+            return (*failed, *(f"{one.name}: {one.problem}" for one in state.job.found.options if one.problem))
+        case Step.JOB:
+            return ("the profile is being read",)
+        case Step.STRATEGY if state.strategy.status in UNSETTLED and needs_no_figures(state):
+            return ()
+        case Step.STRATEGY if state.strategy.status in GOOD and chosen is not None and chosen.problem:
+            return (f"{chosen.choice.name}: {chosen.problem}",)
+        case Step.STRATEGY:
+            return _not_done(state.strategy, "the machines are being measured")
+        case Step.PLAN if not state.members and state.plan.status is not Status.FAILED:
+            return ("no machine takes part",)
+        case Step.PLAN:
+            return _not_done(state.plan, "the plan is being made")
+    return ()
+
+
+def _not_done(part: Part[Any], doing: str) -> tuple[str, ...]:
+    if part.status is Status.FAILED:
+        return (part.cause,)
+    return (doing,) if part.status in UNSETTLED else ()
+
+
+def measures(state: WizardState) -> str:
+    """Return what going on from the Job brings to other machines; empty where nothing is brought."""
+    names = [row.name for row in state.members if not row.here]
+    if not names or state.strategy.status is not Status.WAITING:
+        return ""
+    return MEASURES.format(names=names[0] if len(names) == 1 else f"{len(names)} machines")
+
+
+def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:
+    """What keeps the members among ``rows`` from going on."""
+    kept = [row for row in rows if row.status is not Status.SKIPPED]
+    needy = [row for row in kept if isinstance(row, Access) and row.need is not Need.NOTHING]
+    failed = [row for row in kept if row.status is Status.FAILED and row not in needy]
+    nobody = () if state.members else ("every selected machine was skipped: include one again, or select others",)
+    return (
+        *nobody,
+        *(f"{row.name}: {_ASKED[row.need]}" for row in needy),
+        *(f"{row.name}: {row.cause or row.label}; fix it, or skip it" for row in failed),
+        *(f"{row.name} is still being {doing}" for row in kept if row.status in UNSETTLED),
+    )

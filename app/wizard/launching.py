@@ -13,8 +13,8 @@ from app.run_state import RunState, apply
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.machines import trust_in
+from app.wizard.plan import Saving, saving
 from app.wizard.records import Launch, LaunchRow, Status, Tell
-from app.wizard.save import Saving, saving
 from app.wizard.state import Request
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher

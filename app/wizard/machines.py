@@ -1,14 +1,20 @@
-"""Machines between the set-up's rows, discovery, and the hosts file that a run takes."""
+"""Machines between the set-up's rows, discovery, and the hosts file that a run takes; what this computer is made of."""
 
 from __future__ import annotations
 
+import platform
 import re
+import socket
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 from app.wizard.records import MachineRow, Status
-from app.wizard.this_computer import LONGEST_NAME, ThisComputer, plain_name, this_computer
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
@@ -16,6 +22,9 @@ from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 
+_PATIENCE = 2.0
+_LONGEST_FILE = 65_536
+LONGEST_NAME = 64
 HERE_KEY = "here"
 _STATUSES = {
     Seen.ONLINE: Status.OK,
@@ -27,6 +36,70 @@ _STATUSES = {
 _MOST_TRAITS = 10_000
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
+
+
+def plain_name(name: str) -> str:
+    """A name that a hosts file takes, from text of the network."""
+    return re.sub(r"[^\w .:@-]", "", name).strip(" .")[:LONGEST_NAME]
+
+
+class ThisComputer(NamedTuple):
+    """What is shown of the machine that the set-up runs on."""
+
+    name: str
+    chip: str
+    """Chip or GPU."""
+    memory: str
+    system: str
+
+
+@lru_cache(maxsize=1)
+def this_computer() -> ThisComputer:
+    import psutil  # 20 ms, which an import of this module does without
+
+    name = plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
+    chip, system = mac() if platform.system() == "Darwin" else linux()
+    return ThisComputer(name, chip, f"{psutil.virtual_memory().total / 2**30:.0f} GB", system)
+
+
+def said(*command: str) -> str:
+    """Return what a command prints; nothing where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def mac(ask: Callable[..., str] = said) -> tuple[str, str]:
+    """Return chip and system of a Mac; ``platform.processor()`` would say ``arm``."""
+    version = platform.mac_ver()[0] or ask("sw_vers", "-productVersion")
+    return ask("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine(), f"macOS {version}".strip()
+
+
+def linux(root: Path = Path("/")) -> tuple[str, str]:
+    """Return the NVIDIA GPUs, else the processor, and the system."""
+    cards = sorted(root.glob("proc/driver/nvidia/gpus/*/information"))
+    models = Counter(name for card in cards if (name := _value(card, r"Model:[ \t]*(.+)")))
+    gpus = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in models.items())
+    processor = _value(root / "proc/cpuinfo", r"model name\s*:[ \t]*(.+)") or _value(
+        root / "proc/device-tree/model", r"([^\0]+)"
+    )
+    system = _value(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)')
+    return gpus or processor or platform.machine(), system or platform.system()
+
+
+def _value(path: Path, pattern: str) -> str:
+    """Return the first match of a pattern in a file of the system."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            found = re.search(pattern, stream.read(_LONGEST_FILE), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- machines
 
 
 def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from app.wizard.records import Tell
 
 if TYPE_CHECKING:
-    from app.wizard.this_computer import ThisComputer
+    from app.wizard.machines import ThisComputer
     from distributed.checks.examination import Examined
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
@@ -54,7 +54,7 @@ class Outside:
         return time.monotonic()
 
     def this_computer(self) -> ThisComputer:
-        from app.wizard.this_computer import this_computer
+        from app.wizard.machines import this_computer
 
         return this_computer()
 

@@ -11,12 +11,12 @@ from app.console import command_line
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
+from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
 from app.wizard.prompts import Prompter, prompter
 from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
 from app.wizard.state import Action, Kind, Part, Step, WizardState, visited
-from app.wizard.validation import blockers, measures
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 

@@ -202,13 +202,13 @@ class Services:
 
     def plan(self, request: Request) -> Plan:
         """Say what will be done. Changes nothing anywhere."""
-        from app.wizard.plan_view import plan_of
+        from app.wizard.plan import plan_of
 
         return plan_of(request, self._config, self.outside)
 
     def save(self, request: Request) -> tuple[str, ...]:
         """Write profile, machines and plan; return the files."""
-        from app.wizard.save import saving
+        from app.wizard.plan import saving
 
         return saving(request, self._config).write(self._config)
 

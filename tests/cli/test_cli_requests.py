@@ -55,7 +55,7 @@ def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from app.demo.finished import write_demo_run
+    from app.demo.services import write_demo_run
 
     folder = write_demo_run(tmp_path, machines=1)
     assert main(["ask", str(folder), "pause"]) == 2

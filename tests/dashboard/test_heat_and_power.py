@@ -12,7 +12,7 @@ from app.console import energy_text
 from app.dashboard.chart import value_text
 from app.dashboard.machines import table_of
 from app.dashboard.reader import Picture
-from app.demo.finished import write_demo_run
+from app.demo.services import write_demo_run
 from app.figures import state_document
 from app.html_report import sections
 from app.html_report.evidence import read_evidence

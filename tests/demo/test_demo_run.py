@@ -11,9 +11,9 @@ import pytest
 
 from app.cli.main import main
 from app.demo import MOST
-from app.demo.finished import recommended, write_demo_run
 from app.demo.player import LOG, Player, recorded
 from app.demo.run import start_demo_run
+from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
 from distributed.run.planning import Planned
 from distributed.run.requests import leave_request

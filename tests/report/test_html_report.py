@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.demo.finished import write_demo_run
+from app.demo.services import write_demo_run
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded, open_report, write_report

@@ -16,10 +16,10 @@ from textual.widgets import Input
 
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
+from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Machines, Sight
 from app.wizard.state import Step, WizardState
-from app.wizard.validation import blockers
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from tests.wizard.fake_services import ANNA, BERT, COMPARE, FakeServices, locked, stranger

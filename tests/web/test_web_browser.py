@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.demo.finished import write_demo_run
+from app.demo.services import write_demo_run
 from tests.web.chromium import Page, chromium, needs_chromium
 
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"

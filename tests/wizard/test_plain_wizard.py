@@ -11,12 +11,12 @@ import pytest
 
 from app.wizard import actions as do
 from app.wizard import plain
+from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.plain import run_plain
 from app.wizard.prompts import BareLines, Questions, prompter
 from app.wizard.records import Tell
 from app.wizard.state import JobAnswers, MachineRow, Status
-from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
 from tests.waiting import PATIENCE, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, locked, refused, stranger

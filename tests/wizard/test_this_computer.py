@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machines import row_of
-from app.wizard.this_computer import linux, mac, said, this_computer
+from app.wizard.machines import linux, mac, row_of, said, this_computer
 from distributed.hosts.file import Machine
 
 CPU = "processor\t: 0\nmodel name\t: AMD Ryzen 7 7700X\nmodel\t\t: 97\n"

@@ -13,10 +13,10 @@ import pytest
 from app.cli.wizard import main
 from app.demo.services import DemoServices
 from app.wizard import actions as do
+from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Access, Need, Status
 from app.wizard.state import Step, WizardState
-from app.wizard.validation import blockers
 from tests.wizard.own_terminal import OwnTerminal
 
 ROOT = Path(__file__).parents[2]

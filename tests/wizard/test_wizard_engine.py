@@ -10,10 +10,10 @@ import pytest
 
 from app.wizard import actions as do
 from app.wizard import engine
+from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Need, Status
 from app.wizard.state import Step, WizardState
-from app.wizard.validation import blockers
 from tests.waiting import until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
 

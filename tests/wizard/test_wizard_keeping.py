@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from app.wizard.plan import saving
 from app.wizard.records import JobAnswers
-from app.wizard.save import saving
 from app.wizard.services import known_profiles, saved_hosts
 from app.wizard.state import Request
 from distributed.hosts.file import load_hosts

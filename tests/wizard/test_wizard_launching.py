@@ -10,9 +10,8 @@ from typing import cast
 import pytest
 
 from app.wizard.launching import STEPS, Grid, _refused, tail
-from app.wizard.plan_view import SSH, hub_place, plan_of
+from app.wizard.plan import SSH, hub_place, plan_of, saving
 from app.wizard.records import JobAnswers, Status
-from app.wizard.save import saving
 from app.wizard.state import Request
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed

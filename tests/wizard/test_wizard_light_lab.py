@@ -11,11 +11,11 @@ import pytest
 
 from app.cli.main import main
 from app.wizard import actions as do
+from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import MachineRow, Status
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
-from app.wizard.validation import blockers
 from distributed.preparation.custom_code import code_of
 from profiles import library
 from profiles.resolve import load_profile

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.machines import HERE_KEY, Identities, Naming, hosts_of, row_of
+from app.wizard.machines import HERE_KEY, Identities, Naming, ThisComputer, hosts_of, row_of
 from app.wizard.records import Status
 from app.wizard.services import Services
-from app.wizard.this_computer import ThisComputer
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin

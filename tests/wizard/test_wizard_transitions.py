@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.wizard import actions as do
 from app.wizard.assessment import of_run
-from app.wizard.dependencies import apply, begin, inputs, wanted
+from app.wizard.dependencies import apply, begin, blockers, inputs, wanted
 from app.wizard.observations import begun, done, failed, sighted, told
 from app.wizard.records import (
     Assessment,
@@ -28,7 +28,6 @@ from app.wizard.records import (
     Strategy,
 )
 from app.wizard.state import ORDER, Action, Change, Kind, Part, Step, Task, WizardState, after, before
-from app.wizard.validation import blockers
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
 from tests.wizard.fake_services import (
