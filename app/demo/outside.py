@@ -35,7 +35,7 @@ from distributed.discovery.sightings import (
     apply,
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
-from distributed.machine.here import HERE_NAME, Connection, HereConnection
+from distributed.machine.here import HERE_NAME, HereConnection
 from distributed.machine.link import Link
 from distributed.measuring.interface_figures import AllInterfaces
 from distributed.measuring.link_figures import PairFigures
@@ -58,7 +58,6 @@ from distributed.ssh.errors import (
     UnknownHostKey,
     UserRefused,
 )  # fmt: skip
-from distributed.ssh.forward import Forward
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
 from distributed.ssh.process import Completed, Process
 from profiles.errors import MusterError
@@ -74,11 +73,11 @@ _NOWHERE = "a recording"
 _ABSENT = ("the tour has no machine of this name", "without --demo it would be looked up and tried")
 
 
-class TourConnection:
+class TourConnection(HereConnection):
     """A connection to a machine of the tour: it answers what a check asks, as recorded."""
 
     def __init__(self, machine: TourMachine, lacks: Sequence[str]) -> None:
-        self.machine = machine.name
+        super().__init__(machine.name)
         self.fingerprint = HereConnection.fingerprint if machine.name == HERE else fingerprint(machine.key_blob)
         self._machine, self._lacks = machine, lacks
 
@@ -101,15 +100,6 @@ class TourConnection:
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Nothing is kept."""
-
-    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
-        return Forward(local_address[1], lambda: None)
-
-    def alive(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class _Listener(Process):
@@ -233,7 +223,7 @@ class TourOutside(Outside):
         names = (machine.host, machine.found_at, machine.host.removesuffix(".local"))
         return next((one for one in self.machines if one.name in names or one.address in names), None)
 
-    def _connect(self, machine: Machine, trust: Trust | None) -> Connection:
+    def _connect(self, machine: Machine, trust: Trust | None) -> HereConnection:
         """Connect, or say what stands between.
 
         Raises:

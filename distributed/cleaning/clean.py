@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import Connection
-from distributed.machine.link import CACHE, document, link_to
+from distributed.machine.link import CACHE, Connection, document, link_to
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError
@@ -27,31 +26,8 @@ def this_machine(name: str = HERE_NAME) -> Hosts:
     return Hosts(machines=(Machine(name=name, address="localhost", python=sys.executable),))
 
 
-class Connection(Protocol):
-    """A machine that commands can be run on; :class:`distributed.ssh.connection.SshConnection` is one."""
-
-    machine: str
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def run(
-        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
-    ) -> Completed: ...
-
-    def stream(self, argv: Sequence[str]) -> Process: ...
-
-    def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None: ...
-
-    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward: ...
-
-    def alive(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
 class HereConnection:
-    """This machine. Commands start in the home folder, as over SSH."""
+    """This machine, with the face of an SSH connection. Commands start in the home folder, as over SSH."""
 
     fingerprint = "this machine"
 
@@ -61,22 +37,14 @@ class HereConnection:
     def run(
         self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
     ) -> Completed:
-        with tempfile.TemporaryFile() as stdin:
-            if isinstance(input, bytes):
-                stdin.write(input)
-            elif input is not None:
-                shutil.copyfileobj(input, stdin)
-            stdin.seek(0)
-            try:
-                done = subprocess.run(argv, stdin=stdin, capture_output=True, timeout=timeout, cwd=Path.home())
-            except OSError as error:
-                return Completed(127, b"", f"{argv[0]}: {error.strerror}".encode())
-            except subprocess.TimeoutExpired:
-                problem = f"a command did not end within {timeout:.0f} s"
-                raise CommandTimeout(self.machine, problem, "is it hung?") from None
-        return Completed(_exit_code(done.returncode), done.stdout, done.stderr)
+        try:
+            process = self.stream(argv)
+        except Dropped as error:
+            return Completed(127, b"", error.message.encode())
+        with process:
+            return process.communicate(input, timeout)
 
-    def stream(self, argv: Sequence[str]) -> HereProcess:
+    def stream(self, argv: Sequence[str]) -> Process:
         return HereProcess(self.machine, argv)
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import Connection, HereConnection
+from distributed.machine.here import HereConnection
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import RemoteFileError, SshError
@@ -24,6 +24,8 @@ CACHE = "~/.cache/muster"
 """Muster's folder on a machine where the hosts file names none."""
 Tell = Callable[[str], None]
 """Hears a line for each step of what takes a while."""
+Connection = SshConnection | HereConnection
+"""A machine that commands can be run on."""
 AGENT, FILES = "agent.py", "agent_files.py"
 _HERE = Path(__file__).parent
 

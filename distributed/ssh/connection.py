@@ -37,7 +37,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.process import Completed, RemoteProcess, command_line
+from distributed.ssh.process import OUTPUT_LIMIT, Completed, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, Wire, dial
 from profiles.errors import BadInput
@@ -45,7 +45,6 @@ from profiles.errors import BadInput
 __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget", "Trust"]
 
 CONNECT_TIMEOUT = 10.0
-OUTPUT_LIMIT = 64 * 1024 * 1024
 _MAX_JUMPS = 8
 _LOGIN_TIMEOUT = 2.0
 """Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""

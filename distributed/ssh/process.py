@@ -24,6 +24,8 @@ from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
 
 CHUNK = 64 * 1024
+OUTPUT_LIMIT = 64 * 1024 * 1024
+"""Bytes of output that are taken of a command."""
 _BUFFERED = 4 * 1024 * 1024
 """Bytes of output kept for a slow reader; beyond them the far side waits."""
 STDERR_KEPT = 64 * 1024
@@ -134,6 +136,7 @@ class Process(ABC):
     All methods raise :class:`~distributed.ssh.errors.Dropped` once the connection to it is lost.
     """
 
+    machine: str
     _rest = b""
     """What was read and not yet handed out."""
 
@@ -193,6 +196,36 @@ class Process(ABC):
         line, self._rest = self._rest[:cut], self._rest[cut:]
         return line
 
+    def communicate(
+        self, input: bytes | BinaryIO | None, timeout: float | None, limit: int = OUTPUT_LIMIT
+    ) -> Completed:
+        """Feed stdin, collect stdout, and wait for the end.
+
+        Raises:
+            CommandTimeout: it did not end in time, or wrote more than ``limit`` bytes.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        threading.Thread(target=self._feed, args=(input,), daemon=True).start()
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while data := self.read(_left(end)):
+                chunks.append(data)
+                size += len(data)
+                if size > limit:
+                    raise CommandTimeout(self.machine, f"a command wrote more than {limit} bytes", "stopped listening")
+            returncode = self.wait(_left(end))
+        except TimeoutError:
+            raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None
+        return Completed(returncode, b"".join(chunks), self.stderr)
+
+    def _feed(self, data: bytes | BinaryIO | None) -> None:
+        stream = data if data is not None and not isinstance(data, bytes) else io.BytesIO(data or b"")
+        with contextlib.suppress(Dropped, OSError, EOFError, ValueError):  # it ended before: its exit code tells
+            while chunk := stream.read(CHUNK):
+                self.write(chunk)
+            self.end_input()
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.read_line, b"")
 
@@ -251,27 +284,6 @@ class RemoteProcess(Process):
             raise self._end_of_stream()
         return int(self._channel.exit_status)
 
-    def communicate(self, input: bytes | BinaryIO | None, timeout: float | None, limit: int) -> Completed:
-        """Feed stdin, collect stdout, and wait for the end.
-
-        Raises:
-            CommandTimeout: it did not end in time, or wrote more than ``limit`` bytes.
-        """
-        end = None if timeout is None else time.monotonic() + timeout
-        threading.Thread(target=self._feed, args=(input,), daemon=True).start()
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            while data := self.read(_left(end)):
-                chunks.append(data)
-                size += len(data)
-                if size > limit:
-                    raise CommandTimeout(self.machine, f"a command wrote more than {limit} bytes", "stopped listening")
-            returncode = self.wait(_left(end))
-        except TimeoutError:
-            raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None
-        return Completed(returncode, b"".join(chunks), self.stderr)
-
     def close(self) -> None:
         self._closed = True
         with contextlib.suppress(EOFError):  # the connection was lost meanwhile
@@ -291,15 +303,6 @@ class RemoteProcess(Process):
 
     def _keep_stderr(self, data: bytes) -> None:
         self._stderr = (self._stderr + data)[-STDERR_KEPT:]
-
-    def _feed(self, data: bytes | BinaryIO | None) -> None:
-        stream = data if data is not None and not isinstance(data, bytes) else io.BytesIO(data or b"")
-        try:
-            while chunk := stream.read(CHUNK):
-                self._channel.sendall(chunk)
-            self._channel.shutdown_write()
-        except (OSError, EOFError, ValueError):
-            pass  # it ended without reading everything: its exit code tells
 
     def _more(self, timeout: float | None) -> bytes:
         if self._started:

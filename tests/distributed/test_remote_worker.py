@@ -70,7 +70,7 @@ class Machines:
             def stream(self, argv: list[str]) -> HereProcess:  # type: ignore[override]  # a list is enough
                 if not machines.reachable:
                     raise ConnectTimeout("far", "does not answer")
-                machines.processes.append(super().stream(machines.instead or argv))
+                machines.processes.append(cast(HereProcess, super().stream(machines.instead or argv)))
                 return machines.processes[-1]
 
         return Connection("far")
