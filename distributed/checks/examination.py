@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.checks.job import free_memory, look_at_job
 from distributed.hosts.schema import Hosts
-from distributed.machine.link import Dial, Link, Tell, address_towards, link_to
+from distributed.machine.link import Dial, Link, Tell, address_towards, link_to, packed
 from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
@@ -200,6 +198,5 @@ def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str
     return {name: str(said.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}
 
 
-@lru_cache
 def _program() -> str:
-    return Path(__file__).with_name("machine_health.py").read_text()
+    return packed("distributed.machine.system", "distributed.checks.machine_health")

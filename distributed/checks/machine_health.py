@@ -1,7 +1,7 @@
 """What a machine's hardware and system say before a run: power, heat, memory, devices, ways to other machines.
 
-Standard library only, Python >= 3.9, and torch for the devices where it is there: this file is copied to the machine
-and run there::
+Standard library only, Python >= 3.9, and torch for the devices where it is there: it goes to the machine with
+:mod:`distributed.machine.system` and runs there::
 
     python machine_health.py facts            > one JSON document
     python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from distributed.machine.system import output, read
+
 CPU_SIZE, GPU_SIZE = 512, 2048
 """Side of the matrices of the smoke test; what a GPU gets is large enough to keep it busy."""
 SPEED_SECONDS = 0.1
@@ -35,32 +37,23 @@ CONNECT_SECONDS = 2.0
 def facts() -> dict[str, Any]:
     """Everything at once; nothing here may fail because one thing cannot be read."""
     mac = platform.system() == "Darwin"
+    if mac:
+        memory = mac_memory(output("sysctl", "-n", "hw.memsize"), output("vm_stat"))
+        power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g"))
+    else:
+        memory, power = linux_memory(read("/proc/meminfo")), linux_power(power_supplies())
     return {
         "machine": platform.machine(),
         "hardware": hardware(),
-        "memory": memory(mac),
-        "power": mac_power(said("pmset", "-g", "batt"), said("pmset", "-g")) if mac else linux_power(power_supplies()),
+        "memory": memory,
+        "power": power,
         "inhibitor": inhibitor(),
-        "mtu": mac_mtu(said("ifconfig")) if mac else linux_mtu(),
+        "mtu": mac_mtu(output("ifconfig")) if mac else linux_mtu(),
         "celsius": celsius(),
-        "throttled": mac_throttled(said("pmset", "-g", "therm")) if mac else False,
-        "nvidia": nvidia(said("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
+        "throttled": mac_throttled(output("pmset", "-g", "therm")) if mac else False,
+        "nvidia": nvidia(output("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
         "devices": devices(),
     }  # fmt: skip
-
-
-def said(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def inhibitor() -> str:
@@ -83,15 +76,9 @@ def succeeds(*command: str) -> bool:
         return False
 
 
-def memory(mac: bool) -> dict[str, int]:
-    if mac:
-        return mac_memory(said("sysctl", "-n", "hw.memsize"), said("vm_stat"))
-    return linux_memory(read("/proc/meminfo"))
-
-
 def hardware() -> str:
     """Return the architecture of the processor, which under Rosetta is not that of this Python."""
-    if platform.system() == "Darwin" and said("sysctl", "-n", "hw.optional.arm64").strip() == "1":
+    if platform.system() == "Darwin" and output("sysctl", "-n", "hw.optional.arm64").strip() == "1":
         return "arm64"
     return platform.machine()
 
@@ -185,19 +172,14 @@ def nvidia(text: str) -> list[dict[str, Any]]:
     return [
         {
             "name": row[0], "driver": row[1],
-            "total": mebibytes(row[2]), "free": mebibytes(row[3]), "celsius": number(row[4]),
+            "total": number(row[2], 2**20), "free": number(row[3], 2**20), "celsius": number(row[4]),
         }
         for row in rows if len(row) == 5
     ]  # fmt: skip
 
 
-def number(text: str) -> int | None:
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
-
-
-def mebibytes(text: str) -> int | None:
-    size = number(text)
-    return None if size is None else size * 2**20
+def number(text: str, unit: int = 1) -> int | None:
+    return int(text) * unit if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 # ------------------------------------------------------------------------------------------------------------- devices

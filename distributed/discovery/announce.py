@@ -9,9 +9,7 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import socket
-import subprocess
 import sys
 from collections import Counter
 
@@ -20,6 +18,7 @@ from zeroconf import Error, ServiceInfo, Zeroconf
 
 from distributed.discovery.mdns_records import MUSTER
 from distributed.discovery.network_interfaces import Interface, Interfaces, PathKind, list_interfaces
+from distributed.machine.system import output
 from profiles.errors import MachinesNotReady
 
 _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
@@ -27,7 +26,6 @@ _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
 _LONGEST_LABEL = 40
 _LONGEST_VALUE = 200
 """Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
-_TIMEOUT = 5.0
 _TYPE = f"{MUSTER}.local."
 
 
@@ -122,26 +120,15 @@ def describe_this_machine() -> dict[str, str]:
     memory = str(psutil.virtual_memory().total)
     model = f"{platform.system()} {platform.machine()}"
     if sys.platform == "darwin":
-        model = _said("sysctl", "-n", "machdep.cpu.brand_string").strip()
+        model = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
     told = {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": model}
     return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in told.items()}
 
 
 def _devices() -> list[str]:
-    gpus = [line.strip() for line in _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
+    gpus = [line.strip() for line in output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
     counted = Counter(f"cuda {name}" for name in gpus if name)
     found = [f"{count}x {name}" if count > 1 else name for name, count in counted.items()][:4]
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append("mps")
     return [*found, f"cpu {os.cpu_count()} cores"]
-
-
-def _said(program: str, *arguments: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        return ""
-    try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+
+from distributed.machine.system import output
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Attached = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -23,7 +23,6 @@ _VPN = re.compile(r"utun|tun|tap|wg|ppp|ipsec|tailscale|zt|nordlynx|gpd")
 _WIFI = re.compile(r"wl|wifi|ath\d")
 _CARRIER_GRADE = ipaddress.ip_network("100.64.0.0/10")
 """Shared address space (RFC 6598): at home it is a mesh VPN."""
-_TIMEOUT = 3.0
 
 
 class PathKind(str, Enum):
@@ -196,14 +195,7 @@ def interface_kind(name: str, hardware: Mapping[str, PathKind]) -> PathKind:
 @lru_cache(maxsize=1)
 def hardware_kinds() -> Mapping[str, PathKind]:
     """Ask macOS which interface is which port; other systems tell by name and /sys."""
-    program = shutil.which("networksetup") if sys.platform == "darwin" else None
-    if program is None:
-        return {}
-    try:
-        command = [program, "-listallhardwareports"]
-        said = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    said = output("networksetup", "-listallhardwareports") if sys.platform == "darwin" else ""
     return parse_hardware_ports(said.splitlines())
 
 

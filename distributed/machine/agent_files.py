@@ -1,6 +1,6 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: this file is copied to the machine and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.machine.system` and run there::
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
@@ -23,12 +23,13 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
 from typing import Any
+
+from distributed.machine.system import interface_of, output, read
 
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""
@@ -49,7 +50,7 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "writable": os.access(folder, os.W_OK),
         "root": str(root),
         "system": platform.system(),
-        "gpus": output(["nvidia-smi", "-L"]).count("GPU "),
+        "gpus": output("nvidia-smi", "-L").count("GPU "),
         "memory": memory(),
         "gpu_memory": min(gpu_memory(), default=0),
         "address": address,
@@ -66,47 +67,18 @@ def version(package: str) -> str:
 
 def memory() -> int:
     """Return the bytes of memory, or of what the container allows; 0 where nobody tells."""
-    whole = re.findall(r"^MemTotal:\s+([0-9]{1,15}) kB", text_of("/proc/meminfo"), re.M)
+    whole = re.findall(r"^MemTotal:\s+([0-9]{1,15}) kB", read("/proc/meminfo"), re.M)
     said = [int(whole[0]) * 1024] if whole else []
-    said += [int(size) for size in output(["sysctl", "-n", "hw.memsize"]).split()[:1] if size.isdecimal()]
+    said += [int(size) for size in output("sysctl", "-n", "hw.memsize").split()[:1] if size.isdecimal()]
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        said += [int(size) for size in text_of(limit).split()[:1] if size.isdecimal()]
+        said += [int(size) for size in read(limit).split()[:1] if size.isdecimal()]
     return min(said, default=0)
 
 
 def gpu_memory() -> list[int]:
     """Return the bytes of each NVIDIA GPU."""
-    said = output(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"])
+    said = output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     return [int(size) * 2**20 for size in said.split() if size.isdecimal()]
-
-
-def text_of(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, ValueError):
-        return ""
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that has ``address``; empty if none is found."""
-    if platform.system() == "Darwin":
-        text, pattern = output(["ifconfig"]), r"^(\w+):"
-    else:
-        text, pattern = output(["ip", "-o", "addr"]), r"^\d+:\s+([^\s@]+)"
-    name = ""
-    for line in text.splitlines():
-        match = re.match(pattern, line)
-        name = match[1] if match else name
-        if re.search(rf"inet6?\s+{re.escape(address)}[/\s%]", line):
-            return name
-    return ""
-
-
-def output(command: list[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def blob_path(root: Path, name: str) -> Path:
@@ -252,7 +224,7 @@ def fetch(folder: Path, name: str, out: Any) -> None:
 
 def left(root: Path, run: str) -> dict[str, list[str]]:
     """Return the processes of a run that are still here: its agents, its workers and what those have started."""
-    table = [line.split(None, 2) for line in output(["ps", "-axww", "-o", "pid=,pgid=,command="]).splitlines()]
+    table = [line.split(None, 2) for line in output("ps", "-axww", "-o", "pid=,pgid=,command=").splitlines()]
     rows = [(int(row[0]), int(row[1]), row[2]) for row in table if len(row) == 3]
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"

@@ -38,7 +38,7 @@ class HereConnection:
         self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
     ) -> Completed:
         try:
-            process = self.stream(argv)
+            process = HereProcess(self.machine, argv)
         except Dropped as error:
             return Completed(127, b"", error.message.encode())
         with process:

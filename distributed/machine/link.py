@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
 import socket
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +29,10 @@ Tell = Callable[[str], None]
 Connection = SshConnection | HereConnection
 """A machine that commands can be run on."""
 AGENT, FILES = "agent.py", "agent_files.py"
-_HERE = Path(__file__).parent
+_PACKED = """import sys,types,zlib,base64,json
+for name, source in json.loads(zlib.decompress(base64.b64decode({packed!r}))):
+    module = types.ModuleType(name); sys.modules[name] = module; exec(compile(source, name, "exec"), module.__dict__)
+sys.exit(module.main())"""
 
 
 class Link:
@@ -66,8 +71,8 @@ class Link:
 
     def put_agent(self) -> None:
         """Copy the agent's programs there."""
-        for name in (AGENT, FILES):
-            self.connection().put(_source(name), f"{self.root}/agent/{_version()}/{name}", mode=0o700)
+        for name, program in _programs().items():
+            self.connection().put(program, f"{self.root}/agent/{_version()}/{name}", mode=0o700)
 
     def words(self, script: str, *arguments: str) -> list[str]:
         """Return the command line of one of the agent's programs there."""
@@ -97,8 +102,7 @@ class Link:
         Raises:
             SshError: no connection, or no usable Python.
         """
-        words = [self.python, "-", self.root, "probe", *modules]
-        done = self.connection().run(words, input=_source(FILES), timeout=30.0)
+        done = self.ask_unprepared("probe", *modules, timeout=30.0)
         if not done.ok and done.returncode in (126, 127):
             fix = "name another with 'python' in the hosts file" if self.machine.python else "install Python 3.10 there"
             raise SshError(self.name, f"no Python there: {self.python} ({done.problem})", fix)
@@ -112,7 +116,7 @@ class Link:
         Raises:
             SshError: the connection was lost.
         """
-        words = [self.python, "-c", _source(FILES).decode(), self.root, *arguments]
+        words = [self.python, "-c", _programs()[FILES].decode(), self.root, *arguments]
         return self.connection().run(words, input=input, timeout=timeout)
 
     def close(self) -> None:
@@ -166,13 +170,23 @@ def address_towards(host: str) -> str:
 
 
 @lru_cache
-def _source(name: str) -> bytes:
-    return (_HERE / name).read_bytes()
+def packed(*modules: str) -> str:
+    """Return modules of ours as one program, which runs ``main()`` of the last of them where none of them is."""
+    top = Path(__file__).parents[2]
+    sources = [(name, (top / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")) for name in modules]
+    return _PACKED.format(packed=base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode())
+
+
+@lru_cache
+def _programs() -> dict[str, bytes]:
+    """Return the programs of the agent by the names of their files."""
+    files = packed("distributed.machine.system", "distributed.machine.agent_files")
+    return {AGENT: Path(__file__).with_name(AGENT).read_bytes(), FILES: files.encode()}
 
 
 @lru_cache
 def _version() -> str:
-    return hashlib.sha256(_source(AGENT) + _source(FILES)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(_programs().values())).hexdigest()[:16]
 
 
 def _there(path: str) -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import secrets
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from distributed.machine.link import Link as Connected
+from distributed.machine.link import packed
 from distributed.measuring.link_probe import TOKEN
 from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.ssh.errors import SshError
@@ -25,11 +22,7 @@ from profiles.errors import MusterError
 PATIENCE = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4."""
 _SHORT_PATIENCE = 10.0
-_SOURCES = ("own_interfaces", "link_transfer", "link_probe")
-_START = """import sys,types,zlib,base64,json
-for name, source in json.loads(zlib.decompress(base64.b64decode({packed!r}))):
-    module = types.ModuleType(name); sys.modules[name] = module; exec(compile(source, name, "exec"), module.__dict__)
-module.main()"""
+_MODULES = ("distributed.machine.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
 _THUNDERBOLT = ("thunderbolt", "bridge0")
 """As Linux and macOS call it."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0
@@ -144,7 +137,9 @@ class Probe:
         return self._link.machine.here or bool(self._link.host)
 
     def __enter__(self) -> Probe:
-        self._process = self._link.connection().stream([self._link.python, "-c", program(), "muster-link-probe"])
+        self._process = self._link.connection().stream(
+            [self._link.python, "-c", packed(*_MODULES), "muster-link-probe"]
+        )
         try:
             own = self.ask({"op": "addresses"}, _SHORT_PATIENCE)
             listed = [str(address) for name, address in own["addresses"] if _reaches_others(str(name), str(address))]
@@ -189,14 +184,6 @@ def _reaches_others(interface: str, address: str) -> bool:
     """Link-local IPv6 addresses need a scope that only the other side knows."""
     own = ("127.", "::1", "fe80:", "172.17.")
     return not address.lower().startswith(own) and not interface.startswith(("docker", "br-", "veth", "virbr"))
-
-
-@lru_cache
-def program() -> str:
-    """Return the probe as one argument of ``python -c``."""
-    folder = Path(__file__).parent
-    sources = [(f"{__package__}.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in _SOURCES]
-    return _START.format(packed=base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode())
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ import threading
 import time
 from typing import Any
 
+from distributed.machine.system import card_rates, counted, interface_of, own_addresses, wireless
 from distributed.measuring.link_transfer import (
     GREETING,
     LONGEST_LINE,
@@ -36,7 +37,6 @@ from distributed.measuring.link_transfer import (
     receive_data,
     send_data,
 )
-from distributed.measuring.own_interfaces import card_rates, counted, interface_of, own_addresses, wireless
 
 TOKEN = 32
 """Characters of a token."""

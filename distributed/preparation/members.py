@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distributed.hosts.schema import Machine
-from distributed.machine.agent_files import interface_of
 from distributed.machine.link import address_towards
+from distributed.machine.system import interface_of
 from distributed.planning.fitting import Room
 from distributed.preparation.preflight import Facts, Ready
 from profiles.schema import Profile

@@ -144,11 +144,11 @@ def test_what_is_announced_comes_back_from_its_record() -> None:
 
 def test_many_devices_with_long_names_fit_into_the_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [f"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition, slot {n}" for n in range(4)]
-    monkeypatch.setattr(announce, "_said", lambda program, *_: "\n".join(gpus) if program == "nvidia-smi" else "")
+    monkeypatch.setattr(announce, "output", lambda program, *_: "\n".join(gpus) if program == "nvidia-smi" else "")
     described = describe_this_machine()
     assert described["devices"].startswith("cuda NVIDIA RTX PRO 6000")
     assert max(len(f"{key}={value}".encode()) for key, value in described.items()) <= 255
-    monkeypatch.setattr(announce, "_said", lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
+    monkeypatch.setattr(announce, "output", lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
     assert describe_this_machine()["devices"].startswith("8x cuda NVIDIA H200, ")
 
 

@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed.machine.link import packed
+from distributed.machine.system import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from distributed.measuring import link_probe
 from distributed.measuring.interface_figures import Together
-from distributed.measuring.link_figures import Figures, program
+from distributed.measuring.link_figures import _MODULES, Figures
 from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
-from distributed.measuring.own_interfaces import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from distributed.ssh.process import LIMIT, encode
 from tests.waiting import PATIENCE
 
 TOKEN = "0123456789abcdef" * 2
-ROOM = Path(link_probe.__file__).parent
+ROOM = Path(link_probe.__file__).parents[1]
 
 
 @pytest.fixture
@@ -113,13 +114,14 @@ def test_nobody_listens() -> None:
 
 
 def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
-    assert len(encode([program()])) < LIMIT
-    command = [sys.executable, "-I", "-S", "-c", program()]
+    program = packed(*_MODULES)
+    assert len(encode([program])) < LIMIT
+    command = [sys.executable, "-I", "-S", "-c", program]
     done = subprocess.run(command, input=b'{"op": "addresses"}\n', capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("name", ["link_probe", "link_transfer", "own_interfaces"])
+@pytest.mark.parametrize("name", ["measuring/link_probe", "measuring/link_transfer", "machine/system"])
 def test_an_old_python_understands_it(name: str) -> None:
     ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))
 

@@ -13,10 +13,10 @@ import pytest
 from distributed.hosts.file import save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
+from distributed.machine.system import parse_net_dev
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
-from distributed.measuring.own_interfaces import parse_net_dev
 from distributed.planning.cluster import Machine as MeasuredMachine
 from distributed.planning.cluster import Measurement
 from distributed.planning.document import Planning

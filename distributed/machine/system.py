@@ -1,6 +1,6 @@
-"""This machine's network interfaces as the link probe needs them: names, addresses, rates, bytes counted.
+"""What a machine's own programs and files say of it, above all of its network interfaces.
 
-Standard library only, Python >= 3.9: it goes to the machines together with :mod:`distributed.measuring.link_probe`.
+Standard library only, Python >= 3.9: it goes to the machines together with the programs that run there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,20 @@ from pathlib import Path
 _ADDRESS = re.compile(r"\sinet6?\s+([0-9a-fA-F.:]+)")
 
 
-def _output(command: list[str]) -> str:
+def output(*command: str) -> str:
+    """Return what a program prints; nothing where it fails, or is not there."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read(path: str) -> str:
+    """Return the text of a file; nothing where it cannot be read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
         return ""
 
 
@@ -31,7 +41,7 @@ def parse_addresses(text: str) -> list[tuple[str, str]]:
 
 
 def own_addresses() -> list[tuple[str, str]]:
-    return parse_addresses(_output(["ip", "-o", "addr"]) or _output(["ifconfig"]))
+    return parse_addresses(output("ip", "-o", "addr") or output("ifconfig"))
 
 
 def interface_of(address: str) -> str:
@@ -45,14 +55,11 @@ def card_rates() -> dict[str, float]:
     """Return the line rates of the interfaces in Mbit/s, as the system has agreed on them with the other end; only
     those that it tells, which are neither wireless ones nor all virtual ones."""
     if sys.platform == "darwin":
-        return parse_media(_output(["ifconfig"]))
+        return parse_media(output("ifconfig"))
     found = {}
     for name in {name for name, _ in own_addresses()}:
-        try:
-            rate = int(Path("/sys/class/net", name, "speed").read_text())
-        except (OSError, ValueError):  # it is down, or has no rate
-            continue
-        if rate > 0:
+        rate = read(f"/sys/class/net/{name}/speed")
+        if rate.isdecimal() and int(rate) > 0:  # else it is down, or has no rate
             found[name] = float(rate)
     return found
 
@@ -72,11 +79,8 @@ def parse_media(text: str) -> dict[str, float]:
 def counted(interface: str) -> int:
     """Return the bytes that passed an interface in both directions; 0 where the system does not tell."""
     if sys.platform == "darwin":
-        return parse_netstat(_output(["netstat", "-ibn", "-I", interface])) if interface else 0
-    try:
-        return parse_net_dev(Path("/proc/net/dev").read_text(), interface)
-    except OSError:
-        return 0
+        return parse_netstat(output("netstat", "-ibn", "-I", interface)) if interface else 0
+    return parse_net_dev(read("/proc/net/dev"), interface)
 
 
 def parse_net_dev(text: str, interface: str) -> int:
@@ -100,6 +104,6 @@ def parse_netstat(text: str) -> int:
 
 def wireless(interface: str) -> bool:
     if sys.platform == "darwin":
-        ports = re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", _output(["networksetup", "-listallhardwareports"]))
+        ports = re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", output("networksetup", "-listallhardwareports"))
         return any(device == interface and port in ("Wi-Fi", "AirPort") for port, device in ports)
     return bool(interface) and Path("/sys/class/net", interface, "wireless").exists()
