@@ -93,7 +93,7 @@ def _meaning(address: str, port: int) -> list[str]:
         f"  safer: leave out --listen, and run there: ssh -L {port}:{LOOPBACK}:{port} THIS_MACHINE",
     ]
     if ipaddress.ip_address(address).is_unspecified:
-        from distributed.machine.system import own_addresses  # starts a program
+        from distributed.system import own_addresses  # starts a program
 
         found = [ipaddress.ip_address(one) for _, one in own_addresses()]
         others = ", ".join(str(one) for one in found if not one.is_loopback and not one.is_link_local)

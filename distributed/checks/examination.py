@@ -199,4 +199,4 @@ def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str
 
 
 def _program() -> str:
-    return packed("distributed.machine.system", "distributed.checks.machine_health")
+    return packed("distributed.system", "distributed.checks.machine_health")

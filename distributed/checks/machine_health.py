@@ -1,7 +1,7 @@
 """What a machine's hardware and system say before a run: power, heat, memory, devices, ways to other machines.
 
 Standard library only, Python >= 3.9, and torch for the devices where it is there: it goes to the machine with
-:mod:`distributed.machine.system` and runs there::
+:mod:`distributed.system` and runs there::
 
     python machine_health.py facts            > one JSON document
     python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.system import output, read
+from distributed.system import output, read
 
 CPU_SIZE, GPU_SIZE = 512, 2048
 """Side of the matrices of the smoke test; what a GPU gets is large enough to keep it busy."""

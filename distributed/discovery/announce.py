@@ -18,7 +18,7 @@ from zeroconf import Error, ServiceInfo, Zeroconf
 
 from distributed.discovery.mdns_records import MUSTER
 from distributed.discovery.network_interfaces import Interface, Interfaces, PathKind, list_interfaces
-from distributed.machine.system import output
+from distributed.system import output
 from profiles.errors import MachinesNotReady
 
 _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)

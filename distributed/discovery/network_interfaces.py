@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
-from distributed.machine.system import output
+from distributed.system import output
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Attached = ipaddress.IPv4Interface | ipaddress.IPv6Interface

@@ -1,6 +1,6 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.machine.system` and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and run there::
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.machine.system import interface_of, output, read
+from distributed.system import interface_of, output, read
 
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""

@@ -22,7 +22,7 @@ from profiles.errors import MusterError
 PATIENCE = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4."""
 _SHORT_PATIENCE = 10.0
-_MODULES = ("distributed.machine.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
+_MODULES = ("distributed.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
 _THUNDERBOLT = ("thunderbolt", "bridge0")
 """As Linux and macOS call it."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0

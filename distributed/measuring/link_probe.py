@@ -27,7 +27,6 @@ import threading
 import time
 from typing import Any
 
-from distributed.machine.system import card_rates, counted, interface_of, own_addresses, wireless
 from distributed.measuring.link_transfer import (
     GREETING,
     LONGEST_LINE,
@@ -37,6 +36,7 @@ from distributed.measuring.link_transfer import (
     receive_data,
     send_data,
 )
+from distributed.system import card_rates, counted, interface_of, own_addresses, wireless
 
 TOKEN = 32
 """Characters of a token."""

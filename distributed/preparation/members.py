@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import address_towards
-from distributed.machine.system import interface_of
 from distributed.planning.fitting import Room
 from distributed.preparation.preflight import Facts, Ready
+from distributed.system import interface_of
 from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.plan import MemberPlan, RunPlan

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.machine.link import packed
-from distributed.machine.system import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from distributed.measuring import link_probe
 from distributed.measuring.interface_figures import Together
 from distributed.measuring.link_figures import _MODULES, Figures
 from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.ssh.process import LIMIT, encode
+from distributed.system import parse_addresses, parse_media, parse_net_dev, parse_netstat
 from tests.waiting import PATIENCE
 
 TOKEN = "0123456789abcdef" * 2
@@ -121,7 +121,7 @@ def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("name", ["measuring/link_probe", "measuring/link_transfer", "machine/system"])
+@pytest.mark.parametrize("name", ["measuring/link_probe", "measuring/link_transfer", "system"])
 def test_an_old_python_understands_it(name: str) -> None:
     ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))
 
