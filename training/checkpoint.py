@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
+from training.run_files import sha256
 
 SNAPSHOT_VERSION = 1
 _TENSORS = "state.safetensors"
@@ -189,7 +190,7 @@ def _write(folder: Path, snapshot: Snapshot, plan_hash: str) -> int:
         "step": snapshot.step,
         "plan_hash": plan_hash,
         "state": snapshot.state,
-        "files": {_TENSORS: {"bytes": tensors.stat().st_size, "sha256": _file_hash(tensors)}},
+        "files": {_TENSORS: {"bytes": tensors.stat().st_size, "sha256": sha256(tensors)}},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     manifest = folder / _MANIFEST
@@ -205,7 +206,7 @@ def _check(folder: Path) -> dict[str, Any]:
     for name, expected in manifest["files"].items():
         file = folder / name
         try:
-            size, digest = file.stat().st_size, _file_hash(file)
+            size, digest = file.stat().st_size, sha256(file)
         except OSError as error:
             raise DamagedSnapshot(f"{file}: {error.strerror}", _PASS_OVER) from error
         if size != expected["bytes"]:
@@ -247,14 +248,6 @@ def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _body_hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _file_hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync_file(path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from profiles.errors import BadInput
 
@@ -76,6 +78,19 @@ def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def add_file(digest: Any, path: Path) -> Any:
+    """Return a hash (of ``hashlib``) to which the content of a file was added."""
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    return str(add_file(hashlib.sha256(), path).hexdigest())
 
 
 def try_to_write(folder: Path, option: str) -> None:

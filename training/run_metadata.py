@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import math
 import platform
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +82,7 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         strategy=profile.strategy.strategy,
         strategy_reason=reason,
         engine=plan.engine,
-        versions=_versions(),
+        versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},
         command=command,
     )
 
@@ -99,13 +101,12 @@ def read_metadata(path: Path) -> RunMetadata:
         raise BadInput(f"metadata.json is damaged: {first_problem(error)}", "see: runs list", file=path) from error
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed, by name."""
+    found = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

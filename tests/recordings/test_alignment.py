@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.segments import alignment
-from training.recordings.segments.alignment import align
+from training.recordings.segments import matching as alignment
 from training.recordings.segments.hearing import sharpened, warp
+from training.recordings.segments.matching import align
 
 
 def opposite(heard: str, said: str) -> list[int]:

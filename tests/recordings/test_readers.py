@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from sounds import write_rows, write_tone
 
 from profiles.errors import BadInput
-from training.recordings.kinds import READERS, kind_of
-from training.recordings.readers import read_bigquery
+from training.recordings.readers import READERS, kind_of, read_bigquery
 from training.recordings.recording import Columns, NoSource, Reason, Recording, Request, UrlSource
 from training.tasks.speech_clips import FileSource
 

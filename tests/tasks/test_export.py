@@ -25,7 +25,8 @@ from training.export.export import ExportRequest, export
 from training.export.exporters import Exporter
 from training.export.formats import FORMATS, find_format
 from training.export.ggml_model import q5_0, q8_0
-from training.export.source import ModelSource, find_source, sha256
+from training.export.source import ModelSource, find_source
+from training.run_files import sha256
 from training.run_metadata import RunMetadata
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.whisper.task import WhisperTask

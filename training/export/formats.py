@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import sys
 from dataclasses import dataclass
 
 from profiles.errors import BadInput
+from training.run_metadata import versions_of
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,7 @@ def find_format(name: str, quantize: str) -> Format:
 
 def versions(found: Format) -> dict[str, str]:
     """Return the versions of what writes and reads a format, by package."""
-    packages = dict.fromkeys(("muster-train", "torch", "transformers", *found.converter, *found.runtime))
-    return {name: version for name in packages if (version := _version(name))}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return versions_of(("muster-train", "torch", "transformers", *found.converter, *found.runtime))
 
 
 def _lacking(modules: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from training.export.check import CheckResult
 from training.export.formats import Format, versions
-from training.export.source import ModelSource, sha256
-from training.run_files import write_whole
+from training.export.source import ModelSource
+from training.run_files import sha256, write_whole
 from training.run_metadata import document, finite, utc_now
 
 NAME = "manifest.json"

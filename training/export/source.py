@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from training.run_files import sha256
 from training.run_metadata import RunMetadata, read_metadata
 from training.runs import find_model
-from training.tasks.cache import add_file
 
 _WEIGHTS = (".safetensors", ".bin")
 
@@ -97,11 +96,6 @@ def find_source(output: Path, reference: str) -> ModelSource:
     folder = find_model(output, reference)
     has_run = folder.name == "model" and (folder.parent / "metadata.json").is_file()
     return ModelSource(folder, read_metadata(folder.parent) if has_run else None)
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
-    return str(add_file(hashlib.sha256(), path).hexdigest())
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -11,8 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.recordings.cells import located, names_in, recording_of, split_named
-from training.recordings.recording import Columns, Fault, Reason, Recording, Request, one_line
+from training.recordings.recording import (
+    Columns,
+    Fault,
+    Reason,
+    Recording,
+    Request,
+    located,
+    names_in,
+    one_line,
+    recording_of,
+    split_named,
+)
 from training.tasks.tables import JSON_LINES, Row, read_table
 
 _PEEK = 2**16  # characters of the first line that are looked at

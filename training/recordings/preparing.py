@@ -20,7 +20,7 @@ from training.recordings.checks import Limits, Measures, doubles, judge, judge_t
 from training.recordings.dividing import Shares, divide
 from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
 from training.recordings.hearing import Ear, hear, hear_languages, judge_language, key_of
-from training.recordings.kinds import READERS, kind_of
+from training.recordings.readers import READERS, kind_of
 from training.recordings.recording import Fault, Recording, Request, Unusable
 from training.recordings.workplace import Journal, Kept, Origin, Result, Workplace, open_workplace, write_result
 from training.tasks.base import Progress
@@ -37,7 +37,7 @@ class Job:
     request: Request
     out: Path
     kind: str = ""
-    """See :data:`training.recordings.kinds.READERS`; empty: recognised."""
+    """See :data:`training.recordings.readers.READERS`; empty: recognised."""
     form: str = "flac"
     language: str = ""
     """Of recordings of which the source tells none."""

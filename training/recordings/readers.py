@@ -1,7 +1,8 @@
-"""Readers of tables, which all give :class:`training.recordings.recording.Recording`.
+"""The kinds of sources, recognised by what lies there or named by a person, and the readers of tables.
 
 Tables in files (also what BigQuery exports), Hugging Face's audiofolder, tables of BigQuery by name, and data sets of
-the Hugging Face hub. The forms that corpora have of their own are in :mod:`training.recordings.corpora`.
+the Hugging Face hub. The forms that corpora have of their own are in :mod:`training.recordings.corpora`. All readers
+give :class:`training.recordings.recording.Recording`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from profiles.errors import BadInput
-from training.recordings.cells import LANGUAGE, SPEAKER, TEXT, names_in, recording_of, split_named
-from training.recordings.recording import Fault, Reason, Recording, Request, one_line
+from training.recordings import corpora
+from training.recordings.recording import (
+    LANGUAGE,
+    SPEAKER,
+    TEXT,
+    Fault,
+    Reason,
+    Recording,
+    Request,
+    names_in,
+    one_line,
+    recording_of,
+    split_named,
+)
 from training.tasks.speech_clips import FileSource, find_text_column
-from training.tasks.tables import JSON_LINES, Row, Table, read_table
+from training.tasks.speech_dataset import looks_like_path
+from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
 ENDINGS = tuple(ending for form in _FORMS for ending in form)
@@ -90,12 +104,7 @@ def _read(path: Path) -> Table:
     Raises:
         BadInput: it cannot be read, or is too large to be read whole.
     """
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-    if size > _LARGEST:
-        raise BadInput(f"{path}: {size / 1e9:.1f} GB are too large for one table", "divide it into several in a folder")
+    check_size(path, _LARGEST, "divide it into several tables in a folder")
     return _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path)
 
 
@@ -216,3 +225,65 @@ def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterato
             cells.get(language, ""),
             split,
         )
+
+
+READERS: dict[str, Callable[[Request], Iterator[Recording]]] = {
+    "table": read_tables,
+    "audiofolder": read_audiofolder,
+    "common-voice": corpora.read_common_voice,
+    "librispeech": corpora.read_librispeech,
+    "voxpopuli": corpora.read_voxpopuli,
+    "nemo": corpora.read_nemo,
+    "hub": read_hub,
+    "bigquery": read_bigquery,
+}
+_FOLDERS: dict[str, Callable[[Path], object]] = {
+    "common-voice": corpora.is_common_voice,
+    "voxpopuli": corpora.voxpopuli_tables,
+    "audiofolder": metadata_of,
+    "table": tables_of,
+    "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
+}
+"""What tells a folder of a kind, in the order in which they are tried."""
+_GIVE = "name a table, a folder or a data set"
+
+
+def kind_of(source: str, named: str = "") -> str:
+    """Return the kind of a source.
+
+    Args:
+        named: the kind as a person gave it; empty: it is recognised.
+
+    Raises:
+        BadInput: there is no such kind, or nothing at ``source``, or nothing that is known.
+    """
+    if not source:
+        raise BadInput("no source was given", _GIVE)
+    if named and named not in READERS:
+        raise BadInput(f"no kind {named!r} of source", f"known: {', '.join(READERS)}")
+    path = Path(source).expanduser()
+    is_elsewhere = named in ("hub", "bigquery") if named else source.startswith(BIGQUERY)
+    must_be_here = named or looks_like_path(source) or path.suffix.lower() in ENDINGS
+    if not is_elsewhere and must_be_here and not path.exists():
+        raise BadInput(f"source {source}: not there", _GIVE)
+    if named or is_elsewhere:
+        return named or "bigquery"
+    if path.is_dir():
+        return _kind_of_folder(path)
+    return _kind_of_file(path) if path.is_file() else "hub"
+
+
+def _kind_of_file(path: Path) -> str:
+    if corpora.is_nemo(path):
+        return "nemo"
+    if path.suffix.lower() in ENDINGS:
+        return "table"
+    raise BadInput(f"source {path}: not a table by its name", f"known endings: {', '.join(ENDINGS)}; or --kind")
+
+
+def _kind_of_folder(folder: Path) -> str:
+    for kind, is_one in _FOLDERS.items():
+        if is_one(folder):
+            return kind
+    hint = f"known: tables ({', '.join(ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
+    raise BadInput(f"source {folder}: nothing there has a known form", hint)

@@ -1,12 +1,24 @@
-"""One recording of a source, as every reader gives it, and why one can be left out."""
+"""One recording of a source, as every reader gives it; how a row of a stranger's table becomes one, and why not.
+
+Columns go by many names. A cell may lead to ``https`` addresses, and to files inside the folders a person named.
+Nothing else is followed: no ``http``, ``file`` or other scheme, no absolute path, ``..`` or symbolic link out of those
+folders, no device, no pipe.
+"""
 
 from __future__ import annotations
 
+import re
+import stat
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from profiles.errors import BadInput
+from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, FileSource
+from training.tasks.tables import Row, Table, as_stored
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -14,6 +26,18 @@ if TYPE_CHECKING:
     from training.tasks.speech_clips import AudioSource
 
     Source: TypeAlias = "AudioSource | UrlSource | NoSource"
+
+AUDIO = (
+    *("audio_path", "file_name", "audio_filepath", "audio_url", "audio_uri", "url", "uri", "gcs_uri"),
+    *("path", "file", "filename", "audio"),
+)
+TEXT = (*TEXT_COLUMNS, "transcript", "raw_text", "normalized_text")
+SPEAKER = ("speaker", "speaker_id", "client_id", "voice", "user_id")
+LANGUAGE = ("language", "lang", "locale", "source_lang")
+OFFSET = ("offset", "start")
+LONGEST_ID = 200
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_LONGEST_CELL = 4096  # characters of a path or address
 
 
 class Reason(str, Enum):
@@ -135,3 +159,137 @@ class Request:
 def one_line(text: str) -> str:
     """Return a transcript in one line, without control characters."""
     return " ".join("".join(c if unicodedata.category(c) != "Cc" else " " for c in text).split())
+
+
+@dataclass(frozen=True)
+class Names:
+    """The columns of one table that count; empty where it has none."""
+
+    audio: str
+    text: str
+    speaker: str
+    language: str
+    offset: str
+
+
+def names_in(table: Table, request: Request) -> Names:
+    """Find the columns of a table.
+
+    Raises:
+        BadInput: no column with recordings or none with transcripts, or one that was named is not there.
+    """
+    columns = request.columns
+    there = set(table.columns)
+    speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
+    return Names(
+        table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
+        table.column((columns.text,) if columns.text else TEXT, "transcripts", "--text-column"),
+        speaker or next((name for name in SPEAKER if name in there), ""),
+        next((name for name in LANGUAGE if name in there), ""),
+        next((name for name in OFFSET if name in there), ""),
+    )
+
+
+def recording_of(
+    row: Row, names: Names, base: Path, request: Request, split: str = "", always_cut: bool = False
+) -> Recording:
+    """Return the recording of one row; what is wrong with it is its ``fault``.
+
+    Args:
+        base: the folder that relative paths start from.
+        split: the split that the whole table stands for; empty: a column ``split`` tells it.
+        always_cut: ``duration`` cuts the file also where no offset is given.
+    """
+    cells = row.cells
+    cell = cells.get(names.audio, "")
+    audio, fault = located(cell, base, request.roots)
+    offset, duration = 0.0, None
+    try:
+        offset = row.number(names.offset) or 0.0
+        if always_cut or cells.get(names.offset):
+            duration = row.number("duration")
+    except BadInput as error:
+        fault = Fault(Reason.BAD_CELL, error.message)
+    named = cells.get("split", "")
+    if not split and named and not split_named(named):
+        fault = Fault(Reason.BAD_CELL, f"column split: {named[:40]!r} is none of {', '.join(SPLITS)}")
+    return Recording(
+        id=_identity(cells, cell, offset if cells.get(names.offset) else None),
+        audio=audio,
+        text=one_line(cells.get(names.text, "")),
+        where=row.where,
+        speaker=cells.get(names.speaker, ""),
+        language=cells.get(names.language, ""),
+        split=split or split_named(named),
+        offset=offset,
+        duration=duration,
+        fault=fault,
+    )
+
+
+def split_named(name: str) -> str:
+    """Return the split that ``name`` stands for; empty if it stands for none."""
+    lowered = name.lower()
+    return next((split for split, names in SPLITS.items() if lowered in names), "")
+
+
+def shown(cell: str) -> str:
+    """What a cell names, without the query of an address, which may hold a key."""
+    return cell.partition("?")[0] if "://" in cell else cell
+
+
+def _identity(cells: dict[str, str], cell: str, offset: float | None) -> str:
+    given = cells.get("id") or cells.get("utt_id")
+    named = one_line(given or (shown(cell) if offset is None else f"{shown(cell)}@{offset:g}"))
+    return named[-LONGEST_ID:]
+
+
+def located(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, Fault | None]:
+    """Return :func:`source_of`, or what the cell holds and why that cannot be used."""
+    try:
+        return source_of(cell, base, roots), None
+    except Unusable as error:
+        return NoSource(cell), error.fault
+
+
+def source_of(cell: str, base: Path, roots: Sequence[Path] = ()) -> FileSource | UrlSource:
+    """Return the recording that ``cell`` names.
+
+    Args:
+        base: the table's folder.
+        roots: further folders in which recordings may be; relative paths are looked for in all of them.
+
+    Raises:
+        Unusable: it names none, or one that is not followed.
+    """
+    if not cell:
+        raise Unusable(Reason.NOT_THERE, "no file and no address")
+    if len(cell) > _LONGEST_CELL:
+        raise Unusable(Reason.BAD_CELL, f"a path of {len(cell)} characters")
+    scheme = _SCHEME.match(cell)
+    if scheme is None:
+        return _file(cell, (base, *roots))
+    match scheme[1].lower():
+        case "https":
+            return UrlSource(cell)
+        case "gs":  # how BigQuery names an object of Cloud Storage; a public one is read without its client
+            return UrlSource(f"https://storage.googleapis.com/{cell[len(scheme[0]) :]}")
+        case other:
+            raise Unusable(Reason.NOT_HTTPS, f"{other} is not followed, only https and files")
+
+
+def _file(cell: str, roots: Sequence[Path]) -> FileSource:
+    outside = False
+    for root in roots:
+        try:
+            path = as_stored(root, cell).resolve()
+            mode = path.stat().st_mode
+        except (OSError, ValueError, RuntimeError):  # not there; a zero byte; links in a circle
+            continue
+        if not any(path.is_relative_to(allowed.resolve()) for allowed in roots):
+            outside = True
+        elif stat.S_ISREG(mode):
+            return FileSource(path)
+    if outside or Path(cell).is_absolute() or ".." in Path(cell).parts:
+        raise Unusable(Reason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more")
+    raise Unusable(Reason.NOT_THERE, "no such file")

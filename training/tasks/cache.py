@@ -18,12 +18,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
+from training.run_files import add_file
 
 logger = logging.getLogger("muster.data")
 
@@ -95,14 +95,6 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}", "name the folder of a saved model") from error
     return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
-
-
-def add_file(found: Any, file: Path) -> Any:
-    """Return a hash (of ``hashlib``) to which the content of ``file`` was added."""
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            found.update(chunk)
-    return found
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import HELD_OUT, SPLITS
+from training.tasks.speech_clips import HELD_OUT, by_split
 from training.tasks.tables import json_lines, read_table, read_text
 
 PROMPTS = ("prompt", "question", "instruction")
@@ -62,12 +62,7 @@ def conversation_files(path: str) -> dict[str, Path]:
     source = Path(path).expanduser()
     if source.is_file():
         return {"train": source} if source.suffix in _ENDS else {}
-    found = {}
-    for split, names in SPLITS.items():
-        files = (source / f"{name}{end}" for name in names for end in _ENDS)
-        file = next((file for file in files if file.is_file()), None)
-        if file is not None:
-            found[split] = file
+    found = by_split(lambda name: next((path for end in _ENDS if (path := source / f"{name}{end}").is_file()), None))
     return found if "train" in found else {}
 
 
@@ -181,13 +176,12 @@ def hub_conversations(name: str) -> Conversations | None:
     Raises:
         BadInput: it cannot be had, or a row is no conversation.
     """
-    from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
+    from training.tasks.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(name)
     found: Conversations = {}
-    for split, names in SPLITS.items():
-        key = next((candidate for candidate in names if candidate in loaded), None)
-        columns = loaded[key].column_names if key is not None else ()
+    for split, key in splits_of(loaded).items():
+        columns = loaded[key].column_names
         pair = any(name in columns for name in PROMPTS) and any(name in columns for name in RESPONSES)
         if pair or "messages" in columns:
             found[split] = [row_to_conversation(row, f"{name}, {key}, row {i}") for i, row in enumerate(loaded[key])]

@@ -14,7 +14,14 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from profiles.counts import counted
 from profiles.errors import BadInput
 from training.tasks.pretrained import reachable
-from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, SPLITS, Clip, SpeechSplits, find_text_column
+from training.tasks.speech_clips import (
+    NOISE_COLUMNS,
+    SPEAKER_COLUMNS,
+    Clip,
+    SpeechSplits,
+    by_split,
+    find_text_column,
+)
 
 logger = logging.getLogger("muster.data")
 
@@ -68,6 +75,11 @@ def load_hub_dataset(name: str) -> Any:
         ) from error
 
 
+def splits_of(loaded: Any) -> dict[str, str]:
+    """Return the splits that a ``DatasetDict`` holds, with the names that they have in it."""
+    return by_split(lambda name: name if name in loaded else None)
+
+
 def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
     """Read the clips of a hub data set; rows without a text are left out and counted in a warning.
 
@@ -75,14 +87,10 @@ def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
         BadInput: not there, or without an audio or a text column.
     """
     loaded = load_hub_dataset(name)
-    found: SpeechSplits = {}
-    for split, names in SPLITS.items():
-        key = next((candidate for candidate in names if candidate in loaded), None)
-        if key is not None:
-            found[split] = _clips(loaded[key], f"{name}, {key}", text_column)
-    if not found:
+    keys = splits_of(loaded)
+    if not keys:
         raise BadInput(f"data set {name}: no train, validation or test split; it has: {', '.join(loaded)}", "")
-    return found
+    return {split: _clips(loaded[key], f"{name}, {key}", text_column) for split, key in keys.items()}
 
 
 def undecoded_audio(dataset: Any, where: str) -> tuple[Any, str]:

@@ -9,7 +9,6 @@ Functions and classes travel by name (``module:name``), weights and samples as s
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from torch import nn
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.randomness import seed_everything
-from training.tasks.cache import add_file
+from training.run_files import sha256
 from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples
 from training.tasks.user_code import call_factory, find_factory, name_of
@@ -160,9 +159,7 @@ def write_job(job: CustomJob, folder: Path) -> None:
             write_samples(_made_data(data, what, 0), folder / f"{split}.safetensors", what)
             document[split] = {"samples": f"{split}.safetensors"}
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    document["files"] = {
-        path.relative_to(folder).as_posix(): add_file(hashlib.sha256(), path).hexdigest() for path in files
-    }
+    document["files"] = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
     (folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
@@ -204,7 +201,7 @@ def read_job(folder: Path) -> CustomJob:
         if document["version"] != VERSION:
             raise BadInput(f"{folder / INDEX}: version {document['version']} of the job", "start the run again")
         for name, wanted in document["files"].items():
-            if add_file(hashlib.sha256(), folder / name).hexdigest() != wanted:
+            if sha256(folder / name) != wanted:
                 raise BadInput(f"{folder / name}: not the file that was sent", "remove it and start the run again")
         parts = (document["train"], document["validation"])
         train, validation = (SampleFile(folder / part["samples"]) if isinstance(part, dict) else part for part in parts)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, FileSource
-from training.tasks.tables import Row, read_table, write_table
+from training.tasks.tables import Row, check_size, read_table, write_table
 
 FOLDER = "evaluation"
 """Of a run: what its model wrote for the clips of an evaluation."""
@@ -128,12 +128,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         BadInput: not there, too large, a column is missing, an id is there twice, or a count is none.
     """
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-    if size > _LARGEST:
-        raise BadInput(f"{path}: larger than {_LARGEST >> 20} MiB", "name a predictions.csv")
+    check_size(path, _LARGEST, "name a predictions.csv")
     table = read_table(path)
     for name in ("id", "reference", "prediction", "normalised_reference", "normalised_prediction", *_COUNTS):
         table.column((name,), "predictions")

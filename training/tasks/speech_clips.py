@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput
 from training.tasks.tables import Table
@@ -28,6 +28,18 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """Names a split goes by, as in Hugging Face's audiofolder."""
+T = TypeVar("T")
+
+
+def by_split(find: Callable[[str], T | None]) -> dict[str, T]:
+    """Return what there is of each split: what ``find`` gives for the first of its names that has anything."""
+    hits = {split: next(filter(None, map(find, names)), None) for split, names in SPLITS.items()}
+    return {split: hit for split, hit in hits.items() if hit is not None}
+
+
+def existing(path: Path) -> Path | None:
+    """Return a file that is there, else ``None``."""
+    return path if path.is_file() else None
 
 
 class AudioSource(Protocol):

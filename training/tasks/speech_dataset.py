@@ -18,7 +18,17 @@ from profiles.errors import BadInput
 from training.tasks.patches import Change, Patches, patched, read_patches, unknown
 from training.tasks.pseudo_table import KEPT
 from training.tasks.pseudo_table import NAME as PSEUDO
-from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, find_text_column, hold_out, id_hash
+from training.tasks.speech_clips import (
+    SPLITS,
+    Clip,
+    FileSource,
+    SpeechSplits,
+    by_split,
+    existing,
+    find_text_column,
+    hold_out,
+    id_hash,
+)
 from training.tasks.tables import Row, as_stored, read_table
 
 logger = logging.getLogger("muster.data")
@@ -234,36 +244,30 @@ def looks_like_path(name: str) -> bool:
 
 def has_tables(folder: Path) -> bool:
     """Whether a folder is a data set."""
-    return any(
-        _first_file(folder, split) or _metadata(folder) or _split_metadata(folder, split) is not None
-        for split in SPLITS
-    )
+    return bool(_tables_in(folder) or _metadata(folder) or _inner_tables(folder))
 
 
 def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
-    tables = {split: path for split in SPLITS if (path := _first_file(folder, split)) is not None}
-    if tables:
-        return {split: _table(path, text_column) for split, path in tables.items()}
-    metadata = _metadata(folder)
-    if metadata is not None:
+    tables, metadata = _tables_in(folder), _metadata(folder)
+    if not tables and metadata is not None:
         return _by_first_folder(_table(metadata, text_column), folder)
-    inner = {split: path for split in SPLITS if (path := _split_metadata(folder, split)) is not None}
-    if inner:
-        return {split: _table(path, text_column) for split, path in inner.items()}
-    hint = "write train.csv with the columns id, audio_path, text"
-    raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
+    tables = tables or _inner_tables(folder)
+    if not tables:
+        hint = "write train.csv with the columns id, audio_path, text"
+        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
+    return {split: _table(path, text_column) for split, path in tables.items()}
 
 
-def _first_file(folder: Path, split: str) -> Path | None:
-    return next((path for name in SPLITS[split] if (path := folder / f"{name}.csv").is_file()), None)
+def _tables_in(folder: Path) -> dict[str, Path]:
+    return by_split(lambda name: existing(folder / f"{name}.csv"))
+
+
+def _inner_tables(folder: Path) -> dict[str, Path]:
+    return by_split(lambda name: _metadata(folder / name))
 
 
 def _metadata(folder: Path) -> Path | None:
-    return next((path for end in ("csv", "jsonl") if (path := folder / f"metadata.{end}").is_file()), None)
-
-
-def _split_metadata(folder: Path, split: str) -> Path | None:
-    return next((path for name in SPLITS[split] if (path := _metadata(folder / name)) is not None), None)
+    return existing(folder / "metadata.csv") or existing(folder / "metadata.jsonl")
 
 
 def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:

@@ -104,6 +104,20 @@ def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Ta
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
 
 
+def check_size(path: Path, most: int, hint: str) -> None:
+    """Refuse a file that is not there, or too large to be read whole.
+
+    Raises:
+        BadInput: it is so; of its size ``hint`` says what to do.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", "check the path") from error
+    if size > most:
+        raise BadInput(f"{path}: larger than {most >> 20} MiB", hint)
+
+
 def as_stored(folder: Path, cell: str) -> Path:
     """Return the file that a cell names, below ``folder`` if it is relative, as the disk spells it.
 

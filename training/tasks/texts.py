@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from profiles.errors import BadInput
 from training.tasks.cache import get_or_build
-from training.tasks.speech_clips import HELD_OUT, SPLITS
+from training.tasks.speech_clips import HELD_OUT, SPLITS, by_split, existing
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.tables import read_text
 
@@ -182,33 +182,24 @@ def _read(path: Path) -> str:
 
 
 def _files_of(folder: Path) -> dict[str, list[Path]]:
-    found = {}
-    for split, names in SPLITS.items():
-        path = next((path for name in names if (path := folder / f"{name}.txt").is_file()), None)
-        if path is not None:
-            found[split] = [path]
+    found = {split: [path] for split, path in by_split(lambda name: existing(folder / f"{name}.txt")).items()}
     if "train" in found:
         return found
-    others = sorted(
-        path for path in folder.glob("*.txt") if path.stem not in {n for names in SPLITS.values() for n in names}
-    )
+    taken = {name for names in SPLITS.values() for name in names}
+    others = sorted(path for path in folder.glob("*.txt") if path.stem not in taken)
     if not others:
-        raise BadInput(
-            f"data set {folder}: no train.txt and no other .txt file", "name a text file or a folder of them"
-        )
+        message = f"data set {folder}: no train.txt and no other .txt file"
+        raise BadInput(message, "name a text file or a folder of them")
     return {**found, "train": others}
 
 
 def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:
-    from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
+    from training.tasks.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(name)
     column = text_column or "text"
     found = {}
-    for split, names in SPLITS.items():
-        key = next((candidate for candidate in names if candidate in loaded), None)
-        if key is None:
-            continue
+    for split, key in splits_of(loaded).items():
         if column not in loaded[key].column_names:
             there = ", ".join(loaded[key].column_names)
             raise BadInput(f"data set {name}, {key}: no column {column!r}; it has: {there}", "set text_column")

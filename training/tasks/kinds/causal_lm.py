@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from profiles.schema import Profile
-from training.tasks.base import Task
+from training.lazy import lazy
 from training.tasks.registry import register
 
-
-def _make(profile: Profile) -> Task:
-    from training.tasks.causal_lm import CausalLMTask
-
-    return CausalLMTask(profile)
-
-
-register("causal_lm", "a language model that learns texts, or conversations", _make)
+_code = lazy("training.tasks.causal_lm")
+register(
+    "causal_lm", "a language model that learns texts, or conversations", lambda profile: _code.CausalLMTask(profile)
+)

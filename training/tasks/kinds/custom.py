@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from profiles.schema import Profile
-from training.tasks.base import Task
+from training.lazy import lazy
 from training.tasks.registry import register
 
-
-def _make(profile: Profile) -> Task:
-    from training.tasks.custom import CustomTask
-
-    return CustomTask(profile)
-
-
-register("custom", "a model and data of your own, made by the function that model_path names", _make)
+_code = lazy("training.tasks.custom")
+_SUMMARY = "a model and data of your own, made by the function that model_path names"
+register("custom", _SUMMARY, lambda profile: _code.CustomTask(profile))

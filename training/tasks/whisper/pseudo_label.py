@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from profiles.errors import BadInput
-from training.run_files import explain
+from training.run_files import add_file, explain
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
-from training.tasks.cache import add_file
 from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
