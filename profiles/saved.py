@@ -15,7 +15,7 @@ from profiles.options import canonical, options_by_name
 from profiles.resolve import resolve
 
 
-def save_profile(name: str, values: Mapping[str, str], config: Path | None = None, *, description: str = "") -> Path:
+def save_profile(name: str, values: Mapping[str, str], config: Path | None = None) -> Path:
     """Write ``[profile:name]`` so that it holds exactly ``values``, and return the file.
 
     Comments, other sections and every other byte of an existing file stay. Nothing is written unless the profile can
@@ -24,7 +24,6 @@ def save_profile(name: str, values: Mapping[str, str], config: Path | None = Non
     Args:
         values: options and references by name, as text; relative paths are relative to the current folder.
         config: another ``config.ini``; the profile is saved in ``profiles/saved`` beside it.
-        description: one line for lists.
 
     Raises:
         BadInput: a bad name, a name taken by another file, an unknown option, a value that does not fit, or a folder
@@ -34,8 +33,6 @@ def save_profile(name: str, values: Mapping[str, str], config: Path | None = Non
     path = saved_folder(library.config.path) / f"{check_name(name)}.ini"
     override_layer(values, COMMAND_LINE)
     section = {canonical(key): _portable(library, key, value.strip(), path) for key, value in values.items()}
-    if description:
-        section = {"description": description, **section}
     for key, value in section.items():
         _check_line(key, value)
     old = read_text(path) if path.exists() else f"# A saved profile: run it by its name, {name}.\n"

@@ -181,33 +181,35 @@ class BatchSource:
         self._rank = rank
         self._samples = samples
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._ahead: tuple[_Wanted, Future[StepBatches]] | None = None
+        self._wanted: tuple[Cursor, dict[int, int], int] | None = None
+        self._ahead: Future[StepBatches]
 
     def take(self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool, most: int = 0) -> StepBatches:
         """Return the batches of the step at ``cursor`` and, if ``more`` follow, start making the next ones.
 
         No micro-batch has more than ``most`` samples; 0: as many as the member's batch size says.
         """
-        wanted = _Wanted(cursor, dict(batch_sizes), most)
-        if self._ahead is None or self._ahead[0] != wanted:
-            self._begin(wanted)  # by the same thread, after what was begun in vain: no task need bear two at once
-        assert self._ahead is not None
+        sizes = dict(batch_sizes)
+        if self._wanted != (cursor, sizes, most):
+            self._begin(cursor, sizes, most)  # in the same thread, after what was begun in vain: never two at once
         with self.turns.lent():
-            found = self._ahead[1].result()
+            found = self._ahead.result()
         if more:
-            self._begin(_Wanted(found.cursor, wanted.batch_sizes, most))
+            self._begin(found.cursor, sizes, most)
         return found
 
-    def _begin(self, wanted: _Wanted) -> None:
-        self._ahead = (wanted, self._pool.submit(self._make, wanted))
+    def _begin(self, cursor: Cursor, batch_sizes: dict[int, int], most: int) -> None:
+        self._wanted = cursor, batch_sizes, most
+        self._ahead = self._pool.submit(self._make, *self._wanted)
 
-    def _make(self, wanted: _Wanted) -> StepBatches:
-        cursor = self._schedule.start(wanted.cursor, wanted.batch_sizes)
-        parts, after = self._schedule.step(cursor, wanted.batch_sizes, self._rank)
-        made = [self._batch(piece, cursor.epoch) for part in parts for piece in _cut(part, wanted.most)]
+    def _make(self, cursor: Cursor, batch_sizes: dict[int, int], most: int) -> StepBatches:
+        cursor = self._schedule.start(cursor, batch_sizes)
+        parts, after = self._schedule.step(cursor, batch_sizes, self._rank)
+        pieces = [part[i : i + (most or len(part))] for part in parts for i in range(0, len(part), most or len(part))]
+        made = [self._batch(piece, cursor.epoch) for piece in pieces]
         readable = [one for one in made if one is not None]
         indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
-        longest = self._schedule.longest(cursor, wanted.batch_sizes, [index for part in parts for index in part])
+        longest = self._schedule.longest(cursor, batch_sizes, [index for part in parts for index in part])
         batches = [self._task.lengthen(batch, longest) for batch in batches] if longest else batches
         weights = [self._task.weight(batch) for batch in batches]
         return StepBatches(batches, weights, indices, sum(map(len, indices)), after)
@@ -219,17 +221,3 @@ class BatchSource:
     def close(self) -> None:
         self.turns.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What decides a step's batches."""
-
-    cursor: Cursor
-    batch_sizes: dict[int, int]
-    most: int
-
-
-def _cut(indices: list[int], most: int) -> list[list[int]]:
-    size = most or len(indices)
-    return [indices[i : i + size] for i in range(0, len(indices), size)]

@@ -35,10 +35,6 @@ def harmless(text: str, length: int = LONGEST_TEXT) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _measured(value: object) -> object:
-    return value if not isinstance(value, float) or math.isfinite(value) else None
-
-
 Text = Annotated[str, _cut(LONGEST_TEXT)]
 Name = Annotated[str, _cut(LONGEST_NAME)]
 Rank = Annotated[int, Field(ge=-1, lt=MOST_RANKS)]
@@ -50,7 +46,9 @@ Number = Annotated[float, Field(ge=-1e39, le=1e39, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11, allow_inf_nan=False)]
 """Seconds since the epoch."""
-Measured = Annotated[float | None, BeforeValidator(_measured)]
+Measured = Annotated[
+    float | None, BeforeValidator(lambda told: None if isinstance(told, float) and not math.isfinite(told) else told)
+]
 
 
 def parse_object(line: str | bytes) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +28,6 @@ class Cursor:
 
     epoch: int = 0
     offset: int = 0
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cursor:
-        return cls(epoch=int(data["epoch"]), offset=int(data["offset"]))
 
 
 class SampleSchedule:
@@ -114,14 +106,17 @@ class SampleSchedule:
         taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
         if rank not in batch_sizes:
             size = own_batch_size or min(batch_sizes.values())
-            own = self._draw(cursor, rank, self.accumulation * size)
+            rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
+            own = rng.integers(self.samples, size=self.accumulation * size).tolist()
         else:
             size = batch_sizes[rank]
             counts = apportion(taken, [batch_sizes[r] for r in ranks])
             position = ranks.index(rank)
             start = cursor.offset + sum(counts[:position])
             own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
-        return [own[i : i + size] for i in range(0, len(own), size)], self._advance(cursor, taken)
+        behind = cursor.offset + taken
+        after = Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
+        return [own[i : i + size] for i in range(0, len(own), size)], after
 
     def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], own: Sequence[int]) -> int:
         """Return the length of the longest sample of the whole group's step at ``cursor``, and of ``own``, which a
@@ -162,15 +157,6 @@ class SampleSchedule:
                 self._order = grouped(self._order, self._lengths, self._block, rng)
             self._epoch = epoch
         return self._order
-
-    def _draw(self, cursor: Cursor, rank: int, count: int) -> list[int]:
-        rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
-        drawn: list[int] = rng.integers(self.samples, size=count).tolist()
-        return drawn
-
-    def _advance(self, cursor: Cursor, taken: int) -> Cursor:
-        offset = cursor.offset + taken
-        return Cursor(cursor.epoch + 1, 0) if offset >= self.samples else Cursor(cursor.epoch, offset)
 
 
 def _generator(*key: int) -> np.random.Generator:

@@ -60,7 +60,7 @@ class Evaluator:
         self._batch_size = settings.eval_batch_size or batch_size
         self._stops, self._warn = stops, warn
         self._stopped: set[int] = set()
-        self._folder = run_dir / FOLDER if run_dir is not None else None
+        self._folder = run_dir / FOLDER if run_dir is not None and self._task.writes_texts else None
         self._answers: list[Answer] = []
         self._left_out: set[int] = set()
 
@@ -95,7 +95,7 @@ class Evaluator:
                 return None
             asked = {rank: len(share[_part(len(share), part, parts)]) for rank, share in shares.items()}
             sums = add_sums([sums, self._added(gathered, asked)])
-        if self._keeps(split):
+        if self._folder is not None and split == ("test" if "test" in self._task.evaluation else "validation"):
             self._keep(split, step, f"{name}/answers", staying)
         return self._event(split, step, sums, start)
 
@@ -128,10 +128,6 @@ class Evaluator:
             samples=samples,
             seconds=time.monotonic() - start,
         )
-
-    def _keeps(self, split: str) -> bool:
-        chosen = "test" if "test" in self._task.evaluation else "validation"
-        return self._folder is not None and self._task.writes_texts and split == chosen
 
     def _keep(self, split: str, step: int, name: str, members: Mapping[int, int]) -> None:
         """Bring together what the model wrote; the first member writes it into the folder."""

@@ -159,25 +159,22 @@ class Intake:
     def event(self, source: int, line: bytes) -> Event | None:
         """Return what a line says, in the name of its source; nothing where no member, or no hub, says this."""
         try:
-            return self._checked(source, line)
+            event = from_line(line)
+            if abs(event.time - time.time()) > _CLOCK:
+                event = event.model_copy(update={"time": time.time()})
+            return self._of_hub(event) if source == HUB else self._of_member(source, event)
         except ValueError as error:
             self._blame(source, line, str(error))
             return None
-
-    def _checked(self, source: int, line: bytes) -> Event:
-        event = from_line(line)
-        if abs(event.time - time.time()) > _CLOCK:
-            event = event.model_copy(update={"time": time.time()})
-        return self._of_hub(event) if source == HUB else self._of_member(source, event)
 
     def _of_hub(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):
             _check(event.member in range(len(self._members.plan.seats)), "an unknown member")
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
-        _check(isinstance(event, (WarningEvent, ErrorEvent)), f"'{event.kind}' may not come from the hub")
-        message = event.message if isinstance(event, (WarningEvent, ErrorEvent)) else ""
-        return WarningEvent(time=event.time, message=message)
+        if not isinstance(event, (WarningEvent, ErrorEvent)):
+            raise ValueError(f"'{event.kind}' may not come from the hub")
+        return WarningEvent(time=event.time, message=event.message)
 
     def _of_member(self, rank: int, event: Event) -> Event:
         speaker = self._speakers.setdefault(rank, _Speaker())

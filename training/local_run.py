@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
 from profiles.counts import counted
@@ -34,20 +33,6 @@ from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
 from training.run_metadata import FinalStatus
 from training.stopping import FAILED_GRACE, Conductor, Progress, Stopping
-
-
-@dataclass
-class _Observed:
-    """What the run knows of itself."""
-
-    begun: bool = False
-    """The first step could be taken: from here on a failure is the run's, not the input's."""
-    status: str = "starting"
-    first_error: ErrorEvent | None = None
-    after_work: ErrorEvent | None = None
-    """Of a member that had trained to the end: its model may not have come."""
-    tally: Tally = field(default_factory=Tally)
-
 
 StartWorker = Callable[[int, BinaryIO], Worker]
 
@@ -87,7 +72,13 @@ class LocalRun:
         self._engine = LocalEngine(
             plan, folder, self._log, lambda lines: self._intake.listen(HUB, lines), listen, start_hub
         )
-        self._seen = _Observed()
+        self._begun = False
+        """The first step could be taken: from here on a failure is the run's, not the input's."""
+        self._status = "starting"
+        self._first_error: ErrorEvent | None = None
+        self._after_work: ErrorEvent | None = None
+        """Of a member that had trained to the end: its model may not have come."""
+        self._tally = Tally()
         self._stopping = Stopping(self.members, self._conductor, self._progress)
         self._address = ""
         self._logs: list[BinaryIO] = []
@@ -101,7 +92,7 @@ class LocalRun:
             BadInput: the hub's port is taken.
         """
         for event in self.folder.events():  # of an earlier attempt, where the run is resumed
-            self._seen.tally.note(event)
+            self._tally.note(event)
             self._intake.note_earlier(event)
             if isinstance(event, SnapshotEvent):
                 self._progress(event)
@@ -137,7 +128,7 @@ class LocalRun:
 
     def _record(self, event: Event) -> None:
         written = self.folder.append(event)
-        self._seen.tally.note(written)
+        self._tally.note(written)
         self._on_event(written)
 
     def wait(self) -> RunOutcome:
@@ -166,17 +157,17 @@ class LocalRun:
         if isinstance(event, AnswerEvent):
             return self._conductor.heard(source, event)
         if isinstance(event, ErrorEvent) and not self._stopping.reason and self._others_go_on(source):
-            self._seen.after_work = event if source in self.members.done else self._seen.after_work
+            self._after_work = event if source in self.members.done else self._after_work
             return self._do_without(source, event.message, FAILED_GRACE)
         if isinstance(event, MemberEvent) and not self._note_member(source, event):
             return
         if self._intake.keeps(source, event, len(line)):
             self._record(event)
         else:
-            self._seen.tally.note(event)
+            self._tally.note(event)
         self._progress(event)
-        if isinstance(event, RunEvent) and "step" in event.details and self._seen.tally.given_up:
-            again = f"{counted(self._seen.tally.given_up, 'step is', 'steps are')} taken again"
+        if isinstance(event, RunEvent) and "step" in event.details and self._tally.given_up:
+            again = f"{counted(self._tally.given_up, 'step is', 'steps are')} taken again"
             step = event.details["step"]
             message = f"the newest snapshot that all can go on from is of step {step}: {again}"
             self._record(WarningEvent(message=message))
@@ -203,10 +194,10 @@ class LocalRun:
 
     def _note_status(self, event: RunEvent) -> bool:
         """The members report the run's status each; return whether this is the first to say it."""
-        if event.status == self._seen.status:
+        if event.status == self._status:
             return False
-        self._seen.status = event.status
-        self._seen.begun = True
+        self._status = event.status
+        self._begun = True
         self.folder.begin(event.status)
         return True
 
@@ -222,8 +213,8 @@ class LocalRun:
 
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
         self.members.workers[rank].error = event
-        if self._seen.first_error is None and not self._stopping.reason:
-            self._seen.first_error = event
+        if self._first_error is None and not self._stopping.reason:
+            self._first_error = event
             self._stopping.fail()
 
     def _ended(self, rank: int) -> None:
@@ -248,7 +239,7 @@ class LocalRun:
 
     def _others_go_on(self, rank: int) -> bool:
         """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
-        return self._seen.begun and self.plan.engine == "hub" and self.members.can_do_without(rank)
+        return self._begun and self.plan.engine == "hub" and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
@@ -264,7 +255,7 @@ class LocalRun:
 
     def request_stop(self, message: str) -> None:
         """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
-        self._stopping.stop(message, self._seen.begun)
+        self._stopping.stop(message, self._begun)
 
     def command(self, action: OrderAction, then: Callable[[int], None] | None = None) -> None:
         """Pause, resume, or write a snapshot after the same step on all members.
@@ -329,7 +320,7 @@ class LocalRun:
     def check_changeable(self) -> None:
         """Raise ``BadInput`` where nobody can leave or be let in."""
         self.members.refuse_change()
-        if not self._seen.begun or self._stopping.reason:
+        if not self._begun or self._stopping.reason:
             raise BadInput("the run is about to end" if self._stopping.reason else "the run has not begun to train yet")
 
     def kill(self) -> None:
@@ -344,10 +335,10 @@ class LocalRun:
     # ---------------------------------------------------------------------------------------------------------- end
 
     def _outcome(self) -> RunOutcome:
-        error = self._seen.first_error or (None if self.folder.model.is_dir() else self._seen.after_work)
+        error = self._first_error or (None if self.folder.model.is_dir() else self._after_work)
         status: FinalStatus
         if error is not None:
-            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._seen.begun  # later it is the run's failure
+            unusable = error.exit_code == ExitCode.BAD_INPUT and not self._begun  # later it is the run's failure
             code = ExitCode.BAD_INPUT if unusable else ExitCode.RUN_FAILED
             status, message, hint = "failed", error.message, error.hint
         elif self._stopping.reason and not self.members.all_done():
@@ -360,4 +351,4 @@ class LocalRun:
 
     def _metrics(self) -> dict[str, Any]:
         kept = self._progress.metrics if self._stopping.reason else {}
-        return {**self._seen.tally.figures(), "lost_members": self.members.lost, **kept, **self._more_metrics()}
+        return {**self._tally.figures(), "lost_members": self.members.lost, **kept, **self._more_metrics()}

@@ -22,11 +22,7 @@ _PATIENCE = 2.0
 
 @contextmanager
 def machine_events(
-    emit: Callable[[MachineEvent], None],
-    device: torch.device,
-    private: Path,
-    interval: float = INTERVAL,
-    run_id: str = "",
+    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, run_id: str = ""
 ) -> Iterator[None]:
     """Report the load of this machine every few seconds, and once at the end.
 
@@ -42,7 +38,7 @@ def machine_events(
             load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None)
             try:
                 load.event(time.monotonic())  # meters and the processor's load are counted from here
-                while not stop.wait(interval):
+                while not stop.wait(INTERVAL):
                     emit(load.event(time.monotonic()))
                 emit(load.event(time.monotonic()))
             finally:
@@ -90,12 +86,13 @@ class MachineLoad:
         watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
         known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
         drawn = [value for meter in known if (value := watts[meter]) is not None]
+        peak = int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None
         return MachineEvent(
             cpu_percent=psutil.cpu_percent(),
             others_percent=None if share is None else 100 * share,
             memory_used=self._process.memory_info().rss,
             memory_total=psutil.virtual_memory().total,
-            device_memory_used=self._device_memory(),
+            device_memory_used=peak,
             celsius=processor_celsius() if self._device.type == "cpu" else gpu.celsius() if gpu else None,
             throttled=gpu.throttled() if gpu else None,
             watts=sum(drawn) if known and len(drawn) == len(known) else None,
@@ -123,7 +120,3 @@ class MachineLoad:
                 self._gpu = Gpu(uuid, library)
                 self._take(self._gpu, f"gpu-{uuid}")
         return self._gpu
-
-    def _device_memory(self) -> int | None:
-        """Peak bytes on the accelerator."""
-        return int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None

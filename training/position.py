@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Position:
     stopping: EarlyStopping
     step: int = 0
     """Optimizer steps done."""
-    cursor: Cursor = field(default_factory=lambda: Cursor(0, 0))
+    cursor: Cursor = Cursor()
     next_evaluation: int = 0
     cut_short: int = 0
     """Evaluations in a row that had no outcome, because a member said that it stops."""
@@ -36,7 +36,7 @@ class Position:
         """JSON-able part for a snapshot."""
         return {
             "step": self.step,
-            "cursor": self.cursor.to_dict(),
+            "cursor": asdict(self.cursor),
             "next_evaluation": self.next_evaluation,
             "cut_short": self.cut_short,
             "stopping": self.stopping.to_state(),
@@ -50,7 +50,7 @@ class Position:
     def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live."""
         self.step = int(state["step"])
-        self.cursor = Cursor.from_dict(state["cursor"])
+        self.cursor = Cursor(**state["cursor"])
         self.next_evaluation, self.cut_short = int(state["next_evaluation"]), int(state.get("cut_short", 0))
         self.stopping.load(state["stopping"], part(_BEST, tensors))
         self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}

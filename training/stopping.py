@@ -51,12 +51,10 @@ class Conductor:
 
     Args:
         members: of the run.
-        answer_within: seconds for the members' answers.
     """
 
-    def __init__(self, members: Membership, answer_within: float = ANSWER_WITHIN) -> None:
+    def __init__(self, members: Membership) -> None:
         self._members = members
-        self._answer_within = answer_within
         self.stop_step: float = math.inf
         """The step after which all stop; infinite: nobody has named it."""
         self._lock = threading.Lock()
@@ -100,7 +98,7 @@ class Conductor:
         if message["command"] == "stop":
             self.stop_step = message["at_step"]
         if message["command"] == "meet":
-            timer = threading.Timer(self._answer_within, self._overdue, (message["order"],))
+            timer = threading.Timer(ANSWER_WITHIN, self._overdue, (message["order"],))
             timer.daemon = True
             timer.start()
 

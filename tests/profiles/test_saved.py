@@ -21,7 +21,7 @@ VALUES = {"model": "o/m", "dataset": "o/d", "batch_size": "4"}
 
 def test_what_is_saved_is_loaded(write: Write) -> None:
     config = write("[DEFAULT]\nseed = 9\n")
-    path = save_profile("mine", VALUES, config, description="what I like")
+    path = save_profile("mine", VALUES, config)
     resolved = load_profile("mine", {}, config)
     assert (resolved.profile.training.batch_size, resolved.profile.training.seed) == (4, 9)
     assert resolved.origins["batch_size"].file == path == config.parent / "profiles" / "saved" / "mine.ini"

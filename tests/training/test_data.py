@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_any_cursor_resumes_the_same_order(n: int, steps: int) -> None:
     schedule, cursor = SampleSchedule(n, seed=5, accumulation=2), Cursor()
     for _ in range(steps):
         _, cursor = schedule.step(cursor, {0: 1, 1: 2}, 1)
-    again = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+    again = Cursor(**json.loads(json.dumps(asdict(cursor))))
     fresh = SampleSchedule(n, seed=5, accumulation=2)
     assert fresh.step(again, {0: 1, 1: 2}, 1) == schedule.step(cursor, {0: 1, 1: 2}, 1)
 

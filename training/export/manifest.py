@@ -133,20 +133,15 @@ def _metrics(source: ModelSource) -> list[str]:
     metrics = source.run.metrics if source.run else {}
     before, after = (found if isinstance(found := metrics.get(when), Mapping) else {} for when in ("before", "after"))
     rows = [
-        f"| {_cell(split)} | {label} | {_figure(name, _of(before, split, name))} | {_figure(name, value)} |"
+        f"| {_cell(split)} | {label} | {_figure(name, earlier.get(name))} | {_figure(name, value)} |"
         for split, figures in after.items()
-        if isinstance(figures, Mapping)
+        if isinstance(figures, Mapping) and isinstance(earlier := before.get(split, {}), Mapping)
         for name, label in _LABELS.items()
         if isinstance(value := figures.get(name), (int, float))
     ]
     if not rows:
         return []
     return ["## Result", "", "| split | | before | after |", "|---|---|---|---|", *rows, ""]
-
-
-def _of(metrics: Mapping[str, Any], split: str, name: str) -> Any:
-    figures = metrics.get(split)
-    return figures.get(name) if isinstance(figures, Mapping) else None
 
 
 def _figure(name: str, value: Any) -> str:

@@ -165,13 +165,6 @@ class _Outcome:
     unfit: str
     """A parameter of this member that is not finite, for which its delta was refused."""
 
-    def to_state(self) -> dict[str, Any]:
-        return {"members": list(self.members), "late": self.late, "differ": self.differ, "unfit": self.unfit}
-
-    @classmethod
-    def from_state(cls, mean: torch.Tensor, state: Mapping[str, Any]) -> _Outcome:
-        return cls(mean, tuple(state["members"]), state["late"], state["differ"], state["unfit"])
-
 
 @register
 class DiLoCo(Strategy):
@@ -351,7 +344,8 @@ class DiLoCo(Strategy):
     def state(self) -> dict[str, Any]:
         found = {"round": self._round, "inner": self._inner, "weight": self._weight, "members": list(self._members)}
         if self._came_to_something():
-            return found | {"outcome": self._settle().to_state()}
+            told = {name: value for name, value in vars(self._settle()).items() if name != "mean"}
+            return found | {"outcome": {**told, "members": list(told["members"])}}
         if self._under_way:
             steps = self._interval + self._inner
             return found | {"inner": steps, "weight": self._weight + self._sent_weight}
@@ -394,4 +388,5 @@ class DiLoCo(Strategy):
         if self._stream and "mean_residual" in tensors:
             self._exchange.restore_residual(self._stream, tensors["mean_residual"])
         if "outcome" in state:
-            self._outcome = _Outcome.from_state(tensors["mean"], state["outcome"])
+            said = state["outcome"]
+            self._outcome = _Outcome(tensors["mean"], **{**said, "members": tuple(said["members"])})

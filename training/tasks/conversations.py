@@ -284,23 +284,16 @@ def renderer_of(tokenizer: Any) -> Render:
         return lambda messages, ask: _plain(messages, ask, tokenizer.eos_token or "")
 
     def render(messages: Sequence[Message], ask: bool) -> str:
-        try:
-            return _apply(tokenizer, messages, ask)
-        except (TemplateError, ValueError, TypeError):
-            # a template without a system role, like Gemma's: what it says goes before the user's first words
+        # a template without a system role, like Gemma's: what it says goes before the user's first words
+        for form in (list, without_system):
             try:
-                return _apply(tokenizer, without_system(messages), ask)
+                return str(tokenizer.apply_chat_template(form(messages), tokenize=False, add_generation_prompt=ask))
             except (TemplateError, ValueError, TypeError) as error:
                 reason = " ".join(str(error).split())[:200]
-                message = f"the tokenizer's chat template refuses a conversation: {reason}"
-                raise BadInput(message, "user and assistant take turns, the user first") from error
+        message = f"the tokenizer's chat template refuses a conversation: {reason}"
+        raise BadInput(message, "user and assistant take turns, the user first")
 
     return render
-
-
-def _apply(tokenizer: Any, messages: Sequence[Message], ask: bool) -> str:
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=ask)
-    return str(text)
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:

@@ -126,7 +126,8 @@ class _Writer:
         form = "tensor"
         if isinstance(value, (np.ndarray, np.generic)):
             form = "array" if isinstance(value, np.ndarray) else "scalar"
-            value = _from_numpy(np.asarray(value))
+            native = np.asarray(value)  # raises TypeError below where its values are no numbers
+            value = torch.from_numpy(native.astype(native.dtype.newbyteorder("="), order="C", copy=True))
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or _name(value) not in _CODES:
             what = f"{_name(value)} values" if isinstance(value, torch.Tensor) else ""
             raise TypeError(what or f"a value of type {type(value).__module__}.{type(value).__qualname__}")
@@ -137,7 +138,7 @@ class _Writer:
         name = _name(values)
         if name not in self._pools:
             self._pools[name] = self._make_file()
-        raw = _raw(values)
+        raw = values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
         self._pools[name].write(raw)
         self._counts[name] = self._counts.get(name, 0) + values.numel()
         self.size += len(raw)
@@ -184,16 +185,6 @@ def _key(key: Any) -> Any:
 
 def _name(values: Any) -> str:
     return str(getattr(values, "dtype", "")).removeprefix("torch.")
-
-
-def _from_numpy(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Raises TypeError: values that are no numbers."""
-    native = values.astype(values.dtype.newbyteorder("="), order="C", copy=True)
-    return torch.from_numpy(native)
-
-
-def _raw(values: torch.Tensor) -> bytes:
-    return values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
 
 
 class SampleFile:

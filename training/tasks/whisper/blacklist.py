@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -123,8 +123,10 @@ def judge(
     model = model.to(select_device(device))
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
-    phase, rates, found = _phase(one), ErrorRates(task.wrapper.tokenizer), list[Doubt]()
-    for places in _batches(len(data), batch_size):
+    phase = f"listening with {one.model}" + ("" if one.seed is None else ", noisy")
+    rates, found = ErrorRates(task.wrapper.tokenizer), list[Doubt]()
+    for start in range(0, len(data), batch_size):
+        places = range(start, min(start + batch_size, len(data)))
         batch = np.stack([_features(data, index, one.seed) for index in places])
         features = torch.from_numpy(batch).to(next(model.parameters()).device)
         texts = [data.clips[index].text for index in places]
@@ -132,10 +134,6 @@ def judge(
         found += [_doubt(data, index, heard, rates, languages[index]) for index, heard in zip(places, said)]
         progress(phase, len(found), len(data))
     return found
-
-
-def _phase(one: Listen) -> str:
-    return f"listening with {one.model}" + ("" if one.seed is None else ", noisy")
 
 
 def _doubt(data: SpeechData, index: int, heard: Heard, rates: ErrorRates, language: str) -> Doubt:
@@ -150,10 +148,6 @@ def joined(ones: Sequence[Doubt]) -> Doubt:
     """Return several listens to one clip as one."""
     texts, wers, margins = zip(*((one.heard[0], one.wers[0], one.margins[0]) for one in ones), strict=True)
     return dataclasses.replace(ones[0], heard=texts, wers=wers, margins=margins)
-
-
-def _batches(count: int, size: int) -> Iterator[range]:
-    return (range(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _features(data: SpeechData, index: int, seed: int | None) -> np.ndarray:

@@ -89,13 +89,12 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
     for number in range(1, rounds + 1):
         ranked = sorted(clips, key=lambda clip: id_hash(f"{number} {clip.id}"))
         parts = [{clip.id for clip in ranked[start::count]} for start in range(count)]
-        planned.append([_fold(folder / f"{number}-{index}", clips, part) for index, part in enumerate(parts, 1)])
+        folds = []
+        for index, part in enumerate(parts, 1):
+            held, others = (tuple(clip for clip in clips if (clip.id in part) is wanted) for wanted in (True, False))
+            folds.append(Fold(folder / f"{number}-{index}", held, others))
+        planned.append(folds)
     return planned
-
-
-def _fold(folder: Path, clips: Sequence[Clip], part: set[str]) -> Fold:
-    held = tuple(clip for clip in clips if clip.id in part)
-    return Fold(folder, held, tuple(clip for clip in clips if clip.id not in part))
 
 
 def _key(profile: Profile, clips: Sequence[Clip], count: int) -> str:
