@@ -14,10 +14,9 @@ from distributed.preparation.preflight import Ready
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
 from distributed.run.planning import Planned, PlanOptions, plan_machines
 from profiles.schema import Profile
-from training.background_process import BackgroundProcess
 from training.events import TimingEvent
 from training.plan import RunPlan
-from training.processes import Laps
+from training.processes import BackgroundProcess, Laps
 from training.run_folder import RunFolder
 
 

@@ -41,11 +41,10 @@ from distributed.run.run_machines import (
 from distributed.workers.agent_records import Timeouts, assigned, assigned_hub
 from distributed.workers.remote_worker import RemoteHub, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.background_process import told_run
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
-from training.processes import Laps
+from training.processes import Laps, told_run
 from training.run_folder import RunFolder
 
 _START_WARNING = 30.0

@@ -24,8 +24,7 @@ import soundfile
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.recordings.workplace import LEFT_OUT
-from training.tasks.patches import BLACKLIST
-from training.tasks.pseudo_table import NAME as PSEUDO
+from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.speech_clips import SPLITS, Clip, FileSource
 from training.tasks.speech_dataset import SpeechTables, is_on_hub, present, read_tables
 from training.tasks.tables import read_table

@@ -18,11 +18,11 @@ from app.report import Ended
 from app.run_state import RunState
 from distributed.run.request_desk import LocalMachines, RequestDesk
 from profiles.errors import ExitCode, MusterError
-from training.background_process import told_run
 from training.events import Event
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
+from training.processes import told_run
 from training.run_folder import RunFolder
 from training.stopping import Stoppable, stopped_by
 

@@ -3,7 +3,6 @@ that have none."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ from profiles.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from training.tasks.patches import Change
-    from training.tasks.pseudo_table import PseudoRow
 
 
 def patches(
@@ -94,7 +92,7 @@ def pseudo_label(
         BadInput: a model or a folder cannot be used, or no recording lacks a transcript.
     """
     from training.runs import find_model
-    from training.tasks.pseudo_table import NAME, TextBounds, recordings
+    from training.tasks.patches import PSEUDO, TextBounds, recordings
 
     target = (into or folder).expanduser()
     if not target.is_dir():
@@ -108,15 +106,15 @@ def pseudo_label(
     with reporting(f"pseudo-label with {first}") as progress:
         from training.tasks.whisper.pseudo_label import Labelling, label
 
-        rows = label(Labelling(first, second, language, device, batch_size, bounds), files, target / NAME, progress)
+        rows = label(Labelling(first, second, language, device, batch_size, bounds), files, target / PSEUDO, progress)
     kept = sum(not row.left_out for row in rows)
-    reasons = Counter(_kind(row) for row in rows if row.left_out)
+    reasons = Counter(row.kind for row in rows if row.left_out)
     if as_json:
-        document = {"file": str(target / NAME), "recordings": len(rows), "kept": kept, "left_out": dict(reasons)}
+        document = {"file": str(target / PSEUDO), "recordings": len(rows), "kept": kept, "left_out": dict(reasons)}
         return answer(True, {**document, "with_transcript": transcribed}, ())
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
-    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / NAME}; to train on them: --set pseudo_share=0.5; "
+    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / PSEUDO}; to train on them: --set pseudo_share=0.5; "
         "to undo: delete the file")  # fmt: skip
     return ExitCode.DONE
 
@@ -134,8 +132,3 @@ def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[l
     if not new:
         raise BadInput(f"{target}: every recording has a transcript ({len(files)})", "there is nothing to do")
     return new, len(files) - len(new)
-
-
-def _kind(row: PseudoRow) -> str:
-    """The reason without the row's own figure: a measure and its bound."""
-    return re.sub(r" \S+ (above|below) ", r" \1 ", row.left_out.partition(":")[0])

@@ -20,7 +20,7 @@ from app.demo.player import Player, recorded
 from distributed.planning.feedback import keep_planning
 from distributed.planning.reasons import why_in_words
 from distributed.run.requests import leave_request
-from training.background_process import BackgroundProcess, told_run
+from training.processes import BackgroundProcess, told_run
 from training.run_folder import RunFolder
 
 if TYPE_CHECKING:

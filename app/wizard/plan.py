@@ -29,8 +29,7 @@ from profiles.errors import BadInput, MusterError
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
 from profiles.options import as_text, options_by_name
-from profiles.resolve import load_profile
-from profiles.saved import save_profile
+from profiles.resolve import load_profile, save_profile
 from profiles.schema import FITTED, Profile
 from training.strategies.registry import interval_options
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
-from app.cli.transcripts import _kind
 from profiles.schema import Profile
-from training.tasks.pseudo_table import PseudoRow
 from training.tasks.whisper.held_out import Fold
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
@@ -128,9 +126,3 @@ def test_recordings_without_a_transcript_are_labelled(model: Path, speech: Path,
     assert (document["recordings"], document["kept"], document["with_transcript"]) == (2, 0, 2)
     assert (speech / "train.csv").read_bytes() == before
     assert len((speech / "pseudo.csv").read_text().splitlines()) == 3
-
-
-def test_reasons_are_counted_by_measure_and_bound() -> None:
-    low = [_kind(PseudoRow("a", Path("a"), left_out=f"agreement {figure} below 0.9")) for figure in ("0.50", "0.75")]
-    assert low == ["agreement below 0.9"] * 2
-    assert _kind(PseudoRow("a", Path("a"), left_out="not a readable sound file: odd")) == "not a readable sound file"

@@ -13,8 +13,8 @@ from app.cli.main import main
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
-from training.background_process import BackgroundProcess
 from training.events import RequestEvent, RunEvent
+from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

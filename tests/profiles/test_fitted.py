@@ -8,8 +8,7 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.layers import open_settings
-from profiles.resolve import load_profile, profile_from_options
-from profiles.saved import save_profile
+from profiles.resolve import load_profile, profile_from_options, save_profile
 from profiles.schema import Profile, TrainingSettings
 
 ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate"}

@@ -77,7 +77,7 @@ def test_nearest(word: str, found: str | None) -> None:
 def test_loading_profiles_is_quick_and_light() -> None:
     """Less than 0.25 s of this process's own time, and nothing heavy with it."""
     code = (
-        "import sys, time; start = time.process_time(); import profiles.resolve, profiles.saved;"
+        "import sys, time; start = time.process_time(); import profiles.resolve;"
         "profiles.resolve.list_profiles(); print(time.process_time() - start);"
         "print(sorted({'torch', 'numpy', 'transformers', 'textual'} & set(sys.modules)))"
     )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from profiles.ini import parse_ini
 from profiles.library import check_name
-from profiles.resolve import load_profile
-from profiles.saved import save_profile
+from profiles.resolve import load_profile, save_profile
 
 Write = Callable[..., Path]
 VALUES = {"model": "o/m", "dataset": "o/d", "batch_size": "4"}

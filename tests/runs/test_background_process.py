@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import RunFailed
-from training.background_process import BackgroundProcess
+from training.processes import BackgroundProcess
 
 
 @pytest.fixture

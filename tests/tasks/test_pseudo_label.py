@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, silent, tone, write_clips, write_csv
 
 from profiles.errors import BadInput
-from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows, recordings
+from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows, recordings
 from training.tasks.speech_dataset import read_divided, read_speech
 from training.tasks.whisper.pseudo_label import Labelling, label
 
@@ -87,7 +87,7 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
         ({"text": ""}, "nothing was heard"),
         ({"cut": True}, "no end"),
         ({"no_speech": 0.7}, "no-speech probability 0.70 above 0.6"),
-        ({"compression": 3.0}, "compression ratio 3.0 above 2.4"),
+        ({"compression": 3.0}, "compression ratio 3.00 above 2.4"),
         ({"confidence": -1.2}, "confidence -1.20 below -1"),
         ({"agreement": 0.5}, "agreement 0.50 below 0.9"),
     ],
@@ -96,6 +96,13 @@ def test_reasons(change: dict[str, object], said: str) -> None:
     reason = TextBounds().judged(dataclasses.replace(GOOD, **change)).left_out
     assert said in reason
     assert bool(said) == bool(reason)
+
+
+def test_reasons_are_counted_by_measure_and_bound() -> None:
+    rows = [TextBounds().judged(dataclasses.replace(GOOD, agreement=figure)) for figure in (0.5, 0.75)]
+    assert [row.kind for row in rows] == ["agreement below 0.9"] * 2
+    assert TextBounds().judged(dataclasses.replace(GOOD, unusable="not a sound file")).kind == "not a sound file"
+    assert TextBounds().judged(TextBounds().judged(GOOD)).kind == ""
 
 
 @pytest.mark.parametrize("content", ["id,audio_path,text\na,b,c", "id,audio_path,text\na,b,c\n", "anything"])
@@ -110,7 +117,7 @@ def test_a_table_of_somebody_else_is_not_touched(tmp_path: Path, content: str) -
 def test_no_table_ends_in_a_traceback(content: bytes, ours: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         table = Path(name, "pseudo.csv")
-        table.write_bytes((",".join(COLUMNS).encode() + b"\n") * ours + content)
+        table.write_bytes((",".join(PSEUDO_COLUMNS).encode() + b"\n") * ours + content)
         try:
             list(read_rows(table))
         except BadInput as error:

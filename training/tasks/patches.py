@@ -1,9 +1,13 @@
-"""Corrections of a data set that leave its tables as they are: CSV files in ``patches/`` beside them.
+"""What stands beside the tables of a data set and leaves them as they are: corrections, and a model's transcripts.
+
+Corrections are CSV files in ``patches/``.
 
 ``override_text`` replaces transcripts, ``protect`` keeps samples from being left out, ``delete`` leaves samples out;
 they are applied in this order. Each folder holds any number of CSV files with the column ``id``, in ``override_text``
 one with the text, and if wanted ``split``: without it a line means the samples of that id in every split. Take a file
 away, and what it did is undone.
+
+``pseudo.csv`` holds transcripts that a model made, each with its measures and whether it is good enough to train on.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
+from unicodedata import normalize
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column
-from training.tasks.tables import Row, read_table
+from training.tasks.tables import Row, as_stored, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,6 +33,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FOLDER = "patches"
 MOST_FILES, MOST_BYTES = 1000, 1 << 28
 """Of all patches of one data set."""
+PSEUDO = "pseudo.csv"
+KEPT = "kept"
+"""Column of any table of recordings: ``no`` leaves the row out."""
+PSEUDO_COLUMNS = (
+    *("id", "audio_path", "text", KEPT, "left_out", "confidence", "agreement", "compression", "no_speech"),
+    *("duration", "cut", "unusable", "heard_by"),
+)
+_AUDIO = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
+_LARGEST_PSEUDO = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -216,3 +232,136 @@ def unknown(splits: SpeechSplits, patches: Patches) -> list[str]:
         for patch in lines
         if (patch.split, patch.id) not in there
     ]
+
+
+@dataclass(frozen=True)
+class PseudoRow:
+    """One recording."""
+
+    id: str
+    path: Path
+    text: str = ""
+    confidence: float = 0.0
+    """Mean natural logarithm of the tokens' probabilities."""
+    agreement: float = 0.0
+    """1 - WER between two listens, at least 0."""
+    compression: float = 0.0
+    no_speech: float = 0.0
+    seconds: float = 0.0
+    cut: bool = False
+    unusable: str = ""
+    """Why nobody listened to it."""
+    heard_by: str = ""
+    """Hashes of the models."""
+    left_out: str = ""
+    """Why it is not to be trained on."""
+    kind: str = ""
+    """The same without its own figure: what rows that are left out are counted by."""
+
+    def cells(self, folder: Path) -> list[str]:
+        """The line of a table in ``folder``, in the order of :data:`PSEUDO_COLUMNS`."""
+        path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
+        numbers = [f"{one:.4f}" for one in (self.confidence, self.agreement, self.compression, self.no_speech)]
+        head = [self.id, str(path), self.text, "no" if self.left_out else "yes", self.left_out]
+        return [*head, *numbers, f"{self.seconds:.3f}", str(int(self.cut)), self.unusable, self.heard_by]
+
+
+@dataclass(frozen=True)
+class TextBounds:
+    """What a transcript has to reach. The first three are those of Radford et al. 2022, section 4.5."""
+
+    confidence: float = -1.0
+    compression: float = 2.4
+    no_speech: float = 0.6
+    agreement: float = 0.9
+
+    def judged(self, row: PseudoRow) -> PseudoRow:
+        """Return the row with the reason why it is left out, if there is one."""
+        said = row.unusable or ("" if row.text else "nothing was heard") or ("the text has no end" if row.cut else "")
+        if said:
+            return dataclasses.replace(row, left_out=said, kind=said)
+        for name, value, most, why in (
+            ("no-speech probability", row.no_speech, self.no_speech, ""),
+            ("compression ratio", row.compression, self.compression, ": it repeats itself"),
+        ):
+            if value > most:
+                return _left_out(row, name, value, f"above {most:g}{why}")
+        for name, value, least in (
+            ("confidence", row.confidence, self.confidence),
+            ("agreement", row.agreement, self.agreement),
+        ):
+            if value < least:
+                return _left_out(row, name, value, f"below {least:g}")
+        return dataclasses.replace(row, left_out="", kind="")
+
+
+def _left_out(row: PseudoRow, measure: str, value: float, bound: str) -> PseudoRow:
+    return dataclasses.replace(row, left_out=f"{measure} {value:.2f} {bound}", kind=f"{measure} {bound}")
+
+
+def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
+    """Return the sound files in a folder and below: their path from ``root``, where they are in it, and the path.
+
+    Raises:
+        BadInput: the folder is not there, or holds none.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder", "name the folder of the recordings")
+    folder, root = folder.resolve(), root.resolve()
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _AUDIO and path.is_file())
+    found = [
+        (normalize("NFC", path.relative_to(root if path.is_relative_to(root) else folder).as_posix()), path)
+        for path in paths
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts) and str(path).isprintable()
+    ]
+    if not found:
+        raise BadInput(f"{folder}: no recordings", f"it takes {', '.join(sorted(_AUDIO))}")
+    return found
+
+
+def read_rows(table: Path) -> Iterator[PseudoRow]:
+    """Read the whole lines of a table that labelling wrote; the last one may be torn.
+
+    Raises:
+        BadInput: it cannot be read, or is another table.
+    """
+    try:
+        if table.stat().st_size > _LARGEST_PSEUDO:
+            raise BadInput(f"{table}: larger than {_LARGEST_PSEUDO >> 30} GiB", "move it away")
+        data = table.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{table}: {error.strerror}", "make it readable, or move it away") from error
+    header = data.decode("utf-8-sig", "replace").partition("\n")[0]
+    if data and not set(PSEUDO_COLUMNS) <= set(re.split("[,;\t]", header.replace('"', "").strip())):
+        raise BadInput(f"{table}: not written by pseudo-label", "choose another folder with --into, or move it away")
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole.count(b"\n") > 1:
+        yield from (_row(row) for row in read_table(table, data=whole).rows)
+
+
+def _row(row: Row) -> PseudoRow:
+    cells = row.cells
+    return PseudoRow(
+        id=cells["id"],
+        path=as_stored(row.table.parent.resolve(), cells["audio_path"]),
+        text=cells["text"],
+        confidence=_number(row, "confidence"),
+        agreement=_number(row, "agreement"),
+        compression=_number(row, "compression"),
+        no_speech=_number(row, "no_speech"),
+        seconds=row.number("duration") or 0.0,
+        cut=cells["cut"] == "1",
+        unusable=cells["unusable"],
+        heard_by=cells["heard_by"],
+    )
+
+
+def _number(row: Row, column: str) -> float:
+    try:
+        value = float(row.cells[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        message = f"{row.where}, column {column}: {row.cells[column][:50]!r} is not a number"
+        raise BadInput(message, "remove the line; it is written again")
+    return value

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.tasks.patches import Change, Patches, patched, read_patches, unknown
-from training.tasks.pseudo_table import KEPT
-from training.tasks.pseudo_table import NAME as PSEUDO
+from training.tasks.patches import KEPT, PSEUDO, Change, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
     SPLITS,
     Clip,

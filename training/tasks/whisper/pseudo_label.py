@@ -21,7 +21,7 @@ from profiles.errors import BadInput
 from training.run_files import add_file, explain
 from training.tasks.audio import AudioError, decode
 from training.tasks.base import Progress
-from training.tasks.pseudo_table import COLUMNS, PseudoRow, TextBounds, read_rows
+from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
 from training.tasks.whisper.listening import Listener, compression_ratio, hear
@@ -68,7 +68,7 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
     waiting = [(name, path) for name, path in files if name not in known]
     try:
-        write_table(table, [COLUMNS, *(row.cells(table.parent) for row in done.values())])
+        write_table(table, [PSEUDO_COLUMNS, *(row.cells(table.parent) for row in done.values())])
         for start in range(0, len(waiting), job.batch_size):
             progress("listening", len(done), len(files))
             batch = waiting[start : start + job.batch_size]
@@ -80,7 +80,7 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
             done |= {row.id: row for row in rows}
         progress("listening", len(done), len(files))
         ordered = [done[name] for name, _ in files]
-        write_table(table, [COLUMNS, *(row.cells(table.parent) for row in ordered)])
+        write_table(table, [PSEUDO_COLUMNS, *(row.cells(table.parent) for row in ordered)])
     except OSError as error:
         raise BadInput(*explain(error, table)) from error
     return ordered
