@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,8 @@ from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 
 Watch = Callable[[Path], int]
+Answered = Callable[[str], Action | None]
+"""Takes an answer in; returns what is to be done, where it has not done it."""
 R = TypeVar("R")
 PATIENCE = 600.0
 """Seconds that a step's work may be silent before the person is asked again."""
@@ -96,15 +98,17 @@ class Conversation:
         if self._state.notice:
             self._ask.say(self._state.notice)
 
-    def _choice(self, question: str) -> str:
-        """Return what was typed; going back and leaving are the same everywhere."""
+    def _choose(self, question: str, answers: Mapping[str, Action], other: Answered | None = None) -> None:
+        """Ask, and do what belongs to the answer; going back and leaving are the same everywhere."""
         answer = self._ask.line(f"{question}; {_EVERYWHERE}:")
         if answer.casefold() in ("q", "quit"):
             raise Leave
         if answer.casefold() in ("b", "back"):
-            self._do(do.go_back())
-            return "b"
-        return answer
+            action: Action | None = do.go_back()
+        else:
+            action = answers.get(answer) or (other(answer) if other is not None else None)
+        if action is not None:
+            self._do(action)
 
     def _until(self, condition: Callable[[WizardState], bool], patience: float = PATIENCE) -> None:
         """Wait, and say meanwhile what is being done; ``patience``: seconds in which nothing is said."""
@@ -145,13 +149,13 @@ class Conversation:
     def _machines(self) -> None:
         self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= LOOK_FOR, LOOK_FOR + 2)
         self._say(words.machine_lines(self._state))
-        answer = self._choice("Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue")
-        if not answer:
-            self._do(do.go_on())
-        elif answer not in ("b", "l"):
-            for word in answer.replace(",", " ").split():
-                row = _numbered(self._state.machines.rows, word)
-                self._do(do.pick(row.key) if row is not None else do.add_machine(word))
+        question = "Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue"
+        self._choose(question, {"": do.go_on()}, self._picked)
+
+    def _picked(self, answer: str) -> None:
+        for word in answer.replace(",", " ").split() if answer != "l" else ():
+            row = _numbered(self._state.machines.rows, word)
+            self._do(do.pick(row.key) if row is not None else do.add_machine(word))
 
     def _access(self) -> None:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.access))
@@ -163,11 +167,8 @@ class Conversation:
         elif not blockers(self._state):
             self._do(do.go_on())
         else:
-            answer = self._choice("Enter: try again, s NUMBER: skip that machine")
-            if not answer:
-                self._do(do.retry())
-            elif answer != "b":
-                self._skip(answer, rows)
+            question = "Enter: try again, s NUMBER: skip that machine"
+            self._choose(question, {"": do.retry()}, partial(self._skipped, rows))
 
     def _settle(self, row: Access) -> None:
         """Ask what only a person can answer."""
@@ -175,52 +176,39 @@ class Conversation:
             self._ask.say(f"{row.name} shows a new host key: {row.fingerprint}")
             end = row.fingerprint[-COMPARED:]
             self._ask.say(f"compare it up to its end, {end}, with what this command prints there: {row.compare}")
-            answer = self._choice("y: accept it, s: skip this machine, Enter: try again")
-            if answer in ("y", "yes"):
-                self._do(do.trust_key(row.key, row.fingerprint))
-                return
+            accept = do.trust_key(row.key, row.fingerprint)
+            answers = {"y": accept, "yes": accept, "s": do.skip(row.key)}
+            question = "y: accept it, s: skip this machine, Enter: try again"
+            self._choose(question, answers, lambda answer: do.retry(row.key))
+        elif password := self._ask.secret(
+            f"Password of {row.place}, used once to install a key; Enter: skip this machine:"
+        ):
+            self._wizard.give_password(row.key, password)
         else:
-            question = f"Password of {row.place}, used once to install a key; Enter: skip this machine:"
-            if password := self._ask.secret(question):
-                self._wizard.give_password(row.key, password)
-                return
-            answer = "s"
-        if answer == "s":
             self._do(do.skip(row.key))
-        elif answer != "b":
-            self._do(do.retry(row.key))
 
-    def _skip(self, answer: str, rows: Iterable[Row]) -> None:
+    def _skipped(self, rows: Iterable[Row], answer: str) -> Action | None:
         row = _numbered(rows, answer.removeprefix("s").strip())
         if row is None:
             self._ask.say("no such number")
-        else:
-            self._do(do.skip(row.key))
+        return do.skip(row.key) if row is not None else None
 
     def _checks(self) -> None:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.checks))
         self._say(words.check_lines(self._state.checks))
+        again = do.retry()
         if not blockers(self._state):
-            answer = self._choice("Enter: continue, r: check again")
-            if answer != "b":
-                self._do(do.go_on() if not answer else do.retry())
+            self._choose("Enter: continue, r: check again", {"": do.go_on()}, lambda answer: again)
             return
-        answer = self._choice("f: fix what is safe to fix, r or Enter: check again, s NUMBER: skip that machine")
-        if answer == "f":
-            self._do(do.fix_all())
-        elif answer in ("", "r"):
-            self._do(do.retry())
-        elif answer != "b":
-            self._skip(answer, self._state.checks)
+        question = "f: fix what is safe to fix, r or Enter: check again, s NUMBER: skip that machine"
+        answers = {"f": do.fix_all(), "": again, "r": again}
+        self._choose(question, answers, partial(self._skipped, self._state.checks))
 
     def _links(self) -> None:
         self._until(lambda state: state.links.status not in UNSETTLED)
         self._say(words.link_lines(self._state))
-        answer = self._choice("Enter: continue, r: measure again")
-        if answer == "r" or (not answer and blockers(self._state)):
-            self._do(do.retry())
-        elif not answer:
-            self._do(do.go_on())
+        onwards = do.retry() if blockers(self._state) else do.go_on()
+        self._choose("Enter: continue, r: measure again", {"": onwards, "r": do.retry()})
 
     def _job(self) -> None:
         parts = (Kind.JOB, Kind.DATA, *((Kind.FITS,) if self._state.members else ()))
@@ -231,38 +219,36 @@ class Conversation:
             self._ask.say(f"{job.cause}; {job.fix}")
         if bring := measures(self._state):
             self._ask.say(f"continuing {bring}")
-        answer = self._choice("NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue")
-        if not answer:
-            self._do(do.go_on())
-        elif answer == "o":
-            self._say(words.all_option_lines(self._state))
-        elif answer.startswith("p "):
-            self._do(do.choose_profile(answer[2:].strip()))
-        elif "=" in answer:
+        question = "NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue"
+        self._choose(question, {"": do.go_on()}, self._changed)
+
+    def _changed(self, answer: str) -> Action | None:
+        if answer.startswith("p "):
+            return do.choose_profile(answer[2:].strip())
+        if answer != "o" and "=" in answer:
             name, _, value = answer.partition("=")
-            self._do(do.set_option(name.strip(), value))
-        elif answer != "b":
-            self._ask.say("write it like epochs=5")
+            return do.set_option(name.strip(), value)
+        self._say(words.all_option_lines(self._state) if answer == "o" else ["write it like epochs=5"])
+        return None
 
     def _strategy(self) -> None:
         self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
         self._until(lambda state: state.strategy.status not in UNSETTLED, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
-        answer = self._choice(f"{question}, Enter: continue")
-        if not answer:
-            self._do(do.go_on() if self._state.strategy.status is not Status.FAILED else do.retry())
-        elif answer == "m":
-            self._do(do.retry())
-        elif answer in do.PREFERENCES:
-            self._do(do.set_preference(answer))
-        elif answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
+        onwards = do.retry() if self._state.strategy.status is Status.FAILED else do.go_on()
+        preferences = {name: do.set_preference(name) for name in do.PREFERENCES}
+        self._choose(f"{question}, Enter: continue", {"": onwards, "m": do.retry(), **preferences}, self._way)
+
+    def _way(self, answer: str) -> Action | None:
+        if answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
             self._do(do.set_interval(int(answer[2:])))
             self._until(lambda state: "predicting" not in state.busy, 10.0)
-        elif (way := _numbered(self._state.ways, answer)) is not None:
-            self._do(do.choose_strategy(way.index))
-        elif answer != "b":
+            return None
+        way = _numbered(self._state.ways, answer)
+        if way is None:
             self._ask.say("no such way to train")
+        return do.choose_strategy(way.index) if way is not None else None
 
     def _plan(self) -> None:
         self._until(lambda state: state.plan.status not in UNSETTLED)
@@ -271,21 +257,20 @@ class Conversation:
         )
         self._say(words.plan_lines(self._state.plan))
         if blockers(self._state):
-            answer = self._choice("Enter: try again")
-            if not answer:
-                self._do(do.retry())
-            return
-        answer = self._choice("Enter: start, s: only save, n NAME: save under another name")
+            self._choose("Enter: try again", {"": do.retry()})
+        else:
+            self._choose("Enter: start, s: only save, n NAME: save under another name", {}, self._confirmed)
+
+    def _confirmed(self, answer: str) -> Action | None:
         if not answer:
-            self._do(do.confirm(self._said_in_clear()))
-        elif answer == "s":
+            return do.confirm(self._said_in_clear())
+        if answer.startswith("n "):
+            return do.save_as(answer[2:].strip())
+        if answer == "s":
             self._do(do.save_only(self._said_in_clear()))
             self._until(lambda state: state.saved or bool(state.notice), 20.0)
-            self._ask.say(self._state.notice)
-        elif answer.startswith("n "):
-            self._do(do.save_as(answer[2:].strip()))
-        elif answer != "b":
-            self._ask.say("no such answer")
+        self._ask.say(self._state.notice if answer == "s" else "no such answer")
+        return None
 
     def _said_in_clear(self) -> str:
         """Return what the person says of training traffic that others can read; nothing where they cannot."""
@@ -309,11 +294,11 @@ class Conversation:
             return True
         self._ask.say(f"the run did not start: {launch.cause}")
         self._ask.say(f"fix: {launch.fix}" if launch.fix else "")
-        answer = self._choice("Enter: try again, d NAME: drop that machine")
-        if not answer:
-            self._do(do.retry())
-        elif answer != "b":
-            self._do(do.drop(answer.removeprefix("d").strip()))
+        self._choose(
+            "Enter: try again, d NAME: drop that machine",
+            {"": do.retry()},
+            lambda answer: do.drop(answer.removeprefix("d").strip()),
+        )
         return False
 
     def _end(self) -> int:

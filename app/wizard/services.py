@@ -35,13 +35,28 @@ from profiles.errors import BadInput, MachinesNotReady, MusterError
 from profiles.library import Library
 from profiles.locations import absolute_path
 from profiles.resolve import ProfileEntry, list_profiles
+from training.lazy import lazy
 
-if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
+if TYPE_CHECKING:
+    from app.wizard import discovery_watch, forecasting, job_view, launching, machines, plan
     from app.wizard.discovery_watch import DiscoveryWatch
     from distributed.checks.findings import Finding
+    from distributed.hosts import file as hosts_file
+    from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
+    from distributed.preparation import custom_code
+    from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
+    from training import runs as run_list
+else:  # loaded when they are used: most load SSH, which the first screen does without
+    discovery_watch, forecasting, job_view, launching, machines, plan = (
+        lazy(f"app.wizard.{name}")
+        for name in ("discovery_watch", "forecasting", "job_view", "launching", "machines", "plan")
+    )
+    hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
+    custom_code, access = lazy("distributed.preparation.custom_code"), lazy("distributed.ssh.access")
+    run_list = lazy("training.runs")
 
 RUNS = 20
 
@@ -71,88 +86,71 @@ class Services:
 
     def home(self) -> Home:
         """Return live and recent runs, and profiles, the newest first."""
-        from training.runs import list_runs
-
-        runs = tuple(sorted(list_runs(self._output)[:RUNS], key=lambda run: not run.live))
+        runs = tuple(sorted(run_list.list_runs(self._output)[:RUNS], key=lambda run: not run.live))
         return Home(runs=runs, profiles=known_profiles(self._config))
 
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
-        from app.wizard.machines import this_row
-
-        return self._examine([this_row(self.outside.this_computer())], "whisper")[0].findings
+        return self._examine([machines.this_row(self.outside.this_computer())], "whisper")[0].findings
 
     def watch(self, see: Callable[[Sight], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
-        from app.wizard.discovery_watch import DiscoveryWatch
-
-        return DiscoveryWatch(see, saved_hosts(self._config), self.outside)
+        return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         """Return the machines that a saved profile names; none: this computer."""
-        from app.wizard.machines import row_of, this_row
-        from distributed.hosts.file import load_hosts, without_strange_pythons
-
         path = saved_hosts(self._config).get(profile)
         if path is None:
-            return (this_row(self.outside.this_computer()),)
-        hosts = without_strange_pythons(load_hosts(path))
-        return tuple(row_of(machine, self.outside.this_computer(), hosts.ssh_config) for machine in hosts.machines)
+            return (machines.this_row(self.outside.this_computer()),)
+        hosts = hosts_file.without_strange_pythons(hosts_file.load_hosts(path))
+        return tuple(
+            machines.row_of(machine, self.outside.this_computer(), hosts.ssh_config) for machine in hosts.machines
+        )
 
     # ------------------------------------------------------------------------------------------- access, checks, links
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
         """Go the whole way to a machine once. A new host key is accepted only if its fingerprint is ``trusted``."""
-        from app.wizard.machines import target_of, trust_in
-
         self._trusted = tuple(trusted)
-        return self.outside.check_access(target_of(machine), trust_in(trusted))
+        return self.outside.check_access(machines.target_of(machine), machines.trust_in(trusted))
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
         """Install our key with the password, and return how the way goes with the key alone."""
-        from app.wizard.machines import target_of, trust_in
-        from distributed.ssh.access import explain
-
-        target = target_of(machine)
+        target = machines.target_of(machine)
         try:
-            return self.outside.install_key(target, password, trust_in(trusted))
+            return self.outside.install_key(target, password, machines.trust_in(trusted))
         except MusterError as error:
-            return explain(target, None, error)
+            return access.explain(target, None, error)
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
+    def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
         """Check all machines side by side; one result a machine, in their order."""
-        found = self._examine(machines, self._profile(job).model.task)
-        self._memory.update({row.key: one.memory for row, one in zip(machines, found, strict=True)})
+        found = self._examine(rows, self._profile(job).model.task)
+        self._memory.update({row.key: one.memory for row, one in zip(rows, found, strict=True)})
         return found
 
-    def _examine(self, machines: Sequence[MachineRow], task: str) -> Sequence[Examination]:
-        from app.wizard.machines import hosts_of, trust_in
-
-        found = self.outside.examine(hosts_of(machines), task, trust_in(self._trusted))
+    def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[Examination]:
+        found = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
         return [Examination(tuple(one.findings), one.memory) for one in found]
 
-    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
+    def repair(self, rows: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         """Give machines without packages an environment of ours.
 
         Raises:
             MachinesNotReady: where that did not go.
         """
-        from app.wizard.machines import hosts_of
-
-        found = self.outside.examine(hosts_of(machines), self._profile(job).model.task)
+        found = self.outside.examine(machines.hosts_of(rows), self._profile(job).model.task)
         problems = self.outside.repair(found, tell)
         if problems:
             raise MachinesNotReady("; ".join(problem.message for problem in problems), problems[0].hint)
 
-    def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
+    def measure_links(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         """Measure every pair, or return what is known and fresh."""
-        from app.wizard.machines import hosts_of, trust_in
-        from distributed.measuring.measure import MeasureOptions
-
         profile = self._profile(job)
-        ready = self.outside.ready(hosts_of(machines), profile.model.task, trust_in(self._trusted))
+        ready = self.outside.ready(machines.hosts_of(rows), profile.model.task, machines.trust_in(self._trusted))
         try:
-            return self.outside.measure(ready, profile, MeasureOptions(links=True, machines=False, tell=tell)).pairs
+            return self.outside.measure(
+                ready, profile, measure.MeasureOptions(links=True, machines=False, tell=tell)
+            ).pairs
         finally:
             for link, _ in ready:
                 link.close()
@@ -161,76 +159,54 @@ class Services:
 
     def _profile(self, job: JobAnswers) -> Profile:
         """Return the profile with the answers, also where it is not complete yet."""
-        from app.wizard.job_view import resolved
-
-        return resolved(job, self._config, complete=False).profile
+        return job_view.resolved(job, self._config, complete=False).profile
 
     def job(self, answers: JobAnswers) -> Job:
         """Return the options with their values and errors, and what can be chosen; quick, no data is read."""
-        from app.wizard.job_view import job_of
-
-        return job_of(answers, self._config)
+        return job_view.job_of(answers, self._config)
 
     def look_at_data(self, answers: JobAnswers) -> DataSummary:
         """Read the data set: samples, hours, columns, broken files."""
-        from app.wizard.job_view import data_of
+        return job_view.data_of(self._profile(answers), self.outside)
 
-        return data_of(self._profile(answers), self.outside)
-
-    def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
+    def fits(self, rows: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         """Say for each machine whether the model fits its memory."""
-        from app.wizard.job_view import fits_of
-
-        return fits_of(machines, self._profile(answers), self._memory)
+        return job_view.fits_of(rows, self._profile(answers), self._memory)
 
     # --------------------------------------------------------------------------------------------------- way and plan
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         """Measure what is not known yet, and rank all ways to train."""
-        from app.wizard.forecasting import make_forecast, strategy_of
-        from app.wizard.job_view import resolved
-
         self._check_code(request.job)
-        profile = resolved(request.job, self._config).profile
-        return strategy_of(make_forecast(request, profile, tell, self.outside))
+        profile = job_view.resolved(request.job, self._config).profile
+        return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> Way:
         """Predict a candidate with another H; pure and quick."""
-        from app.wizard.forecasting import moved
-
-        return moved(planning, index, steps)
+        return forecasting.moved(planning, index, steps)
 
     def plan(self, request: Request) -> Plan:
         """Say what will be done. Changes nothing anywhere."""
-        from app.wizard.plan import plan_of
-
-        return plan_of(request, self._config, self.outside)
+        return plan.plan_of(request, self._config, self.outside)
 
     def save(self, request: Request) -> tuple[str, ...]:
         """Write profile, machines and plan; return the files."""
-        from app.wizard.plan import saving
-
-        return saving(request, self._config).write(self._config)
+        return plan.saving(request, self._config).write(self._config)
 
     def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         """Save, start the run in the background, and return its folder when the first step is made.
 
         ``see`` hears every change on the way; the run goes on if the caller stops listening.
         """
-        from app.wizard.launching import launch
-
         self._check_code(request.job)
-        return launch(request, see, tell, self._config)
+        return launching.launch(request, see, tell, self._config)
 
     def _check_code(self, job: JobAnswers) -> None:
         """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
-        from app.wizard.job_view import resolved
-        from distributed.preparation.custom_code import check_code
-
-        found = resolved(job, self._config)
+        found = job_view.resolved(job, self._config)
         source = found.origins["model_path"].file
         hint = f"look at it, then: {command_line('plan', job.profile, '--trust-code')}"
-        check_code(found.profile, source, hint, named=source is None)
+        custom_code.check_code(found.profile, source, hint, named=source is None)
 
     def close(self) -> None:
         """Let go of everything that is still held: nothing is, between calls."""
@@ -266,10 +242,8 @@ def known_profiles(config: Path | None = None) -> tuple[KnownProfile, ...]:
 
 
 def _known(entry: ProfileEntry, library: Library, hosts: Path | None) -> KnownProfile:
-    from distributed.hosts.file import load_hosts  # pydantic's models; what lists no saved profile does without
-
     saved = entry.source != library.config.path
     try:
-        return KnownProfile(entry, saved, load_hosts(hosts).machines if hosts is not None else ())
+        return KnownProfile(entry, saved, hosts_file.load_hosts(hosts).machines if hosts is not None else ())
     except BadInput as error:
         return KnownProfile(replace(entry, error=str(error)), saved)
