@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from app.demo import Pace
-from app.demo.fixture import HERE, TourMachine, Trouble, fixture
+from app.demo.fixture import HERE, TourMachine, fixture
 from app.wizard.machines import ThisComputer
 from app.wizard.outside import Outside
 from app.wizard.records import Tell
@@ -180,6 +180,7 @@ class TourOutside(Outside):
         self._mended = {machine.name for machine in self.machines if open_doors}
         self._equipped = set(self._mended)
         self._tried: dict[str, float] = {}
+        """When a machine was tried first: a trouble that ends by itself is counted from then on."""
 
     def now(self) -> float:
         return self.pace.passed
@@ -233,7 +234,8 @@ class TourOutside(Outside):
         if known is None:
             raise NameUnknown(machine.name, *_ABSENT)
         trouble = known.trouble
-        if trouble is None or known.name in self._mended or self._is_over(known.name, trouble):
+        waited = self.pace.passed - self._tried.setdefault(known.name, self.pace.passed)
+        if trouble is None or known.name in self._mended or 0 < trouble.seconds <= waited:
             lacks = trouble.lacks if trouble is not None and known.name not in self._equipped else ()
             return TourConnection(known, lacks)
         key = HostKeyInfo(machine.name, known.name, "ssh-ed25519", known.key_blob)
@@ -241,11 +243,6 @@ class TourOutside(Outside):
             self._mended.add(known.name)
             return self._connect(machine, trust)
         raise _refusal(trouble.error, key, known)
-
-    def _is_over(self, name: str, trouble: Trouble) -> bool:
-        """Whether a trouble that ends by itself has ended; time counts from the first try on."""
-        first = self._tried.setdefault(name, self.pace.passed)
-        return trouble.seconds > 0 and self.pace.passed - first >= trouble.seconds
 
     # ------------------------------------------------------------------------------------------------ looks and figures
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.demo import RECORD
-from app.run_state import reduce_events
+from app.run_state import RunState, apply
 from distributed.planning.feedback import prediction_metrics
 from distributed.run.requests import Request, take_requests
 from training.events import (
@@ -95,10 +95,8 @@ class Player:
     def __init__(self, run: RunFolder, events: Sequence[Event], start: float, speed: float) -> None:
         self._run, self._events, self._start, self._speed = run, events, start, speed
         self._names = [member.name for member in run.plan().members]
-        self._steps: dict[int, int] = {}
-        """Newest step of every member."""
-        self._said: dict[int, str] = {}
-        """Newest status of every member."""
+        self._state = RunState()
+        """Of all that was written."""
         self._dropped: set[int] = set()
         """Members whose part is left out, because a person let them go."""
         self._paused_at: float | None = None
@@ -144,12 +142,10 @@ class Player:
             self._say(event.model_copy(update=shrunk), when)
 
     def _say(self, event: Event, when: float | None = None) -> None:
-        """Append an event, and remember what a request needs to know."""
-        if isinstance(event, StepEvent) and event.member is not None:
-            self._steps[event.member] = event.step
-        elif isinstance(event, MemberEvent) and event.member is not None:
-            self._said[event.member] = event.status
-        self._run.append(event.model_copy(update={"time": time.time() if when is None else when}))
+        """Append an event."""
+        event = event.model_copy(update={"time": time.time() if when is None else when})
+        self._state = apply(self._state, event)
+        self._run.append(event)
         if isinstance(event, RunEvent) and event.status in ("running", "paused"):
             self._run.update_metadata(status=event.status)
 
@@ -163,18 +159,16 @@ class Player:
         self._run.update_metadata(**times)
 
     def _metrics(self, when: float) -> dict[str, Any]:
-        events = list(self._run.events())
-        results = reduce_events(event for event in events if isinstance(event, EvaluationEvent)).evaluations
-        samples = sum(event.samples for event in events if isinstance(event, StepEvent))
-        seconds = when - self._start
+        results, members = self._state.evaluations, self._state.members.values()
+        samples, seconds = sum(member.total.samples for member in members), when - self._start
         return {
             "before": {split: dict(found.first.metrics) for split, found in results.items() if found.first.step == 0},
             "after": {split: dict(found.last.metrics) for split, found in results.items() if found.last.step},
-            "steps": max(self._steps.values(), default=0),
+            "steps": max((member.step for member in members), default=0),
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds if seconds else 0.0,
-            "lost_members": sorted(rank for rank, status in self._said.items() if status == "lost"),
+            "lost_members": [member.rank for member in members if member.status == "lost"],
         }
 
     # -------------------------------------------------------------------------------------------------------- requests
@@ -235,8 +229,9 @@ class Player:
         return f"the run is {'paused' if pause else 'running'}"
 
     def _snapshot(self) -> str:
-        live = [rank for rank in self._live() if rank in self._steps]
-        step = max((self._steps[rank] for rank in live), default=0)
+        members = self._state.members
+        live = [rank for rank in self._live() if rank in members and members[rank].step]
+        step = max((members[rank].step for rank in live), default=0)
         size = next((event.bytes for event in self._events if isinstance(event, SnapshotEvent)), 0)
         for rank in live:
             path = f"checkpoints/member-{rank}/step-{step:08d}"
@@ -262,7 +257,8 @@ class Player:
         return "left after a synchronisation"
 
     def _live(self) -> list[int]:
-        return [rank for rank in range(len(self._names)) if self._said.get(rank) not in ("lost", "left", "done")]
+        known = self._state.members
+        return [rank for rank in range(len(self._names)) if rank not in known or known[rank].active]
 
     def _say_of(self, rank: int, status: str, message: str) -> None:
         document = {"member": rank, "status": status, "name": self._names[rank], "message": message}

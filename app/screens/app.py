@@ -88,7 +88,9 @@ class WizardApp(SteeredApp):
         screen = self.screen
         if isinstance(screen, StepScreen):
             screen.draw()
-        self._watch_the_run(state)
+        run = state.launch.found.run  # its dashboard opens once, when a launch has made its first step
+        if state.step is Step.LAUNCH and state.launch.status is Status.OK and run and run != self._watched:
+            self.open_dashboard(Path(run))
 
     def _to(self, step: Step) -> None:
         while not isinstance(self.screen, StepScreen) and len(self.screen_stack) > 2:
@@ -98,12 +100,6 @@ class WizardApp(SteeredApp):
     def _turn(self) -> None:
         if self.wizard.state.busy and isinstance(self.screen, StepScreen):
             self.screen.draw()
-
-    def _watch_the_run(self, state: WizardState) -> None:
-        """Open the dashboard once when a launch has made its first step."""
-        run = state.launch.found.run
-        if state.step is Step.LAUNCH and state.launch.status is Status.OK and run and run != self._watched:
-            self.open_dashboard(Path(run))
 
     def open_dashboard(self, run: Path) -> None:
         """Show a run live over the set-up; esc comes back."""

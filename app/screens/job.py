@@ -73,7 +73,9 @@ class JobScreen(StepScreen):
         if part.status is Status.FAILED:
             return literal(f"{app.symbol(Mark.WARNING)} {part.cause}", Mark.WARNING.style)
         if not bad:
-            return literal(f"{app.symbol(Mark.OK)} fits {_all_of(len(part.found))}", Mark.OK.style)
+            number = len(part.found)
+            them = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
+            return literal(f"{app.symbol(Mark.OK)} fits {them}", Mark.OK.style)
         look = MARKS[bad[0].status]
         return literal(f"{app.symbol(look)} " + ", ".join(f"{row.name}: {row.label}" for row in bad), look.style)
 
@@ -216,10 +218,6 @@ def _about_data(part: Part[DataSummary]) -> list[Content]:
     lines += [literal(f"broken: {name}", "$text-warning") for name in data.broken[:_SHOWN_BROKEN]]
     more = data.broken_count - len(data.broken[:_SHOWN_BROKEN])
     return [*lines, muted(f"and {more} more")] if more > 0 else lines
-
-
-def _all_of(number: int) -> str:
-    return {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
 
 
 def _fit(app: MusterApp, row: Fit) -> Content:

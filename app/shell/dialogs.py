@@ -82,13 +82,17 @@ class Dialog(Box[bool]):
         Binding("escape,q", "close", show=False),
     ]
 
+    def __init__(self, heading: str, *lines: Content) -> None:
+        super().__init__(heading)
+        self._lines = lines
+
     def body(self) -> ComposeResult:
         with VerticalScroll(id="content"):
             yield Static(self.content(), markup=False)
 
     def content(self) -> Content:
         """Return what the box holds."""
-        return Content("")
+        return Content("\n").join(self._lines)
 
     def action_close(self) -> None:
         self.dismiss(False)
@@ -104,13 +108,13 @@ class HelpDialog(Dialog):
         self._text, self._keys = text, keys
 
     def content(self) -> Content:
-        own = [line for key in self._keys for line in self._lines(key)]
-        everywhere = [line for key in (EVERYWHERE[0], *BESIDES, EVERYWHERE[2]) for line in self._lines(key)]
+        own = [line for key in self._keys for line in self._about(key)]
+        everywhere = [line for key in (EVERYWHERE[0], *BESIDES, EVERYWHERE[2]) for line in self._about(key)]
         parts = [literal(line) for line in self._text.splitlines()] + [Content("")] * bool(self._text)
         heading = [Content(""), Content.styled("On every screen", "$text-muted")] if own else []
         return Content("\n").join([*parts, *own, *heading, *everywhere])
 
-    def _lines(self, key: Key) -> list[Content]:
+    def _about(self, key: Key) -> list[Content]:
         """The name of a key, and beside it what it does."""
         room = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
         about = Content(key.help or key.label).wrap(room)
@@ -127,11 +131,8 @@ class CommandDialog(Dialog):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("y,enter", "copy", show=False), Binding("e", "close", show=False)]
 
     def __init__(self, command: str) -> None:
-        super().__init__("The same without this screen")
+        super().__init__("The same without this screen", literal(command, "bold"))
         self._command = command
-
-    def content(self) -> Content:
-        return literal(self._command, "bold")
 
     def keys(self) -> tuple[Key, ...]:
         return (Key("y", "copy", "Copy", main=True), self.CLOSE)
@@ -147,11 +148,8 @@ class QuestionDialog(Dialog):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,y", "agree", show=False), Binding("n", "close", show=False)]
 
     def __init__(self, question: str, yes: str, no: str, about: Sequence[Content] = ()) -> None:
-        super().__init__(question)
-        self._yes, self._no, self._about = yes, no, about
-
-    def content(self) -> Content:
-        return Content("\n").join(self._about)
+        super().__init__(question, *about)
+        self._yes, self._no = yes, no
 
     def keys(self) -> tuple[Key, ...]:
         return (Key("enter", "agree", self._yes, main=True), Key("escape", "close", self._no))
@@ -169,19 +167,16 @@ class TrustDialog(Dialog):
     ]
 
     def __init__(self, machine: str, fingerprint: str, compare: str) -> None:
-        super().__init__(f"Is this {machine}?")
-        self._fingerprint, self._compare = fingerprint, compare
-
-    def content(self) -> Content:
-        start, end = self._fingerprint[:-COMPARED], self._fingerprint[-COMPARED:]
-        return Content("\n").join([
+        start, end = fingerprint[:-COMPARED], fingerprint[-COMPARED:]
+        super().__init__(
+            f"Is this {machine}?",
             literal("It was never met before. This is the fingerprint of its host key:", "$text-muted"),
             Content.assemble(literal(start), literal(end, "bold reverse")),
             literal("The machine itself prints the same one. Type there:", "$text-muted"),
-            literal(self._compare, "bold"),
+            literal(compare, "bold"),
             Content(""),
             Content.assemble("Accept it only if that one also ends in ", literal(end, "bold"), "."),
-        ])  # fmt: skip
+        )
 
     def keys(self) -> tuple[Key, ...]:
         return (Key("a", "accept", "It is the same"), Key("escape", "close", "Not now", main=True))
@@ -209,13 +204,8 @@ class CommandLogDialog(Dialog):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
     def __init__(self, records: Sequence[CommandRecord]) -> None:
-        super().__init__("What was done on which machine")
-        self._records = records
-
-    def content(self) -> Content:
-        if not self._records:
-            return literal("Nothing yet. What is run on a machine, this one included, is listed here.", "$text-muted")
-        return Content("\n").join([_record(record) for record in self._records])
+        nothing = literal("Nothing yet. What is run on a machine, this one included, is listed here.", "$text-muted")
+        super().__init__("What was done on which machine", *(map(_record, records) if records else (nothing,)))
 
 
 def _record(record: CommandRecord) -> Content:

@@ -64,10 +64,6 @@ class RowTable(ScrollView, can_focus=True):
             super().__init__()
             self.table, self.row = table, row
 
-        @property
-        def control(self) -> RowTable:
-            return self.table
-
     class Moved(_OfRow):
         """The cursor is on another row."""
 

@@ -170,26 +170,20 @@ def add_machine(state: State, text: str) -> State:
 
     It has a row at once; discovery makes it one with the machine that answers there.
     """
-    text = " ".join(text.split())
-    row, quoted = typed_row(text), text[:_QUOTED]
-    if row is None:
-        return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
-    if text in state.answers.typed:
-        return state.noting(f"{quoted} is listed already")
-    machines = replace(state.machines, rows=(*state.machines.rows, row))
-    state = replace(state, pinned=(*state.pinned, row), machines=machines)
-    return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
-
-
-def typed_row(text: str) -> MachineRow | None:
-    """Return the row of ``[user@]host[:port]``; ``None`` if it is no such thing."""
     from distributed.hosts.file import typed_machine  # with pydantic, which the first paint does without
 
+    text = " ".join(text.split())
+    quoted = text[:_QUOTED]
     try:
         entry = typed_machine(text)
     except BadInput:
-        return None
-    return MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
+        return state.noting(f"'{quoted}' is not an address: type it as after ssh, for example ada@studio.local")
+    if text in state.answers.typed:
+        return state.noting(f"{quoted} is listed already")
+    row = MachineRow(f"typed:{text}", entry.name, words="searching", entry=entry, found_by=("typed",))
+    machines = replace(state.machines, rows=(*state.machines.rows, row))
+    state = replace(state, pinned=(*state.pinned, row), machines=machines)
+    return state.answering(typed=(*state.answers.typed, text), picked=(*state.answers.picked, row.key))
 
 
 @action

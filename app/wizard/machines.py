@@ -200,7 +200,8 @@ class Naming:
         names = [name.casefold() for name in machine.names]
         typed = next((self._typed[name] for name in names if name in self._typed), "")
         if typed and Origin.TYPED in machine.found_by:
-            return _typed_entry(machine, typed), ""
+            as_typed = typed_machine(typed)
+            return as_typed.model_copy(update={"name": plain_name(machine.name) or as_typed.name}), ""
         known = next((self._entries[name] for name in names if name in self._entries), None)
         if known is not None and {Origin.HOSTS_FILE, Origin.PROFILE} & set(machine.found_by):
             return known
@@ -209,11 +210,6 @@ class Naming:
     @staticmethod
     def _local_name(machine: FoundMachine) -> str:
         return next((name for name in machine.names if name.casefold().endswith(".local")), "").casefold()
-
-
-def _typed_entry(machine: FoundMachine, text: str) -> Machine:
-    typed = typed_machine(text)
-    return typed.model_copy(update={"name": plain_name(machine.name) or typed.name})
 
 
 def _found_entry(machine: FoundMachine, host: str) -> Machine:

@@ -137,15 +137,12 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
     }
     if _FITTED & values.keys():  # what was left open stays so, though its value is in the file now
         values["fit_memory"] = found.value("fit_memory")
-    if planning is not None and not _is_recommended(request) and planning.settings is not None:
+    taken = request.chosen
+    recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)
+    if planning is not None and not recommended and planning.settings is not None:
         chosen = planning.settings.options
         values |= {name: as_text(chosen[name]) for name in (*WAYS, *interval_options()) if name in chosen}
     return values
-
-
-def _is_recommended(request: Request) -> bool:
-    chosen = request.chosen
-    return chosen is None or (chosen.recommended and chosen.interval == chosen.best_interval)
 
 
 def _free_name(request: Request, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
