@@ -1,23 +1,215 @@
-"""From a profile and a hosts file to a run that goes on by itself."""
+"""From a profile and a hosts file to a run that goes on by itself: measured where figures are old, planned, started."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
-from distributed.planning.feedback import keep_planning
+from distributed.machine.link import Link, Tell, address_towards
+from distributed.measuring.link_figures import PairFigures
+from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
+from distributed.planning import planner
+from distributed.planning.document import MemberSetting, Planning, Settings
+from distributed.planning.feedback import corrections, keep_planning
 from distributed.planning.fitting import fit
-from distributed.planning.reasons import why_in_words
-from distributed.preparation.members import rooms_of
-from distributed.preparation.preflight import Ready
+from distributed.planning.job import Figures, Preference, job_of
+from distributed.planning.reasons import sentence, why_in_words
+from distributed.preparation.members import plan_run, rooms_of, seat_names
+from distributed.preparation.preflight import NotReady, Ready
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
-from distributed.run.planning import Planned, PlanOptions, plan_machines
+from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.events import TimingEvent
 from training.plan import RunPlan
 from training.processes import BackgroundProcess, Laps
 from training.run_folder import RunFolder
+
+_DOUBTFUL_AGE = 3600.0
+"""Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the person wants of the plan."""
+
+    preference: Preference = "fastest"
+    max_loss_increase: float = 0.02
+    max_age: float = 7 * 24 * 3600.0
+    """Seconds that figures of machines and links may be old."""
+    planning: Planning | None = None
+    """A plan that was made before: nothing is measured, and it is carried out as it is."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that can start."""
+
+    plan: RunPlan
+    machines: tuple[Ready, ...]
+    """Those that take part, in the order of their ranks."""
+    planning: Planning | None = None
+    """What it was chosen from; ``None`` where there was nothing to choose."""
+    figures: Figures | None = None
+    """What was measured for it, where it was made just now."""
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether training traffic goes over a network without encryption."""
+        return self.plan.engine == "torch" and self.plan.world_size > 1 and len(self.machines) > 1
+
+
+def plan_machines(
+    machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
+) -> Planned:
+    """Return the plan of a run: chosen by the planner where the strategy is ``auto`` and there is a choice.
+
+    Raises:
+        NotReady: a machine could not run the task.
+        BadInput: nothing fits, or the plan that was given is for other machines or another profile.
+    """
+    if options.planning is not None:
+        return apply_planning(options.planning, profile, machines)
+    if profile.strategy.strategy != "auto" or len(seat_names(machines)) == 1:
+        return Planned(plan_run(profile, machines), tuple(machines))
+    planning, figures = propose(machines, profile, options, tell)
+    return replace(apply_planning(planning, profile, machines), figures=figures)
+
+
+def propose(
+    machines: Sequence[Ready], profile: Profile, options: PlanOptions, tell: Tell = lambda line: None
+) -> tuple[Planning, Figures]:
+    """Measure what is not known well enough, and ask the planner.
+
+    Raises:
+        NotReady: a machine could not run the task.
+    """
+    wanted = MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE, tell=tell)
+    found = measure_ready(machines, profile, wanted)
+    if found.problems:
+        raise NotReady(found.problems)
+    return choose(found, machines, profile, options), found.figures
+
+
+def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
+    """Ask the planner, and add the best paths to what it has chosen.
+
+    The hub goes where a person wants it, else to this machine or to a member that can be dialled directly.
+    """
+    figures = found.figures
+    cluster = figures.cluster
+    job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
+    learnt = corrections(cluster, job)
+    links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
+    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
+    able = [name for link, name in links.items() if link is None or link.host]
+    planning = planner.plan(cluster, job, wanted or able, learnt)
+    if (chosen := planning.settings) is not None:
+        taking_part = [member.name for member in chosen.members]
+        if chosen.hub not in ("", cluster.here, *taking_part):  # only who takes part is held on to
+            planning = planner.plan(cluster, job, wanted or [cluster.here], learnt)
+    planning = planner.signed(planning, cluster, profile)
+    if planning.settings is None:
+        return planning
+    return planning.model_copy(update={"settings": on_best_paths(planning.settings, found, machines)})
+
+
+def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]) -> Settings:
+    """Return the settings with each member's interface and way to the hub, as measured."""
+    hub = _machine_of(settings.hub, machines)
+    hub = None if hub is None or hub.machine.here else hub
+    members = []
+    for member in settings.members:
+        link = _machine_of(member.name, machines)
+        interface, hub_at = best_paths(link, found.pairs, hub, found.here) if link is not None else ("", "")
+        members.append(member.model_copy(update={"interface": interface, "hub_at": hub_at}))
+    return settings.model_copy(update={"members": tuple(members)})
+
+
+def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
+    """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
+    return next((link for link, _ in machines if seat == link.name or seat.startswith(f"{link.name}:")), None)
+
+
+def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
+    """Return the interface that most of a machine's best paths use, and the hub's address on the one that leads to it.
+
+    The address is empty where it is the one that would be used anyway.
+
+    Args:
+        hub: the machine of the hub; ``None``: this one, which the pairs call ``here``.
+    """
+    used: Counter[str] = Counter()
+    hub_at = ""
+    center = hub.name if hub is not None else here
+    for pair in pairs:
+        if pair.figures is None or link.name not in (pair.source, pair.target):
+            continue
+        calls = link.name == pair.source
+        used[pair.figures.interface if calls else pair.figures.interface_back] += 1
+        if link.name != center and center in (pair.source, pair.target):
+            known = "" if hub is not None else address_towards(pair.figures.address)
+            hub_at = pair.figures.address if calls else known
+    usual = hub.host if hub is not None else address_towards(link.host) if link.host else ""
+    interface = used.most_common(1)[0][0] if used else ""
+    return interface, "" if hub_at == usual or not link.host else hub_at
+
+
+def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Ready]) -> Planned:
+    """Return the run that a plan describes.
+
+    Raises:
+        BadInput: it chose nothing, is for another profile, or names a machine that is not among these.
+    """
+    if planning.settings is None:
+        reasons = "; ".join(sentence(reason) for reason in planning.reasons[1:4])
+        raise BadInput(f"nothing fits these machines: {reasons or 'no machine can train this'}", "take a smaller model")
+    chosen = {member.name: member for member in planning.settings.members}
+    names = seat_names(machines)
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        hint = "make it again with: plan PROFILE --out FILE"
+        raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
+    asked = "torch" in (profile.strategy.engine, planning.job.engine)
+    several = len({name.partition(":")[0] for name in chosen}) > 1
+    if planning.settings.engine == "torch" and not asked and several:
+        hint = "add --set engine=torch if you want that, or make the plan again"
+        raise BadInput("the plan sends training traffic unencrypted (engine torch), and you did not ask for that", hint)
+    overlaid = planning.overlay(profile)
+    hub = _machine_of(planning.settings.hub, machines)
+    kept = _chosen_seats(machines, names, chosen, hub)
+    plan = plan_run(overlaid, kept)
+    sizes = [chosen[name].batch_size for name in names if name in chosen]
+    members = tuple(m.model_copy(update={"batch_size": size}) for m, size in zip(plan.members, sizes, strict=True))
+    engine = planning.settings.engine if len(members) > 1 else plan.engine
+    return Planned(plan.model_copy(update={"members": members, "engine": engine}), kept, planning)
+
+
+def _chosen_seats(
+    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], hub: Link | None
+) -> tuple[Ready, ...]:
+    """Return the machines with chosen seats, with these devices and their best paths only."""
+    kept = []
+    seats = iter(names)
+    for link, facts in machines:
+        devices = link.machine.devices or ("",)
+        own = [(device, name) for device, name in zip(devices, seats, strict=False) if name in chosen]
+        if not own:
+            link.close()
+            continue
+        setting = chosen[own[0][1]]
+        link.machine = link.machine.model_copy(
+            update={
+                "devices": tuple(device for device, _ in own if device),
+                "interface": link.machine.interface or setting.interface,
+                "hub_at": link.machine.hub_at or setting.hub_at,
+                "carries_hub": link is hub,
+            }
+        )
+        kept.append((link, facts))
+    return tuple(kept)
 
 
 class DistributedLauncher:

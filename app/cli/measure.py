@@ -17,11 +17,11 @@ from profiles.errors import ExitCode
 
 if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
+    from distributed.launcher import PlanOptions
     from distributed.measuring.link_figures import PairFigures
     from distributed.measuring.measure import Measured
     from distributed.planning.cluster import Cluster
     from distributed.planning.document import Planning, Reason
-    from distributed.run.planning import PlanOptions
     from profiles.schema import Profile
 
 WIDTH = 80
@@ -79,7 +79,7 @@ def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
         BadInput: the file cannot be read or used.
     """
     from app.cli.approval import read_hosts
-    from distributed.machine.here import this_machine
+    from distributed.machine.link import this_machine
 
     chosen = file or (Path(profile.run.hosts) if profile.run.hosts else USUAL_HOSTS)
     if chosen is USUAL_HOSTS and not chosen.is_file():
@@ -217,8 +217,8 @@ def plan(
     from app.cli.approval import stand_behind_profile
     from app.cli.train_command import merged_overrides
     from app.plan_table import explanation_lines, summary_lines, table_lines
+    from distributed.launcher import PlanOptions
     from distributed.planning.reasons import sentence
-    from distributed.run.planning import PlanOptions
     from training.tasks.published_models import usable_profile
 
     found = usable_profile(profile, merged_overrides(settings), tell=say)
@@ -258,10 +258,10 @@ def _from_machines(
 ) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
     from app.cli.access import prepare_options
+    from distributed.launcher import propose
     from distributed.planning.fitting import fit
     from distributed.preparation.members import rooms_of
     from distributed.preparation.prepare import prepare
-    from distributed.run.planning import propose
     from training.tasks.early_look import check_data
 
     check_data(profile)

@@ -33,7 +33,7 @@ from training.tasks.early_look import check_data
 from training.tasks.published_models import usable_profile
 
 if TYPE_CHECKING:
-    from distributed.run.planning import Planned
+    from distributed.launcher import Planned
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,12 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
         MusterError: nothing was started.
     """
     from app.cli.access import prepare_options
-    from distributed.launcher import DistributedLauncher, resume_run  # with all that a run of this machine does without
+    from distributed.launcher import (  # with all that a run of this machine does without
+        DistributedLauncher,
+        PlanOptions,
+        resume_run,
+    )
     from distributed.planning.document import Planning
-    from distributed.run.planning import PlanOptions
 
     person = not request.no_input and somebody()
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)

@@ -35,10 +35,8 @@ from distributed.discovery.sightings import (
     apply,
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
-from distributed.machine.here import HERE_NAME, HereConnection
-from distributed.machine.link import Link
-from distributed.measuring.interface_figures import AllInterfaces
-from distributed.measuring.link_figures import PairFigures
+from distributed.machine.link import HERE_NAME, HereConnection, Link
+from distributed.measuring.link_figures import AllInterfaces, PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready

@@ -24,7 +24,7 @@ from training.processes import BackgroundProcess, told_run
 from training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from distributed.run.planning import Planned
+    from distributed.launcher import Planned
 
 
 def start_demo_run(

@@ -17,7 +17,7 @@ from profiles.errors import BadInput
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
-    from distributed.run.planning import Planned
+    from distributed.launcher import Planned
 
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: when a finished demo run pretends to have started."""

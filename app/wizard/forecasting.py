@@ -10,6 +10,7 @@ from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import FINE, Assessment, Status, Strategy, Tell, Way
 from app.wizard.state import Request
+from distributed.launcher import Planned, PlanOptions, apply_planning, choose, on_best_paths, plan_machines
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
@@ -20,7 +21,6 @@ from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.members import rooms_of
 from distributed.preparation.preflight import NotReady, Ready
 from distributed.preparation.prepare import PrepareOptions
-from distributed.run.planning import Planned, PlanOptions, apply_planning, choose, on_best_paths, plan_machines
 from profiles.errors import BadInput
 from profiles.schema import Profile
 

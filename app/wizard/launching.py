@@ -17,10 +17,9 @@ from app.wizard.plan import Saving, saving
 from app.wizard.records import Launch, LaunchRow, Status, Tell
 from app.wizard.state import Request
 from distributed.hosts.file import load_hosts
-from distributed.launcher import DistributedLauncher
+from distributed.launcher import DistributedLauncher, PlanOptions
 from distributed.preparation.preflight import NotReady
 from distributed.preparation.prepare import PrepareOptions
-from distributed.run.planning import PlanOptions
 from profiles.errors import MusterError, RunFailed
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.plan import RunPlan

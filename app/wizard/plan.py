@@ -21,10 +21,10 @@ from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import Change, JobAnswers, Plan, Way
 from app.wizard.state import Request
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
+from distributed.launcher import Planned
 from distributed.planning.document import Planning
 from distributed.planning.fitting import fit
 from distributed.preparation.members import rooms_of
-from distributed.run.planning import Planned
 from profiles.errors import BadInput, MusterError
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder

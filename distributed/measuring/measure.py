@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.hosts.schema import Hosts
-from distributed.machine.here import HERE_NAME, HereConnection, this_machine
-from distributed.machine.link import Dial, Link, Tell, address_towards, link_to
-from distributed.measuring.interface_figures import AllInterfaces, measure_interfaces
-from distributed.measuring.link_figures import PairFigures, measure_links, probing
+from distributed.machine.link import HERE_NAME, Dial, HereConnection, Link, Tell, address_towards, link_to, this_machine
+from distributed.measuring.link_figures import AllInterfaces, PairFigures, measure_interfaces, measure_links, probing
 from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, seats_of
 from distributed.planning.cluster import Cluster
 from distributed.planning.cluster import Link as ClusterLink

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from distributed.machine.link import AGENT, Link
+from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import TIMEOUTS, Assignment, Greeting, Record, Timeouts
-from distributed.workers.fetching import fetch_model
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line

@@ -15,7 +15,7 @@ from app.demo.player import LOG, Player, recorded
 from app.demo.run import start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
-from distributed.run.planning import Planned
+from distributed.launcher import Planned
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput
 from tests.waiting import until

@@ -24,7 +24,7 @@ from distributed.cleaning.clean import (
     survey,
 )
 from distributed.machine import agent
-from distributed.machine.here import HereConnection
+from distributed.machine.link import HereConnection
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
 HASH, SHORT = "ab" * 32, "cd" * 8

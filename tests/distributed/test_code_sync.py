@@ -10,8 +10,7 @@ import pytest
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link
+from distributed.machine.link import HereConnection, Link
 from distributed.preparation.code_sync import Inputs, collect, synchronise, user_sources
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link
+from distributed.machine.link import HereConnection, Link
+from distributed.preparation import transfer
+from distributed.preparation.transfer import LONGEST_LIST, MOST_FILES, announced, fetch_folder
 from distributed.ssh.errors import SshError
-from distributed.workers import fetching
-from distributed.workers.fetching import LONGEST_LIST, MOST_FILES, announced, fetch_folder
 
 ROOM = 1 << 30
 
@@ -86,9 +85,9 @@ def test_nothing_is_kept_of_what_is_not_as_announced(tmp_path: Path, target: Pat
 def test_a_machine_that_dribbles_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     process = SimpleNamespace(read=lambda timeout: b"x")
-    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with pytest.raises(SshError, match="too slowly"):
-        fetching._receive(process, {"model/weights": 1 << 20}, tmp_path, "far")
+        transfer._receive(process, {"model/weights": 1 << 20}, tmp_path, "far")
     assert next(clock) < 120
 
 
@@ -125,7 +124,7 @@ def test_the_list_is_bounded() -> None:
 
 @pytest.mark.parametrize(("free", "room"), [(0, 0), (2_000_000, 1_800_000), (10 << 30, (10 << 30) - (1 << 28))])
 def test_a_small_disk_takes_a_small_model(free: int, room: int) -> None:
-    assert fetching.room_in(free) == room
+    assert transfer.room_in(free) == room
     with pytest.raises(SshError, match=r"has 12,884\.9 MB, and there is room for [\d,]+\.\d MB"):
         announced("far", said({"model/weights": 12 << 30}), "model", room)
 

@@ -13,12 +13,12 @@ from test_run_planning import link
 from app.wizard import actions as do
 from app.wizard.dependencies import apply
 from app.wizard.state import Kind, Step, WizardState
+from distributed.launcher import apply_planning
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
 from distributed.planning.planner import plan
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import Facts
-from distributed.run.planning import apply_planning
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from tests.distributed.test_preflight import SOUND

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from distributed.checks.findings import Finding, Health
 from distributed.checks.job import judge_data, judge_memory, judge_origin, judge_port, look_at_job
 from distributed.hosts.schema import Machine
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link
+from distributed.machine.link import HereConnection, Link
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.planning.cluster import Machine as Measured
 from distributed.planning.cluster import Measurement

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from distributed.machine.link import packed
 from distributed.measuring import link_probe
-from distributed.measuring.interface_figures import Together
-from distributed.measuring.link_figures import _MODULES, Figures
+from distributed.measuring.link_figures import _MODULES, Figures, Together
 from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.ssh.process import LIMIT, encode

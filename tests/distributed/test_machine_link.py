@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from distributed.cleaning import clean
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link, document
+from distributed.machine.link import HereConnection, Link, document
 from distributed.ssh import process
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import Completed

@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from distributed.measuring import machine_figures, measure
-from distributed.measuring.interface_figures import AllInterfaces, InterfaceFigures, known_slower, telling_peers
-from distributed.measuring.link_figures import Figures, PairFigures, rounds
+from distributed.measuring.link_figures import (
+    AllInterfaces,
+    Figures,
+    InterfaceFigures,
+    PairFigures,
+    known_slower,
+    rounds,
+    telling_peers,
+)
 from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.cluster import Machine, Measurement

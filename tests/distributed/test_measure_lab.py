@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from distributed.machine.link import link_to
-from distributed.measuring.interface_figures import measure_interfaces
-from distributed.measuring.link_figures import PairFigures, Probe, measure_links, probing
+from distributed.measuring.link_figures import PairFigures, Probe, measure_interfaces, measure_links, probing
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab

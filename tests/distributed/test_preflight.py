@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link
+from distributed.machine.link import HereConnection, Link
 from distributed.preparation import preflight
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts, NotReady, Readiness, ready

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import HereConnection, Link, link_to
 from distributed.preparation import downloads
 from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning

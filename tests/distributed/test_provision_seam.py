@@ -13,8 +13,7 @@ from distributed.cleaning.clean import survey
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.launcher import DistributedLauncher
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import HereConnection, Link, link_to
 from distributed.preparation import preflight
 from distributed.preparation.prepare import hosts_of
 from distributed.preparation.provision import look, usual_recipe

@@ -16,8 +16,7 @@ from typing import cast
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.here import HereConnection, HereProcess
-from distributed.machine.link import Link
+from distributed.machine.link import HereConnection, HereProcess, Link
 from distributed.ssh.errors import ConnectTimeout
 from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor

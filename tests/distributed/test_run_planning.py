@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from distributed import launcher
 from distributed.hosts.schema import Machine
+from distributed.launcher import best_paths
 from distributed.machine.link import Link
 from distributed.measuring.link_figures import Figures, PairFigures
-from distributed.run import planning as run_planning
-from distributed.run.planning import best_paths
 
 
 def link(name: str, host: str = "", address: str = "") -> Link:
@@ -48,7 +48,7 @@ OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0
 
 @pytest.fixture(autouse=True)
 def routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_planning, "address_towards", OWN.__getitem__)
+    monkeypatch.setattr(launcher, "address_towards", OWN.__getitem__)
 
 
 def test_the_hub_here_is_dialled_over_the_cable_that_was_fastest() -> None:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.here import HereConnection
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import HereConnection, Link, link_to
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees

@@ -12,7 +12,7 @@ import pytest
 
 from distributed.hosts.file import save_hosts
 from distributed.hosts.schema import Hosts, Machine
-from distributed.launcher import DistributedLauncher
+from distributed.launcher import DistributedLauncher, PlanOptions, choose
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
@@ -21,7 +21,6 @@ from distributed.planning.cluster import Measurement
 from distributed.planning.document import Planning
 from distributed.planning.job import Workload
 from distributed.preparation.prepare import PrepareOptions, prepare
-from distributed.run.planning import PlanOptions, choose
 from distributed.system import parse_net_dev
 from profiles.resolve import load_profile
 from profiles.schema import Profile
