@@ -23,8 +23,9 @@ from distributed.hosts.schema import Machine
 from distributed.machine.agent import keep_awake
 from distributed.machine.link import Link, link_to
 from distributed.planning.feedback import prediction_metrics
-from distributed.preparation.code_sync import Inputs, collect, synchronise
+from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.members import member_of
+from distributed.preparation.transfer import send_trees
 from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
@@ -64,6 +65,7 @@ class Supervisor:
 
     def __init__(self, folder: RunFolder, links: Sequence[Link], ssh_config: str = "") -> None:
         self._folder = folder
+        self._note = folder.append
         planned = folder.plan()
         self._seats = seats_of(links, planned.world_size)
         self._plan = with_places(planned, self._seats)
@@ -141,9 +143,6 @@ class Supervisor:
             self._arrived += 1
             self._note(ProgressEvent(phase="machines", done=self._arrived, total=len(self._links)))
 
-    def _note(self, event: Event) -> None:
-        self._folder.append(event)
-
     def _watch(self, event: Event) -> None:
         self._start_watch(event)
         if self._desk is not None:
@@ -182,7 +181,7 @@ class Supervisor:
         def tell(done: int, total: int) -> None:
             self._note(ProgressEvent(member=rank, phase=phase, done=done, total=total))
 
-        synchronise(link, self._inputs.result(), tell)
+        send_trees(link, self._inputs.result().trees.values(), tell)
 
     def _bring_new(self, entry: Machine) -> tuple[int, ...]:
         """Take in a machine that nobody has planned with."""

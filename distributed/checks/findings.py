@@ -154,21 +154,16 @@ def _devices(health: Health) -> Iterator[Finding]:
 
 def _power(health: Health) -> Iterator[Finding]:
     power = health.power
-    percent = "" if power.percent is None else f", {power.percent} %"
-    if power.source == "battery":
-        yield Finding("power", "warning", f"runs on its battery{percent}", "mains power", "plug it in")
-    else:
-        yield Finding("power", "ok", f"mains{percent}" if power.source else "no battery", "mains power")
+    seen = {"": "no battery", "ac": "mains", "battery": "runs on its battery"}[power.source]
+    percent = "" if power.percent is None or not power.source else f", {power.percent} %"
+    yield Finding.warn_if(power.source == "battery", "power", f"{seen}{percent}", "mains power", "plug it in")
     if power.saving:
         fix = "sudo pmset -a lowpowermode 0 (Linux: powerprofilesctl set balanced)"
         yield Finding("power saving", "warning", "Low Power Mode is on", "off: it halves the speed", fix)
-    mobile = power.source != ""
-    if health.inhibitor or not mobile:
-        yield Finding("sleep", "ok", health.inhibitor or "no battery, so it rarely sleeps", "can be kept awake")
-    else:
-        fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
-        seen = "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
-        yield Finding("sleep", "warning", seen, "can be kept awake", fix)
+    awake = health.inhibitor or ("no battery, so it rarely sleeps" if not power.source else "")
+    seen = awake or "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
+    fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
+    yield Finding.warn_if(not awake, "sleep", seen, "can be kept awake", fix)
 
 
 def _heat(health: Health) -> Iterator[Finding]:
@@ -186,14 +181,11 @@ def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
     Packets that only one end can send are lost without a word where no router tells, and transfers hang.
     """
     smallest = min((mtu for _, mtu in mtus.values()), default=0)
-    found = {}
+    usual, found = max(smallest, 1500), {}
     for name, (interface, mtu) in mtus.items():
-        seen = f"{interface}: packets of {mtu} bytes"
-        if mtu > max(smallest, 1500):
-            fix = f"set it to {max(smallest, 1500)} there, or the others' to {mtu}"
-            found[name] = Finding("mtu", "warning", seen, f"one size for all; the smallest is {smallest}", fix)
-        else:
-            found[name] = Finding("mtu", "ok", seen, "one size for all")
+        needed = f"one size for all; the smallest is {smallest}" if mtu > usual else "one size for all"
+        fix = f"set it to {usual} there, or the others' to {mtu}"
+        found[name] = Finding.warn_if(mtu > usual, "mtu", f"{interface}: packets of {mtu} bytes", needed, fix)
     return found
 
 

@@ -94,10 +94,7 @@ class PairFigures(Document):
         return Link(
             source=self.source,
             target=self.target,
-            mbit=found.mbit,
-            mbit_back=found.mbit_back,
-            rtt_ms=found.rtt_ms,
-            jitter_ms=found.jitter_ms,
+            **found.model_dump(include={"mbit", "mbit_back", "rtt_ms", "jitter_ms"}),
             medium="wifi" if wireless else _medium(found.interface, found.interface_back),
             air="wifi" if wireless else "",
         )

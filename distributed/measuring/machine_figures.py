@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from distributed.machine.link import Link, Tell
 from distributed.planning.cluster import Document, Machine, Measurement
 from distributed.planning.job import Workload
-from distributed.preparation.code_sync import Inputs, synchronise
+from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
+from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
@@ -80,7 +81,7 @@ def bring(
             tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
 
     link.put_agent()
-    synchronise(link, inputs, say)
+    send_trees(link, inputs.trees.values(), say)
 
 
 class Gate:

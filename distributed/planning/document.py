@@ -92,14 +92,36 @@ class MemberForecast(Document):
     """Sent and received together; the hub's traffic is on the machine that carries it."""
 
 
-class Candidate(Document):
-    """One choice and what it should cost."""
+class Outcome(Document):
+    """What ranks a choice."""
 
     choice: Choice
-    predicted: bool = True
-    """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
     fits: bool = True
     """Whether every member has the memory for it."""
+    step: float = 0.0
+    """Seconds of one optimizer step."""
+    skew: float = 0.0
+    """Seconds of a step that the slowest waits for others, because no two steps take the same time; in ``exposed``."""
+    samples_per_second: float = 0.0
+    speed_up: float = 0.0
+    """Samples/s over those of the best single machine."""
+    token_efficiency: float = 1.0
+    """Share of the samples that count: as many of one machine's would bring the same loss."""
+    useful_speed_up: float = 0.0
+    """``speed_up * token_efficiency``: how much sooner the same loss is reached."""
+    loss_increase: float = 0.0
+    """Expected loss over that of per-step averaging, as a share."""
+    sources: tuple[str, ...] = ()
+    """Keys of :func:`training.strategies.registry.loss_sources`."""
+    bytes_per_hour: float = 0.0
+    """Of the machine that moves most."""
+
+
+class Candidate(Outcome):
+    """One choice and what it should cost."""
+
+    predicted: bool = True
+    """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
     members: tuple[MemberForecast, ...] = ()
     accumulation: int = 1
     global_batch: int = 0
@@ -113,24 +135,7 @@ class Candidate(Document):
     """Factor of earlier runs; it is in ``exchange``."""
     exposed: float = 0.0
     """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
-    skew: float = 0.0
-    """Seconds of a step that the slowest waits for others, because no two steps take the same time; in ``exposed``."""
-    step: float = 0.0
-    """Seconds of one optimizer step."""
-    samples_per_second: float = 0.0
-    speed_up: float = 0.0
-    """Samples/s over those of the best single machine."""
-    token_efficiency: float = 1.0
-    """Share of the samples that count: as many of one machine's would bring the same loss."""
-    useful_speed_up: float = 0.0
-    """``speed_up * token_efficiency``: how much sooner the same loss is reached."""
-    loss_increase: float = 0.0
-    """Expected loss over that of per-step averaging, as a share."""
-    bytes_per_hour: float = 0.0
-    """Of the machine that moves most."""
     hub_memory: int = 0
-    sources: tuple[str, ...] = ()
-    """Keys of :func:`training.strategies.registry.loss_sources`."""
     reasons: tuple[Reason, ...] = ()
 
     @property

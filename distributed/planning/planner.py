@@ -15,9 +15,19 @@ from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NONE as NO_CORRECTIONS
 from distributed.planning.corrections import Corrections
-from distributed.planning.document import Candidate, Choice, Engine, MadeFor, Planning, Reason, digest, profile_hash
+from distributed.planning.document import (
+    Candidate,
+    Choice,
+    Engine,
+    MadeFor,
+    Outcome,
+    Planning,
+    Reason,
+    digest,
+    profile_hash,
+)
 from distributed.planning.job import Job
-from distributed.planning.prediction import Outcome, Predictor, known_costs, significant
+from distributed.planning.prediction import Predictor, known_costs, significant
 from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
 from profiles.schema import Profile
 from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
@@ -97,22 +107,20 @@ class _Planner:
 
     def _planned(self, ranking: list[Candidate]) -> Planning:
         """Return the plan with the first of a ranking as the chosen one."""
-        job = self._job
-        if not ranking or not ranking[0].fits:
-            reasons = (Reason.of("nothing-fits"), *self._machine_reasons(()))
-            return Planning(job=job, preference=job.preference, ranking=tuple(ranking), chosen=None, reasons=reasons)
-        best = ranking[0]
-        reasons = (
-            *why(best, [candidate for candidate in ranking if not self._unasked(candidate)], self._predictor),
-            *self._faster_in_clear(best, ranking),
-            *self._machine_reasons(best.choice.members, best.choice.hub),
-        )
+        job, best = self._job, ranking[0] if ranking and ranking[0].fits else None
+        reasons: tuple[Reason, ...] = (Reason.of("nothing-fits"), *self._machine_reasons(()))
+        if best is not None:
+            reasons = (
+                *why(best, [candidate for candidate in ranking if not self._unasked(candidate)], self._predictor),
+                *self._faster_in_clear(best, ranking),
+                *self._machine_reasons(best.choice.members, best.choice.hub),
+            )
         return Planning(
             job=job,
             preference=job.preference,
             ranking=tuple(ranking),
-            chosen=0,
-            settings=settings_of(best, self._cluster, job),
+            chosen=None if best is None else 0,
+            settings=None if best is None else settings_of(best, self._cluster, job),
             reasons=reasons,
         )
 

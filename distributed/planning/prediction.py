@@ -11,7 +11,7 @@ from distributed.planning import cost_model, memory_model
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.corrections import NONE as NO_CORRECTIONS
 from distributed.planning.corrections import Corrections, evened
-from distributed.planning.document import Candidate, Choice, MemberForecast, Reason
+from distributed.planning.document import Candidate, Choice, MemberForecast, Outcome, Reason
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
 from distributed.planning.job import Job
 from profiles.errors import BadInput
@@ -35,23 +35,6 @@ class Split:
     def compute(self) -> float:
         """Seconds of the slowest member's step."""
         return max(self.seconds)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What ranks a choice; names as in :class:`Candidate`."""
-
-    choice: Choice
-    fits: bool
-    step: float
-    skew: float
-    samples_per_second: float
-    speed_up: float
-    token_efficiency: float
-    useful_speed_up: float
-    loss_increase: float
-    sources: tuple[str, ...]
-    bytes_per_hour: float
 
 
 class Predictor:

@@ -22,8 +22,7 @@ from typing import Any
 
 import platformdirs
 
-from distributed.machine.link import Link
-from distributed.preparation.transfer import Progress, Tree, send_trees
+from distributed.preparation.transfer import Tree
 from profiles.errors import BadInput
 from profiles.schema import WHISPER, Profile
 from training.plan import RunPlan
@@ -268,12 +267,3 @@ class HashCache:
 
 def _identity(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-
-
-def synchronise(link: Link, inputs: Inputs, progress: Progress = lambda done, total: None) -> int:
-    """Bring what is missing to a machine; return how many files that were.
-
-    Raises:
-        SshError: the machine cannot take it.
-    """
-    return send_trees(link, list(inputs.trees.values()), progress)

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +108,8 @@ def locked_for(lock: str, there: Mapping[str, Any], requirements: Sequence[str] 
     Args:
         requirements: only what these need in the end, as far as this machine's packages tell; none: the whole file.
     """
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    facts = _facts(there)
-    pins = [Requirement(line) for line in lock.splitlines() if line.strip() and not line.startswith("#")]
-    held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(facts)]
-    needed = _needed(requirements, facts)
-    return [f"{pin.name}{pin.specifier}" for pin in held if not requirements or canonicalize_name(pin.name) in needed]
+    lines = (line for line in lock.splitlines() if line.strip() and not line.startswith("#"))
+    return [pin for line in lines if (pin := _held(line, there, requirements))]
 
 
 def hashed_for(hashes: str, there: Mapping[str, Any], requirements: Sequence[str]) -> str:
@@ -122,21 +117,27 @@ def hashed_for(hashes: str, there: Mapping[str, Any], requirements: Sequence[str
 
     What they need there and this machine does not know of is left out, and the build of torch, which is chosen there.
     """
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    facts = _facts(there)
-    needed = _needed(requirements, facts)
     found = []
     for entry in re.findall(r"^[\w.-]+==.*(?:\n .*)*", hashes, re.MULTILINE):
         head, *files = entry.splitlines()
-        pin = Requirement(head.rstrip(" \\"))
-        if canonicalize_name(pin.name) in needed and (pin.marker is None or pin.marker.evaluate(facts)):
-            found.append("\n".join([f"{pin.name}{pin.specifier} \\", *files]))
+        if requirements and (pin := _held(head.rstrip(" \\"), there, requirements)):
+            found.append("\n".join([f"{pin} \\", *files]))
     return "\n".join(found)
 
 
-def _needed(requirements: Sequence[str], facts: dict[str, str]) -> set[str]:
+def _held(line: str, there: Mapping[str, Any], requirements: Sequence[str]) -> str:
+    """Return a pin without its marker; nothing where it does not hold there, or none of the requirements needs it."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pin, facts = Requirement(line), _facts(there)
+    held = pin.marker is None or pin.marker.evaluate(facts)
+    needed = not requirements or canonicalize_name(pin.name) in _needed(tuple(requirements), **facts)
+    return f"{pin.name}{pin.specifier}" if held and needed else ""
+
+
+@lru_cache
+def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
     """Return the names of packages and of everything that they need there."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name

@@ -195,10 +195,7 @@ def explain(lines: list[str]) -> tuple[str, str]:
     if _NO_WAY.search(text):
         return f"the package index cannot be reached ({last})", OFFLINE_FIX
     if "No matching distribution" in text or "No solution found" in text:
-        return (
-            f"a package is not available for this Python ({last})",
-            "set 'python' in the hosts file",
-        )
+        return f"a package is not available for this Python ({last})", "set 'python' in the hosts file"
     return f"the packages cannot be installed: {last}", "try the last command by hand there"
 
 

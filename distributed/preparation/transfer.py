@@ -69,19 +69,6 @@ class Lack(BaseModel):
     begun: dict[str, NonNegativeInt]
     """Bytes of a blob that have arrived."""
 
-    @classmethod
-    def parse(cls, machine: str, answer: Mapping[str, Any], asked: Collection[str]) -> Lack:
-        """Read a machine's answer to the question which of the blobs ``asked`` it has not.
-
-        Raises:
-            SshError: it is something else.
-        """
-        with contextlib.suppress(ValidationError):
-            found = cls.model_validate(answer)
-            if set(found.blobs) <= set(asked):
-                return found
-        raise SshError(machine, "it did not report which files it lacks", "try again")
-
     def left(self, sources: Mapping[str, Path]) -> int:
         """Bytes still to be sent."""
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
@@ -99,12 +86,15 @@ def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str], *, prepa
     question = json.dumps({"trees": list(trees), "blobs": list(blobs)}).encode()
     done = link.ask("missing", input=question) if prepared else link.ask_unprepared("missing", input=question)
     answer = document(link.name, done.stdout)
-    lack = Lack.parse(link.name, answer, blobs)
-    link.root = str(answer.get("root", link.root))
-    return lack
+    with contextlib.suppress(ValidationError):
+        lack = Lack.model_validate(answer)
+        if set(lack.blobs) <= set(blobs):
+            link.root = str(answer.get("root", link.root))
+            return lack
+    raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
-def send_trees(link: Link, trees: Sequence[Tree], progress: Progress = lambda done, total: None) -> int:
+def send_trees(link: Link, trees: Collection[Tree], progress: Progress = lambda done, total: None) -> int:
     """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 
     A connection that breaks is made again, and what has arrived stays.

@@ -28,11 +28,8 @@ def seats_of(links: Sequence[Link], members: int) -> list[Link]:
 def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
     """Return the plan that says which members are on the machine of the hub, or of the torch engine's store."""
     hub = hub_machine(seats) if plan.engine == "hub" else None
-
-    def is_local(link: Link) -> bool:
-        return link is hub if hub is not None else link.machine.here
-
-    members = [m.model_copy(update={"local": is_local(link)}) for m, link in zip(plan.members, seats, strict=True)]
+    local = [link.machine.here if hub is None else link is hub for link in seats]
+    members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from training.bounded import Count, Text
 from training.plan import RunPlan
 from training.processes import thread_limits
-from training.stopping import Progress
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,6 @@ class Timeouts:
     def give_up(self) -> float:
         """A worker that could not be reached for so long is lost: its machine has stopped it by now."""
         return self.lease + self.grace + self.margin
-
-    def for_pace(self, progress: Progress) -> Timeouts:
-        """Return the timeouts for a worker whose steps and snapshots take their time."""
-        return replace(self, grace=max(self.grace, progress.time_to_end))
 
 
 TIMEOUTS = Timeouts()

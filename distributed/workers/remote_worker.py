@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import join
 from typing import Any, BinaryIO
@@ -95,9 +95,9 @@ class RemoteWorker:
         self._post({"signal": int(number)})
 
     def told(self, event: Event) -> Event:
-        """Note the pace. An error of a worker says where; paths and devices in it are those of its machine."""
+        """Note how long steps and snapshots take. An error says where: paths and devices in it are its machine's."""
         self._progress(event)
-        self.timeouts = self.timeouts.for_pace(self._progress)
+        self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
@@ -336,7 +336,7 @@ class RemoteWorker:
 class RemoteHub(RemoteWorker):
     """The hub of a run on another machine than the one that starts it: a :class:`training.local_engine.HubHandle`."""
 
-    note: Callable[[Event], None] = lambda event: None
+    note: Callable[[Event], object] = lambda event: None
     """Told of a connection that was lost, and of what else is not the hub's own word."""
 
     def lines(self) -> Iterator[bytes]:

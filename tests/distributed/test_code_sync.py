@@ -11,7 +11,8 @@ import pytest
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
 from distributed.machine.link import HereConnection, Link
-from distributed.preparation.code_sync import Inputs, collect, synchronise, user_sources
+from distributed.preparation.code_sync import Inputs, collect, user_sources
+from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.local_plan import plan_local_run
@@ -85,7 +86,7 @@ def test_the_recordings_of_a_lone_table_travel_with_it_and_nothing_else(link: Li
     tree = found.trees["inputs/dataset"]
     assert sorted(tree.files) == ["any.csv", "c.wav", "clips/a.wav", "clips/b.wav"]
     assert found.plan.profile.data.dataset_path == "inputs/dataset/any.csv"
-    synchronise(link, found)
+    send_trees(link, found.trees.values())
     assert (tmp_path / "far" / "trees" / tree.name / "clips" / "a.wav").read_text() == "clips/a.wav"
 
 
@@ -126,10 +127,10 @@ def test_a_teacher_travels_once(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
-    assert synchronise(link, inputs) > 50
-    assert synchronise(link, inputs) == 0
+    assert send_trees(link, inputs.trees.values()) > 50
+    assert send_trees(link, inputs.trees.values()) == 0
     (tmp_path / "project" / "helper.py").write_text("# changed")
-    assert synchronise(link, collect_again(tmp_path)) == 1
+    assert send_trees(link, collect_again(tmp_path).trees.values()) == 1
     tree = tmp_path / "far" / "trees" / collect_again(tmp_path).trees["inputs/user"].name
     assert (tree / "helper.py").read_text() == "# changed" and (tree / "job.py").read_text() == "# job.py"
 

@@ -25,10 +25,10 @@ from distributed.planning.job import Workload
 from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import RUNTIME, need_of
 from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
-from distributed.preparation.code_sync import collect, synchronise
+from distributed.preparation.code_sync import collect
 from distributed.preparation.members import plan_run
 from distributed.preparation.preflight import Facts
-from distributed.preparation.transfer import Lack, Tree
+from distributed.preparation.transfer import Lack, Tree, send_trees
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
 
@@ -216,5 +216,5 @@ def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     assert [finding.seen.split(",")[0] for finding in before][:2] == ["code: absent", "model: absent"]
     assert not (tmp_path / "far").exists()
     link.put_agent()
-    synchronise(link, collect(plan_run(job, [(link, FACTS)])))
+    send_trees(link, collect(plan_run(job, [(link, FACTS)])).trees.values())
     assert all("equal by hash" in finding.seen for finding in seen())
