@@ -14,6 +14,7 @@ from fake_run import FakeRun, training
 
 from app.cli.main import COMMANDS, command_list, command_tree, main
 from app.cli.train import TrainRequest, distributed_train
+from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.options import options
 from tests.waiting import until
 
@@ -33,6 +34,10 @@ def make_run(profile: str = "demo-scratch") -> str:
     distributed_train(TrainRequest(profile, {"workers": "2"}), FakeRun(training()))
     newest: str = max(path.name for path in Path("output").iterdir())[:20]
     return newest
+
+
+def test_the_benchmark_of_a_memory_limit_starts_the_command_as_it_is_today() -> None:
+    assert in_process(UNFITTED, "--version").returncode == 0
 
 
 WHAT_HELP_IMPORTS = """

@@ -17,6 +17,7 @@ from profiles.errors import BadInput
 from training.batches import Samples
 from training.tasks.registry import task_from_profile
 from training.tasks.whisper import distillation as teacher_outputs
+from training.tasks.whisper import model as whisper_model
 from training.tasks.whisper.distillation import DistillationTask, Soft, distillation_loss, divergence, soften
 
 
@@ -150,6 +151,11 @@ def test_the_teacher_is_asked_once(prepared: Any, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(training_batch(again, 0, 1)["teacher"].top, training_batch(first, 0, 1)["teacher"].top)
     with pytest.raises(AssertionError, match="again"):
         prepared(distill_temperature=3.0)
+
+
+def test_a_student_in_8_bits_learns_from_the_teacher_as_it_is(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whisper_model, "with_8_bit_base", lambda model: pytest.fail("the teacher is quantised"))
+    prepared(base_precision="int8", tuning="lora")
 
 
 def test_answers_are_of_the_texts_that_are_trained_on(prepared: Any, speech_folder: Path) -> None:

@@ -149,7 +149,8 @@ class DistillationTask(WhisperTask):
         super().__init__(profile)
         settings = profile.model
         own = {"model_path": settings.teacher_path, "teacher_path": "", "encoder_path": "", "student_layers": 0}
-        frozen = {"tuning": "full", "from_scratch": False, "gradient_checkpointing": False, "freeze_encoder": False}
+        frozen = {"tuning": "full", "from_scratch": False, "gradient_checkpointing": False, "freeze_encoder": False,
+                  "base_precision": "fp32"}  # fmt: skip
         self.teacher = WhisperModelWrapper(settings.model_copy(update={**own, **frozen}))
         _check_alike(self.wrapper, self.teacher)
         self._outputs: TeacherOutputs | None = None
