@@ -24,6 +24,8 @@ HUB_NAME = "muster-hub"
 """Name in the hub's certificate: members check for it whatever address they dial."""
 _BEFORE = datetime.timedelta(days=1)
 _AFTER = datetime.timedelta(days=365)
+_BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
+"""A member dials others and is dialled."""
 _FILES = ("ca.pem", "certificate.pem", "key.pem")
 
 
@@ -57,11 +59,11 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
     names: list[x509.GeneralName] = [x509.DNSName(HUB_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
     try:
         private_folder(directory)
-        authority.issue(directory / "hub", HUB_NAME, names, ExtendedKeyUsageOID.SERVER_AUTH)
+        authority.issue(directory / "hub", HUB_NAME, names, [ExtendedKeyUsageOID.SERVER_AUTH])
         for rank in members:
             uri: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member_uri(run_id, rank))]
             folder = directory / f"member-{rank}"
-            authority.issue(folder, f"muster-member-{rank}", uri, ExtendedKeyUsageOID.CLIENT_AUTH)
+            authority.issue(folder, f"muster-member-{rank}", uri, _BOTH)
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
 
@@ -89,14 +91,14 @@ class _Authority:
         self._own = self._sign(self._builder(self._name, self._key).add_extension(constraints, critical=True))
 
     def issue(
-        self, folder: Path, name: str, alternative: Sequence[x509.GeneralName], usage: x509.ObjectIdentifier
+        self, folder: Path, name: str, alternative: Sequence[x509.GeneralName], usages: Sequence[x509.ObjectIdentifier]
     ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(
             self._builder(_common_name(name), key)
             .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
         )
         private_folder(folder)
         private = key.private_bytes(

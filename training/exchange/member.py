@@ -395,4 +395,7 @@ class HubMember(Exchange):
 
 def _is_tls(error: Any) -> bool:
     details = (error.details() or "").lower()
-    return any(word in details for word in ("ssl", "handshake", "certificate")) and "timed out" not in details
+    return (
+        any(word in details for word in ("ssl", "handshake", "certificate", "verification"))
+        and "timed out" not in details
+    )

@@ -1,0 +1,320 @@
+"""Stock ways of training in parallel on a small transformer: what one member does, with any backend.
+
+``single`` is one process with the whole batch; all others must have its losses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+STEPS, BATCH, WORDS, WIDTH = 4, 24, 97, 64
+
+
+class Block(nn.Module):
+    """Pre-norm attention with heads of 16, and a feed-forward layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.ln1(x)
+        q, k, v = (layer(y).unflatten(-1, (-1, 16)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.ln2(x))))
+        return out
+
+
+class Model(nn.Module):
+    """Four blocks; embedding and head may be on other machines."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.emb: nn.Module | None = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head: nn.Module | None = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.emb(x) if self.emb is not None else x
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) if self.head is not None else x
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    words = torch.randint(0, WORDS, (BATCH, 17), generator=torch.Generator().manual_seed(step))
+    return words[:, :-1], words[:, 1:]
+
+
+def adam(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3)
+
+
+def train(model: nn.Module, rank: int = 0, parts: int = 1) -> list[float]:
+    """Train on this member's part of each batch; return the mean losses of all."""
+    optimizer, losses = adam(model), []
+    mine = slice(rank * BATCH // parts, (rank + 1) * BATCH // parts)
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = loss_of(model(x[mine]), y[mine])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().float().clone()
+        if parts > 1:
+            dist.all_reduce(total)
+        losses.append(total.item() / parts)
+    return losses
+
+
+def single(rank: int, world: int) -> Any:
+    return train(Model())
+
+
+def ddp(rank: int, world: int) -> Any:
+    return train(nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=0.2), rank, world)
+
+
+def _sharded(rank: int, world: int, shape: tuple[int, ...], **options: Any) -> tuple[Model, list[float]]:
+    model, mesh = Model(), init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model, train(model, rank, world)
+
+
+def fsdp2(rank: int, world: int) -> Any:
+    model, losses = _sharded(rank, world, (world,))
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return losses, {name: float(value.double().sum()) for name, value in whole.items()}
+
+
+def fsdp2_bf16(rank: int, world: int) -> Any:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _sharded(rank, world, (world,), mp_policy=policy)[1]
+
+
+def hsdp(rank: int, world: int) -> Any:
+    return _sharded(rank, world, (2, world // 2))[1]
+
+
+def tp(rank: int, world: int) -> Any:
+    model, mesh = Model(), init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        plan = {
+            **dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()),
+            "o": RowwiseParallel(),
+            "down": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, plan)
+    return train(model)
+
+
+def tp_sp(rank: int, world: int) -> Any:
+    """Tensor and sequence parallel, with sharded embedding and head."""
+    model, mesh = Model(), init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        plan: dict[str, Any] = {
+            **{name: SequenceParallel(use_local_output=False) for name in ("ln1", "ln2")},
+            **{name: ColwiseParallel(input_layouts=Shard(1)) for name in ("q", "k", "v", "up")},
+            **{name: RowwiseParallel(output_layouts=Shard(1)) for name in ("o", "down")},
+        }
+        parallelize_module(block, mesh, plan)
+    ends: dict[str, Any] = {
+        "emb": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh, ends)
+    return train(model)
+
+
+def _pipeline(rank: int, world: int, schedule: Any, stages_each: int = 1) -> list[float]:
+    total = world * stages_each
+    parts, stages = [], []
+    state = Model().state_dict()
+    for index in range(rank, total, world):
+        part = Model()
+        part.load_state_dict(state)
+        cut = [round(number * 4 / total) for number in range(total + 1)]
+        part.blocks = nn.ModuleList(list(part.blocks)[cut[index] : cut[index + 1]])
+        part.emb = part.emb if index == 0 else None
+        part.head = part.head if index == total - 1 else None
+        parts.append(part)
+        stages.append(PipelineStage(part, index, total, torch.device("cpu")))
+    runner = schedule(stages if stages_each > 1 else stages[0], n_microbatches=6, loss_fn=loss_of)
+    optimizer, losses = adam(*parts), []
+    for step in range(STEPS):
+        x, y = batch(step)
+        told: list[torch.Tensor] = []
+        optimizer.zero_grad()
+        last = rank == world - 1
+        runner.step(*([x] if rank == 0 else []), **({"target": y, "losses": told} if last else {}))
+        optimizer.step()
+        if last:
+            losses.append(float(torch.stack(told).mean()))
+    return losses
+
+
+def gpipe(rank: int, world: int) -> Any:
+    return _pipeline(rank, world, ScheduleGPipe)
+
+
+def one_f_one_b(rank: int, world: int) -> Any:
+    return _pipeline(rank, world, Schedule1F1B)
+
+
+def interleaved(rank: int, world: int) -> Any:
+    return _pipeline(rank, world, ScheduleInterleaved1F1B, stages_each=2)
+
+
+def collectives(rank: int, world: int) -> Any:
+    """What c10d offers, one after the other, with random contents."""
+    draw = torch.Generator().manual_seed(rank)
+    mine = torch.randn(world * 3, generator=draw)
+    found: list[Any] = []
+
+    def note(*tensors: torch.Tensor) -> None:
+        found.append([tensor.tolist() for tensor in tensors])
+
+    for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+        value = mine.clone()
+        dist.all_reduce(value, op=operation)
+        note(value)
+    bits = torch.tensor([1 << rank, 3], dtype=torch.int32)
+    dist.all_reduce(bits, op=dist.ReduceOp.BOR)
+    note(bits)
+    value = mine.clone()
+    dist.broadcast(value, 1)
+    note(value)
+    value = mine.clone()
+    dist.reduce(value, 1)
+    if rank == 1:
+        note(value)
+    gathered = [torch.empty(world * 3) for _ in range(world)]
+    dist.all_gather(gathered, mine)
+    note(*gathered)
+    rooms = [torch.empty(world * 3) for _ in range(world)] if rank == 1 else None
+    dist.gather(mine, rooms, dst=1)
+    note(*(rooms or []))
+    part = torch.empty(3)
+    dist.scatter(part, [piece.contiguous() for piece in mine.chunk(world)] if rank == 1 else None, src=1)
+    note(part)
+    dist.reduce_scatter_tensor(part, mine.clone())
+    note(part)
+    whole = torch.empty(world * 3)
+    dist.all_gather_into_tensor(whole, part)
+    note(whole)
+    dist.all_to_all_single(whole, mine)
+    note(whole)
+    sizes = [[1 + (here + there) % 3 for there in range(world)] for here in range(world)]
+    out = torch.empty(sum(row[rank] for row in sizes))
+    dist.all_to_all_single(
+        out, torch.randn(sum(sizes[rank]), generator=draw), [row[rank] for row in sizes], sizes[rank]
+    )
+    note(out)
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    found.append(objects)
+    box = [{"said": 1}] if rank == 0 else [None]
+    dist.broadcast_object_list(box)
+    found.append(box)
+    group = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        value = mine.clone()
+        dist.all_reduce(value, group=group)
+        note(value)
+    dist.barrier()
+    works = [dist.all_reduce(torch.full((size,), float(rank)), async_op=True) for size in (100_003, 5, 30_000)]
+    for work in works:
+        work.wait()
+    found.append([float(work.get_future().value()[0].sum()) for work in works])
+    right, left = (rank + 1) % world, (rank - 1) % world
+    first, second = torch.empty(3), torch.empty(3)
+    requests = [
+        dist.isend(mine[:3].clone(), right, tag=1),
+        dist.isend(mine[3:6].clone(), right, tag=2),
+        dist.irecv(second, left, tag=2),
+        dist.irecv(first, left, tag=1),
+    ]
+    for request in requests:
+        assert request is not None
+        request.wait()
+    note(first, second)
+    return found
+
+
+def strided(rank: int, world: int) -> Any:
+    """A reduction of memory with gaps; gloo gets it wrong."""
+    whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank))
+    parts = [torch.empty(8, 6) for _ in range(world)]
+    dist.all_gather(parts, whole.clone())
+    dist.all_reduce(whole[::2, 1:4].t())
+    return whole.tolist(), torch.stack(parts).sum(0).tolist(), parts[rank].tolist()
+
+
+def lost(rank: int, world: int) -> Any:
+    """The last member ends without a word while the others reduce."""
+    if rank == world - 1:
+        os._exit(1)
+    dist.all_reduce(torch.zeros(1_000_000))
+
+
+CASES: dict[str, Callable[[int, int], Any]] = {
+    case.__name__: case
+    for case in (
+        single,
+        ddp,
+        fsdp2,
+        fsdp2_bf16,
+        hsdp,
+        tp,
+        tp_sp,
+        gpipe,
+        one_f_one_b,
+        interleaved,
+        collectives,
+        strided,
+        lost,
+    )
+}
+
+
+def run(case: str, backend: str, rank: int, world: int, folder: str, certificates: str) -> Any:
+    """Carry a case out as one member; the members meet at a store in ``folder``."""
+    torch.manual_seed(0)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if Path("/sys/class/net/lo").exists() else "lo0")
+    if backend == "muster":
+        os.environ.update(MUSTER_CERTIFICATES=f"{certificates}/member-{rank}", MUSTER_RUN_ID="run")
+        import training.exchange.process_group  # noqa: F401 - registers the backend
+    store = dist.FileStore(f"{folder}/{case}-{backend}-{world}", world)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    try:
+        return CASES[case](rank, world)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,371 @@
+"""One direction to or from one peer: a connection, and the thread that works on it.
+
+Messages of any length follow one another in the order in which they were started. The receiver names the operation
+whose message it wants; one of another operation that comes first is kept for it, up to :data:`MAX_EARLY` bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.exchange.base import ExchangeError
+from training.exchange.sealing import HEADER, MAX_FRAME, TAG, Cipher, FrameError, Opener, Sealer, parse_header
+
+MAX_EARLY = 64 << 20
+"""Bytes of messages that came before anybody asked for them."""
+SLOT = 0.005
+"""Seconds that one frame takes on a slow link, about."""
+_FEWEST, _ALIGNMENT = 16 << 10, 4 << 10
+_LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
+_LOCAL = 1 << 31
+"""Bytes a second above which nothing is limited by the link."""
+
+
+class PeerLost(ExchangeError):
+    """The connection to a member ended, or carried something that it must not."""
+
+    def __init__(self, rank: int, who: str, why: str) -> None:
+        super().__init__(f"the connection with {who} is lost: {why}")
+        self.rank = rank
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One direction after its hello.
+
+    Args:
+        socket: connected, blocking.
+        secret: of the direction.
+        sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
+        round_trip: seconds to the peer and back; 0 if that is not known.
+    """
+
+    socket: socket.socket
+    secret: bytes
+    cipher: Cipher
+    sealed: bool
+    round_trip: float = 0.0
+
+
+class Rotation:
+    """Flows take turns: where all send to all at once, they compete at both ends and slow links lose a third.
+
+    Whoever waits is served in the order of ``peers``. A flow that does not get on within :data:`PATIENCE` is overtaken.
+    """
+
+    PATIENCE = 4 * SLOT
+
+    def __init__(self, peers: Sequence[int]) -> None:
+        self._order = {peer: number for number, peer in enumerate(peers)}
+        self._changed = threading.Condition()
+        self._waiting: set[int] = set()
+        self._sending: int | None = None
+        self._since = 0.0
+        self._last = -1
+
+    def enter(self, peer: int) -> None:
+        """Wait for this flow's turn."""
+        with self._changed:
+            self._waiting.add(peer)
+            while (seconds := self._seconds_until(peer)) > 0:
+                self._changed.wait(seconds)
+            self._waiting.discard(peer)
+            self._sending, self._since, self._last = peer, time.monotonic(), self._order[peer]
+
+    def leave(self, peer: int) -> None:
+        """End this flow's turn."""
+        with self._changed:
+            if self._sending == peer:
+                self._sending = None
+                self._changed.notify_all()
+
+    def _seconds_until(self, peer: int) -> float:
+        if self._sending is not None and (left := self._since + self.PATIENCE - time.monotonic()) > 0:
+            return left
+        size = len(self._order)
+        first = min(self._waiting, key=lambda other: (self._order[other] - self._last - 1) % size)
+        return 0.0 if first == peer else self.PATIENCE
+
+
+Job = Callable[[Any], None]
+"""Work on a link, which is given to it."""
+Ended = Callable[[PeerLost | None], None]
+
+
+class _Link:
+    """What both directions share.
+
+    Args:
+        connection: that only this link uses from now on, or what makes it when the first job comes.
+        peer: rank of the other end, ``who`` its name.
+        on_error: told when the link ends by itself.
+    """
+
+    def __init__(
+        self,
+        connection: Connection | Callable[[], Connection],
+        peer: int,
+        who: str,
+        on_error: Callable[[PeerLost], None],
+    ) -> None:
+        self.peer = peer
+        self.who = who
+        self.bytes = 0
+        """That went over the connection, headers and tags included."""
+        self._connection = connection
+        self._socket: socket.socket | None = None
+        self._cut = False
+        if isinstance(connection, Connection):
+            self._begin(connection)
+        self._on_error = on_error
+        self._jobs: queue.SimpleQueue[tuple[Job, Ended] | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=f"{type(self).__name__} {peer}", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Ended) -> None:
+        """Have ``job`` carried out after those that were submitted before; ``done`` hears of its end."""
+        with self._lock:
+            self._pending += 1
+        self._jobs.put((job, done))
+
+    def try_now(self, job: Job) -> bool:
+        """Carry a small job out in the calling thread if nothing is under way; return whether that was so."""
+        with self._lock:
+            if self._pending:
+                return False
+            if (error := self._carry_out(job)) is not None:
+                raise error
+            return True
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending
+
+    def cut(self) -> None:
+        """End the connection; what is under way fails."""
+        self._cut = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self, seconds: float) -> None:
+        """Let what was submitted end within ``seconds``, and hang up."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        self.cut()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            error = self._carry_out(job)
+            with self._lock:
+                self._pending -= 1
+            done(error)
+            del item, job, done  # they hold the tensors of their operation, and the next may be long in coming
+
+    def _carry_out(self, job: Job) -> PeerLost | None:
+        try:
+            if self._cut:
+                raise EOFError("it was ended")
+            if self._socket is None:
+                assert not isinstance(self._connection, Connection)
+                self._begin(self._connection())
+            job(self)
+        except PeerLost as error:
+            lost = error
+        except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
+            lost = PeerLost(self.peer, self.who, str(error) or type(error).__name__)
+        else:
+            return None
+        self._on_error(lost)
+        return lost
+
+    def _begin(self, connection: Connection) -> None:
+        """Take the connection for this link's own."""
+        self._socket = connection.socket
+        if self._cut:
+            self.cut()
+
+
+class Outgoing(_Link):
+    """To a peer.
+
+    Args:
+        rotation: turns of all flows out of this member.
+    """
+
+    _socket: socket.socket
+
+    def __init__(
+        self,
+        connection: Connection | Callable[[], Connection],
+        peer: int,
+        who: str,
+        on_error: Callable[[PeerLost], None],
+        rotation: Rotation | None = None,
+    ) -> None:
+        self._rotation = rotation
+        self._rate = 0.0
+        self._frame = MAX_FRAME
+        self._buffer = 0
+        self._counter = 0
+        super().__init__(connection, peer, who, on_error)
+
+    def _begin(self, connection: Connection) -> None:
+        super()._begin(connection)
+        self._sealer = Sealer(connection.secret, connection.cipher) if connection.sealed else None
+        self._round_trip = connection.round_trip
+
+    def send(self, operation: int, data: memoryview) -> None:
+        """Send one message."""
+        size, start = len(data), 0
+        while True:
+            part = data[start : start + self._frame]
+            start += len(part)
+            self._send_frame(operation, part, size - start)
+            if start >= size:
+                return
+
+    def _send_frame(self, operation: int, part: memoryview, left: int) -> None:
+        if self._sealer is not None:
+            pieces = [self._sealer.seal(operation, part, left)]
+        else:
+            pieces = [memoryview(HEADER.pack(self._counter, operation, len(part), left)), part]
+            self._counter += 1
+        turn = self._rotation is not None and len(part) >= _FEWEST
+        if turn:
+            self._rotation.enter(self.peer)  # type: ignore[union-attr]
+        try:
+            begin = time.perf_counter()
+            for piece in pieces:
+                self._socket.sendall(piece)
+            self._note(len(part), time.perf_counter() - begin)
+        finally:
+            if turn:
+                self._rotation.leave(self.peer)  # type: ignore[union-attr]
+        self.bytes += sum(map(len, pieces))
+
+    def _note(self, size: int, seconds: float) -> None:
+        """Follow the link's rate with the size of frames and of the kernel's buffer.
+
+        A buffer of some 10 ms keeps the link busy and no more: what waits in it is late for the rotation. It never
+        gets below twice what is under way on the link, or it would hold the rate down.
+        """
+        if size < _FEWEST:
+            return
+        rate = min(size / max(seconds, 1e-9), float(_LOCAL))
+        self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
+        self._frame = int(min(MAX_FRAME, max(_FEWEST, self._rate * SLOT // _ALIGNMENT * _ALIGNMENT)))
+        wanted = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, self._rate * (2 * SLOT + 2 * self._round_trip))))
+        if not 0.5 < self._buffer / wanted < 2.0:
+            self._buffer = wanted
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+
+
+class Incoming(_Link):
+    """From a peer."""
+
+    _socket: socket.socket
+
+    def __init__(
+        self,
+        connection: Connection | Callable[[], Connection],
+        peer: int,
+        who: str,
+        on_error: Callable[[PeerLost], None],
+    ) -> None:
+        self._header = memoryview(bytearray(HEADER.size))
+        self._early: dict[int, deque[bytearray]] = {}
+        self._early_bytes = 0
+        self._counter = 0
+        super().__init__(connection, peer, who, on_error)
+
+    def _begin(self, connection: Connection) -> None:
+        super()._begin(connection)
+        self._opener = Opener(connection.secret, connection.cipher) if connection.sealed else None
+        self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
+        self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
+
+    def receive(self, operation: int, into: memoryview) -> int:
+        """Wait for the next message of ``operation``; return how many bytes of ``into`` it has.
+
+        Raises:
+            PeerLost: the connection ended, or the message is longer.
+        """
+        if early := self._early.get(operation):
+            message = early.popleft()
+            if not early:
+                del self._early[operation]
+            self._early_bytes -= len(message)
+            if len(message) > len(into):
+                raise self._too_long(operation, len(message), len(into))
+            into[: len(message)] = message
+            return len(message)
+        while True:
+            coming, length, left = self._read_header()
+            if coming == operation:
+                break
+            self._keep(coming, length, left)
+        if length + left > len(into):
+            raise self._too_long(operation, length + left, len(into))
+        return self._read(operation, length, left, into)
+
+    def _keep(self, operation: int, length: int, left: int) -> None:
+        self._early_bytes += length + left
+        if self._early_bytes > MAX_EARLY:
+            raise PeerLost(self.peer, self.who, "it is at another operation than this machine")
+        message = bytearray(length + left)
+        self._read(operation, length, left, memoryview(message))
+        self._early.setdefault(operation, deque()).append(message)
+
+    def _read(self, operation: int, length: int, left: int, into: memoryview) -> int:
+        """Read the rest of a message whose first header was read."""
+        start = 0
+        while True:
+            part = into[start : start + length]
+            if self._opener is not None:
+                sealed = self._sealed[: length + TAG]
+                self._fill(sealed)
+                self._opener.open(self._header, sealed, part)
+            else:
+                self._fill(part)
+            start += length
+            if not left:
+                return start
+            expected, (coming, length, left) = left, self._read_header()
+            if coming != operation or length + left != expected or not length:
+                raise FrameError("the rest of a message is another one's")
+
+    def _read_header(self) -> tuple[int, int, int]:
+        self._fill(self._header)
+        if self._opener is None:
+            counter = HEADER.unpack(self._header)[0]
+            if counter != self._counter:
+                raise FrameError(f"frame {counter} where {self._counter} had to come")
+            self._counter += 1
+        return parse_header(self._header)
+
+    def _fill(self, into: memoryview) -> None:
+        self.bytes += len(into)
+        while len(into):
+            size = self._socket.recv_into(into, len(into), self._flags)
+            if not size:
+                raise EOFError("it hung up")
+            into = into[size:]
+
+    def _too_long(self, operation: int, size: int, room: int) -> PeerLost:
+        return PeerLost(self.peer, self.who, f"it sent {size} bytes for operation {operation} where {room} belong")

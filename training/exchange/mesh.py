@@ -1,0 +1,344 @@
+"""The links of one group: messages between any two members, and reductions by owners.
+
+A reduction of ``n`` members is a reduce-scatter and an all-gather (Thakur et al. 2005, "Optimization of Collective
+Communication Operations in MPICH", section 4.5): every member owns a share of the vector, gets the others'
+contributions to it, adds them up **in rank order**, and sends the outcome to all: ``2 (n - 1) / n`` of the vector in
+each direction where shares are equal. The outcome is the same bits on all members and for every choice of shares. A
+share travels in pieces, so that adding up overlaps with the transfer of the next ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.link import Incoming, Outgoing, PeerLost, Rotation
+from training.exchange.listener import Address, Listener
+
+SMALL = 32 << 10
+"""Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""
+_CLOSE_SECONDS = 5.0
+_FORM_SECONDS = 60.0
+
+Done = Callable[[Exception | None], None]
+
+
+class Operation:
+    """Something under way on several links at once; complete when its last part is.
+
+    Args:
+        parts: that have to end.
+        then: called once, by whoever ends the last part, with what went wrong.
+        blame: the cause of errors, where there is one for all.
+    """
+
+    def __init__(
+        self, parts: int, then: Done | None = None, blame: Callable[[], Exception | None] = lambda: None
+    ) -> None:
+        self.error: Exception | None = None
+        self._blame = blame
+        self._left = parts
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._then = then
+        if not parts:
+            self._finish()
+
+    def part_ended(self, error: Exception | None) -> None:
+        with self._lock:
+            if error is not None:
+                self.error = self._blame() or self.error or error
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._finish()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until it is complete.
+
+        Raises:
+            ExchangeTimeout: not within ``timeout`` seconds.
+            PeerLost: a member is gone.
+        """
+        if not self._ended.wait(timeout):
+            raise ExchangeTimeout(f"no result after {timeout:g} s")
+        if self.error is not None:
+            raise self.error
+
+    def _finish(self) -> None:
+        if self._then is not None:
+            try:
+                self._then(self.error)
+            except Exception as error:  # noqa: BLE001 - whoever waits for the operation must get it
+                self.error = self.error or error
+        self._ended.set()
+
+
+class Reduction(ABC):
+    """What one reduction does with bytes; the mesh moves them. Members are named by rank."""
+
+    pieces: Mapping[int, int]
+    """In how many pieces each owner's share travels."""
+
+    @abstractmethod
+    def contribution(self, owner: int, piece: int) -> memoryview:
+        """Return this member's contribution to a piece of another's share."""
+
+    @abstractmethod
+    def room(self, rank: int, piece: int) -> memoryview:
+        """Return where ``rank``'s contribution to a piece of the own share goes."""
+
+    @abstractmethod
+    def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
+        """All contributions to a piece of the own share are there, with so many bytes: return the outcome."""
+
+    @abstractmethod
+    def outcome_room(self, owner: int, piece: int) -> memoryview:
+        """Return where the outcome of a piece of another's share goes."""
+
+    def take(self, owner: int, piece: int, size: int) -> None:
+        """The outcome of a piece of another's share is there, with ``size`` bytes."""
+
+
+class _Share:
+    """The own share of a reduction under way: which pieces are added up already."""
+
+    def __init__(self, reduction: Reduction, rank: int, members: int) -> None:
+        self._reduction = reduction
+        self._count = reduction.pieces[rank]
+        self._missing = [members - 1] * self._count
+        self._sizes: list[dict[int, int]] = [{} for _ in range(self._count)]
+        self._outcomes: dict[int, memoryview] = {}
+        self._changed = threading.Condition()
+        self._failed = False
+
+    def arrived(self, peer: int, piece: int, size: int) -> None:
+        """Note a contribution; whoever brings the last one adds up."""
+        with self._changed:
+            self._sizes[piece][peer] = size
+            self._missing[piece] -= 1
+            if self._missing[piece]:
+                return
+        outcome = self._reduction.add_up(piece, self._sizes[piece])
+        with self._changed:
+            self._outcomes[piece] = outcome
+            self._changed.notify_all()
+
+    def outcome(self, piece: int) -> memoryview:
+        """Wait until a piece is added up."""
+        with self._changed:
+            self._changed.wait_for(lambda: piece in self._outcomes or self._failed)
+            if piece not in self._outcomes:
+                raise ExchangeError("the operation was broken off")
+            return self._outcomes[piece]
+
+    def fail(self) -> None:
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+
+class Mesh:
+    """One member's end of a group whose members all speak with one another.
+
+    Operations are started in the same order by all members; several may be under way. Made by :meth:`form`.
+    """
+
+    def __init__(self, rank: int, members: Sequence[int], names: Mapping[int, str]) -> None:
+        self.rank = rank
+        self.members = sorted(members)
+        self.peers = [peer for peer in self.members if peer != rank]
+        self.names = names
+        self.lost: PeerLost | None = None
+        self._out: dict[int, Outgoing] = {}
+        self._in: dict[int, Incoming] = {}
+        self._started = 0
+        self._lock = threading.Lock()
+        self._shares: set[_Share] = set()
+        self._closed = False
+
+    @classmethod
+    def form(
+        cls,
+        listener: Listener,
+        channel: str,
+        addresses: Mapping[int, Sequence[Address]],
+        names: Mapping[int, str] | None = None,
+        seconds: float = _FORM_SECONDS,
+    ) -> Mesh:
+        """Connect with everybody.
+
+        Args:
+            channel: name of this group, never used before; equal on all members.
+            addresses: where each member listens, by rank; this member's own is not looked at.
+
+        Raises:
+            ExchangeTimeout: somebody is missing after ``seconds``.
+        """
+        rank = listener.identity.rank
+        told = names or {one: f"rank {one}" for one in addresses}
+        mesh = cls(rank, list(addresses), told)
+        peers = {peer: addresses[peer] for peer in mesh.peers}
+        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told)
+        after = [peer for peer in mesh.peers if peer > rank] + [peer for peer in mesh.peers if peer < rank]
+        rotation = Rotation(after) if len(after) > 1 else None
+        for peer in mesh.peers:
+            mesh._out[peer] = Outgoing(out[peer], peer, told[peer], mesh.break_off, rotation)
+            mesh._in[peer] = Incoming(into[peer], peer, told[peer], mesh.break_off)
+        return mesh
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes for link in self._out.values())
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(link.bytes for link in self._in.values())
+
+    def exchange(
+        self,
+        sends: Mapping[int, Sequence[memoryview]],
+        receives: Mapping[int, Sequence[memoryview]],
+        then: Done | None = None,
+    ) -> Operation:
+        """Send buffers to some members and receive others' into buffers of their size.
+
+        The buffers belong to the operation until it is complete. All members take part, also with nothing.
+        """
+        return self._exchange(self._next(), sends, receives, then)
+
+    def send(self, peer: int, tag: int, data: memoryview, then: Done | None = None) -> Operation:
+        """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
+        return self._exchange(tag, {peer: [data]}, {}, then)
+
+    def receive(self, peer: int, tag: int, into: memoryview, then: Done | None = None) -> Operation:
+        """Receive what a member sends with ``tag``."""
+        return self._exchange(tag, {}, {peer: [into]}, then)
+
+    def exchange_now(self, data: memoryview, rooms: Mapping[int, memoryview]) -> bool:
+        """Send ``data``, which is small, to all, and receive as much of each, in this thread.
+
+        Returns:
+            Whether that was done: not while something else is under way.
+        """
+        if not all(link.idle for link in self._links()):
+            return False
+        number = self._next()
+        for peer in self.peers:
+            if not self._out[peer].try_now(lambda link: link.send(number, data)):
+                self._out[peer].submit(lambda link: link.send(number, data), lambda error: None)
+        for peer in self.peers:
+            receive = _receiver(number, [rooms[peer]])
+            if not self._in[peer].try_now(receive):
+                operation = Operation(1)
+                self._in[peer].submit(receive, operation.part_ended)
+                operation.wait()
+        return True
+
+    def reduce(self, reduction: Reduction, then: Done | None = None) -> Operation:
+        """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
+        number = self._next()
+        share = _Share(reduction, self.rank, len(self.members))
+        own = range(reduction.pieces[self.rank])
+        with self._lock:
+            self._shares.add(share)
+        if self.lost is not None:
+            share.fail()
+
+        def over(error: Exception | None) -> None:
+            with self._lock:
+                self._shares.discard(share)
+            if then is not None:
+                then(error)
+
+        def sender(peer: int) -> Callable[[Outgoing], None]:
+            def send(link: Outgoing) -> None:
+                for piece in range(reduction.pieces[peer]):
+                    link.send(number, reduction.contribution(peer, piece))
+                for piece in own:
+                    link.send(number, share.outcome(piece))
+
+            return send
+
+        def receiver(peer: int) -> Callable[[Incoming], None]:
+            def receive(link: Incoming) -> None:
+                for piece in own:
+                    share.arrived(peer, piece, link.receive(number, reduction.room(peer, piece)))
+                for piece in range(reduction.pieces[peer]):
+                    reduction.take(peer, piece, link.receive(number, reduction.outcome_room(peer, piece)))
+
+            return receive
+
+        operation = Operation(2 * len(self.peers), over, lambda: self.lost)
+        for peer in self.peers:
+            self._out[peer].submit(sender(peer), operation.part_ended)
+            self._in[peer].submit(receiver(peer), operation.part_ended)
+        return operation
+
+    def break_off(self, lost: PeerLost) -> None:
+        """A member is lost: everything under way ends."""
+        with self._lock:
+            if self.lost is not None or self._closed:
+                return
+            self.lost = lost
+            shares = list(self._shares)
+        for link in self._links():
+            link.cut()
+        for share in shares:
+            share.fail()
+
+    def close(self) -> None:
+        """Let what is under way end, and hang up. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for link in self._links():
+            link.close(max(0.0, deadline - time.monotonic()))
+
+    def _links(self) -> list[Outgoing | Incoming]:
+        return [*self._out.values(), *self._in.values()]
+
+    def _next(self) -> int:
+        with self._lock:
+            self._started += 1
+            return self._started & 0xFFFFFFFF
+
+    def _exchange(
+        self,
+        number: int,
+        sends: Mapping[int, Sequence[memoryview]],
+        receives: Mapping[int, Sequence[memoryview]],
+        then: Done | None,
+    ) -> Operation:
+        operation = Operation(len(sends) + len(receives), then, lambda: self.lost)
+        for peer, buffers in sends.items():
+            self._out[peer].submit(_sender(number, buffers), operation.part_ended)
+        for peer, buffers in receives.items():
+            self._in[peer].submit(_receiver(number, buffers), operation.part_ended)
+        return operation
+
+
+def _sender(number: int, buffers: Sequence[memoryview]) -> Callable[[Outgoing], None]:
+    def send(link: Outgoing) -> None:
+        for buffer in buffers:
+            link.send(number, buffer)
+
+    return send
+
+
+def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming], None]:
+    def receive(link: Incoming) -> None:
+        for buffer in buffers:
+            size = link.receive(number, buffer)
+            if size != len(buffer):
+                raise PeerLost(link.peer, link.who, f"it sent {size} bytes where {len(buffer)} belong")
+
+    return receive
