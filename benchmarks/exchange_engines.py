@@ -1,4 +1,5 @@
-"""Seconds for one mean over all members: the hub (TLS and in clear), the torch engine, and a stock gloo all-reduce.
+"""Seconds for one mean over all members: the mesh and the hub (each encrypted and in clear), the torch engine, and a
+stock gloo all-reduce.
 
     .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 100 1000 10000 40000 400000]
                                                     [--codec fp32] [--json FILE]
@@ -26,7 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ENGINES = ("hub", "hub in clear", "torch", "gloo")
+ENGINES = ("mesh", "mesh in clear", "hub", "hub in clear", "torch", "gloo")
+STOCK = {"mesh": "muster", "mesh in clear": "muster", "gloo": "gloo"}
+"""Backend of ``torch.distributed``."""
 RUN = "bench"
 CONNECT_WITHIN = 60.0
 LARGEST_MEMBERS_TIMES_BYTES = 2_000_000_000
@@ -41,9 +44,14 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
     from training.exchange.codecs import codec_by_name
 
     exchange: Exchange
-    if engine == "gloo":
+    if engine in STOCK:
+        backend = STOCK[engine]
+        if engine == "mesh":
+            os.environ.update(MUSTER_CERTIFICATES=f"{secrets}/member-{rank}", MUSTER_RUN_ID=RUN)
+        if backend == "muster":
+            import training.exchange.process_group  # noqa: F401 - registers the backend
         store = torch.distributed.FileStore(address, world)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
         return lambda name, values: torch.distributed.all_reduce(values.clone())
     if engine == "torch":
         from training.exchange.store_server import read_token
@@ -73,11 +81,12 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, codec
         values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
         mean(f"{number}/first", values)
         seconds = []
+        worked = time.process_time()
         for repeat in range(repeats):
             start = time.perf_counter()
             mean(f"{number}/{repeat}", values)
             seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), flush=True)
+        print(json.dumps([seconds, (time.process_time() - worked) / repeats]), flush=True)
     os._exit(0)  # without the engines' good-byes
 
 
@@ -98,14 +107,15 @@ class Members:
         for process in self._processes:
             self._answer(process)
 
-    def measure(self, elements: int, repeats: int) -> float:
-        """Return the median over the repeats of the slowest member's seconds."""
+    def measure(self, elements: int, repeats: int) -> tuple[float, float]:
+        """Return the median over the repeats of the slowest member's seconds, and all members' processor seconds."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{elements} {repeats}\n")
             process.stdin.flush()
-        seconds: list[list[float]] = [json.loads(self._answer(process)) for process in self._processes]
-        return statistics.median(max(one) for one in zip(*seconds))
+        answers: list[tuple[list[float], float]] = [json.loads(self._answer(process)) for process in self._processes]
+        slowest = statistics.median(max(one) for one in zip(*(seconds for seconds, _ in answers)))
+        return slowest, sum(worked for _, worked in answers)
 
     def close(self) -> None:
         for process in self._processes:
@@ -123,7 +133,11 @@ class Members:
 @contextmanager
 def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str]:
     """Start what the engine's members meet at, and yield its address."""
-    if engine == "gloo":
+    from training.exchange.certificates import issue_run_certificates
+
+    if engine in STOCK:
+        if engine == "mesh":
+            issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
         yield str(folder / "store")
     elif engine == "torch":
         from training.exchange.store_server import StoreServer
@@ -175,7 +189,7 @@ def measure(world: int, sizes: list[int], codec: str, seconds: float) -> list[di
             repeats = max(3, min(200, int(seconds * 4e8 / (size * world + 4e5))))
             row: dict[str, Any] = {"members": world, "bytes": size, "repeats": repeats}
             for engine in ENGINES:
-                row[engine] = members[engine].measure(size // 4, repeats)
+                row[engine], row[f"{engine}, processor"] = members[engine].measure(size // 4, repeats)
             rows.append(row)
             print(json.dumps(row), file=sys.stderr)
     return rows
@@ -183,13 +197,20 @@ def measure(world: int, sizes: list[int], codec: str, seconds: float) -> list[di
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
-    head = ["members", "payload", *(f"{engine}, ms" for engine in ENGINES), "hub / gloo", "TLS / clear", "hub, Gbit/s"]
+    head = [
+        "members",
+        "payload",
+        *(f"{engine}, ms" for engine in ENGINES),
+        "mesh / gloo",
+        "hub / gloo",
+        "processor, mesh / gloo",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
     for row in rows:
         payload = f"{row['bytes'] / 1e6:g} MB" if row["bytes"] >= 1e6 else f"{row['bytes'] / 1e3:g} kB"
         cells = [str(row["members"]), payload, *(f"{1e3 * row[engine]:.2f}" for engine in ENGINES)]
-        cells += [f"{row['hub'] / row['gloo']:.2f}", f"{row['hub'] / row['hub in clear']:.2f}"]
-        cells += [f"{8 * row['bytes'] / row['hub'] / 1e9:.2f}"]
+        cells += [f"{row[engine] / row['gloo']:.2f}" for engine in ("mesh", "hub")]
+        cells += [f"{row['mesh, processor'] / row['gloo, processor']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """What the others' samples are worth in a fine-tune of a published Whisper, by the rounds of DiLoCo.
 
-    .venv/bin/python benchmarks/fine_tune_worth.py --model FOLDER_OF_TINY_EN --dataset FOLDER [--seeds 0 1] [--steps 40] [--json FILE]
+    .venv/bin/python benchmarks/fine_tune_worth.py --model TINY_EN --dataset FOLDER [--seeds 0 1] [--json FILE]
 
 Beside it two workers that average every step, and one worker alone that takes as many steps. Batches of 8, windows that
 follow the clips, validation loss of 96 clips at whole windows. ``kept`` is the share of the gain of averaging every
@@ -30,7 +30,18 @@ def last_loss(model: str, dataset: str, seed: int, steps: int, workers: int, *op
     ]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "cli_typer.py"), "distributed-train", "demo", "--json"]
-        command += ["--model", model, "--dataset", dataset, "--local", str(workers), "--max-steps", str(steps), "--batch-size", "8"]
+        command += [
+            "--model",
+            model,
+            "--dataset",
+            dataset,
+            "--local",
+            str(workers),
+            "--max-steps",
+            str(steps),
+            "--batch-size",
+            "8",
+        ]
         command += ["--output-dir", folder, *(word for setting in settings for word in ("--set", setting))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return float(json.loads(done.stdout)["evaluations"]["validation"]["last"]["loss"])
@@ -55,7 +66,9 @@ def main() -> None:
     for seed in arguments.seeds:
         for way, (workers, options) in ways.items():
             name = f"{seed}: {way}"
-            kept[name] = kept.get(name) or last_loss(arguments.model, arguments.dataset, seed, arguments.steps, workers, *options)
+            kept[name] = kept.get(name) or last_loss(
+                arguments.model, arguments.dataset, seed, arguments.steps, workers, *options
+            )
             if arguments.json:
                 arguments.json.write_text(json.dumps(kept, indent=1))
             alone, every = kept[f"{seed}: one worker"], kept.get(f"{seed}: every step", 0.0)

@@ -21,9 +21,10 @@ from waiting import until
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.link import MAX_EARLY, PeerLost, Rotation
+from training.exchange.link import MAX_EARLY, PeerLost
 from training.exchange.listener import Identity, Listener, Transport
 from training.exchange.mesh import Mesh
+from training.exchange.rotation import Rotation
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 
@@ -108,7 +109,7 @@ def reduced(
     meshes: list[Mesh], vectors: list[torch.Tensor], operation: object = torch.distributed.ReduceOp.SUM
 ) -> None:
     operations = [
-        mesh.reduce(TensorReduction(vector, mesh.members, mesh.rank, Reducer(operation, len(meshes))))
+        mesh.reduce(TensorReduction(vector, mesh, Reducer(operation, len(meshes))))
         for mesh, vector in zip(meshes, vectors)
     ]
     for one in operations:
@@ -146,9 +147,7 @@ def test_several_reductions_are_under_way_at_once(three: list[Mesh]) -> None:
     expected = [(a + b) + c for a, b, c in all_vectors]
     reducer = Reducer(torch.distributed.ReduceOp.SUM, 3)
     operations = [
-        mesh.reduce(TensorReduction(vectors[mesh.rank], mesh.members, mesh.rank, reducer))
-        for mesh in three
-        for vectors in all_vectors
+        mesh.reduce(TensorReduction(vectors[mesh.rank], mesh, reducer)) for mesh in three for vectors in all_vectors
     ]
     for one in operations:
         one.wait(PATIENCE)
@@ -216,10 +215,7 @@ def test_a_lost_member_ends_all_that_is_under_way_and_is_named(group: Group) -> 
     meshes = group.form()
     vectors = random_vectors(2_000_000, torch.float32)
     reducer = Reducer(torch.distributed.ReduceOp.SUM, 3)
-    operations = [
-        mesh.reduce(TensorReduction(vector, mesh.members, mesh.rank, reducer))
-        for mesh, vector in zip(meshes[:2], vectors)
-    ]
+    operations = [mesh.reduce(TensorReduction(vector, mesh, reducer)) for mesh, vector in zip(meshes[:2], vectors)]
     for link in meshes[2]._links():
         link.cut()
     for one in operations:

@@ -10,24 +10,29 @@ import contextlib
 import queue
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from training.exchange.base import ExchangeError
+from training.exchange.rotation import SLOT, Rotation
 from training.exchange.sealing import HEADER, MAX_FRAME, TAG, Cipher, FrameError, Opener, Sealer, parse_header
 
 MAX_EARLY = 64 << 20
 """Bytes of messages that came before anybody asked for them."""
-SLOT = 0.005
-"""Seconds that one frame takes on a slow link, about."""
 _FEWEST, _ALIGNMENT = 16 << 10, 4 << 10
 _LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
 _LOCAL = 1 << 31
 """Bytes a second above which nothing is limited by the link."""
+
+
+FAREWELL = 0xFFFFFFFF
+"""The operation of a link's last message: whom its sender has lost."""
+_LAST_WORD = struct.Struct("<I")
 
 
 class PeerLost(ExchangeError):
@@ -36,6 +41,7 @@ class PeerLost(ExchangeError):
     def __init__(self, rank: int, who: str, why: str) -> None:
         super().__init__(f"the connection with {who} is lost: {why}")
         self.rank = rank
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -56,46 +62,6 @@ class Connection:
     round_trip: float = 0.0
 
 
-class Rotation:
-    """Flows take turns: where all send to all at once, they compete at both ends and slow links lose a third.
-
-    Whoever waits is served in the order of ``peers``. A flow that does not get on within :data:`PATIENCE` is overtaken.
-    """
-
-    PATIENCE = 4 * SLOT
-
-    def __init__(self, peers: Sequence[int]) -> None:
-        self._order = {peer: number for number, peer in enumerate(peers)}
-        self._changed = threading.Condition()
-        self._waiting: set[int] = set()
-        self._sending: int | None = None
-        self._since = 0.0
-        self._last = -1
-
-    def enter(self, peer: int) -> None:
-        """Wait for this flow's turn."""
-        with self._changed:
-            self._waiting.add(peer)
-            while (seconds := self._seconds_until(peer)) > 0:
-                self._changed.wait(seconds)
-            self._waiting.discard(peer)
-            self._sending, self._since, self._last = peer, time.monotonic(), self._order[peer]
-
-    def leave(self, peer: int) -> None:
-        """End this flow's turn."""
-        with self._changed:
-            if self._sending == peer:
-                self._sending = None
-                self._changed.notify_all()
-
-    def _seconds_until(self, peer: int) -> float:
-        if self._sending is not None and (left := self._since + self.PATIENCE - time.monotonic()) > 0:
-            return left
-        size = len(self._order)
-        first = min(self._waiting, key=lambda other: (self._order[other] - self._last - 1) % size)
-        return 0.0 if first == peer else self.PATIENCE
-
-
 Job = Callable[[Any], None]
 """Work on a link, which is given to it."""
 Ended = Callable[[PeerLost | None], None]
@@ -106,7 +72,7 @@ class _Link:
 
     Args:
         connection: that only this link uses from now on, or what makes it when the first job comes.
-        peer: rank of the other end, ``who`` its name.
+        peer: rank of the other end; ``names`` are the members' by rank.
         on_error: told when the link ends by itself.
     """
 
@@ -114,11 +80,11 @@ class _Link:
         self,
         connection: Connection | Callable[[], Connection],
         peer: int,
-        who: str,
+        names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
     ) -> None:
         self.peer = peer
-        self.who = who
+        self._names = names
         self.bytes = 0
         """That went over the connection, headers and tags included."""
         self._connection = connection
@@ -151,6 +117,11 @@ class _Link:
     @property
     def idle(self) -> bool:
         return not self._pending
+
+    def lost(self, why: str, rank: int | None = None) -> PeerLost:
+        """Return the error that says that the other end, or ``rank``, is lost."""
+        rank = self.peer if rank is None else rank
+        return PeerLost(rank, self._names.get(rank, f"rank {rank}"), why)
 
     def cut(self) -> None:
         """End the connection; what is under way fails."""
@@ -188,7 +159,7 @@ class _Link:
         except PeerLost as error:
             lost = error
         except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
-            lost = PeerLost(self.peer, self.who, str(error) or type(error).__name__)
+            lost = self.lost(str(error) or type(error).__name__)
         else:
             return None
         self._on_error(lost)
@@ -214,7 +185,7 @@ class Outgoing(_Link):
         self,
         connection: Connection | Callable[[], Connection],
         peer: int,
-        who: str,
+        names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
         rotation: Rotation | None = None,
     ) -> None:
@@ -223,7 +194,13 @@ class Outgoing(_Link):
         self._frame = MAX_FRAME
         self._buffer = 0
         self._counter = 0
-        super().__init__(connection, peer, who, on_error)
+        self._last_word: PeerLost | None = None
+        super().__init__(connection, peer, names, on_error)
+
+    def say_farewell(self, lost: PeerLost) -> None:
+        """Tell the peer who is lost as soon as the message under way allows it, and send nothing more."""
+        self._last_word = lost
+        self.submit(lambda link: link.send(FAREWELL, memoryview(b"")), lambda error: None)
 
     def _begin(self, connection: Connection) -> None:
         super()._begin(connection)
@@ -241,6 +218,8 @@ class Outgoing(_Link):
                 return
 
     def _send_frame(self, operation: int, part: memoryview, left: int) -> None:
+        if (lost := self._last_word) is not None:
+            operation, part, left = FAREWELL, memoryview(_LAST_WORD.pack(lost.rank)), 0
         if self._sealer is not None:
             pieces = [self._sealer.seal(operation, part, left)]
         else:
@@ -258,6 +237,9 @@ class Outgoing(_Link):
             if turn:
                 self._rotation.leave(self.peer)  # type: ignore[union-attr]
         self.bytes += sum(map(len, pieces))
+        if lost is not None:
+            self._cut = True  # for the jobs behind; the peer still reads what was sent
+            raise lost
 
     def _note(self, size: int, seconds: float) -> None:
         """Follow the link's rate with the size of frames and of the kernel's buffer.
@@ -285,14 +267,14 @@ class Incoming(_Link):
         self,
         connection: Connection | Callable[[], Connection],
         peer: int,
-        who: str,
+        names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
     ) -> None:
         self._header = memoryview(bytearray(HEADER.size))
         self._early: dict[int, deque[bytearray]] = {}
         self._early_bytes = 0
         self._counter = 0
-        super().__init__(connection, peer, who, on_error)
+        super().__init__(connection, peer, names, on_error)
 
     def _begin(self, connection: Connection) -> None:
         super()._begin(connection)
@@ -327,7 +309,7 @@ class Incoming(_Link):
     def _keep(self, operation: int, length: int, left: int) -> None:
         self._early_bytes += length + left
         if self._early_bytes > MAX_EARLY:
-            raise PeerLost(self.peer, self.who, "it is at another operation than this machine")
+            raise self.lost("it is at another operation than this machine")
         message = bytearray(length + left)
         self._read(operation, length, left, memoryview(message))
         self._early.setdefault(operation, deque()).append(message)
@@ -336,19 +318,22 @@ class Incoming(_Link):
         """Read the rest of a message whose first header was read."""
         start = 0
         while True:
-            part = into[start : start + length]
-            if self._opener is not None:
-                sealed = self._sealed[: length + TAG]
-                self._fill(sealed)
-                self._opener.open(self._header, sealed, part)
-            else:
-                self._fill(part)
+            self._take(length, into[start : start + length])
             start += length
             if not left:
                 return start
             expected, (coming, length, left) = left, self._read_header()
             if coming != operation or length + left != expected or not length:
                 raise FrameError("the rest of a message is another one's")
+
+    def _take(self, length: int, part: memoryview) -> None:
+        """Read what follows a header."""
+        if self._opener is None:
+            self._fill(part)
+            return
+        sealed = self._sealed[: length + TAG]
+        self._fill(sealed)
+        self._opener.open(self._header, sealed, part)
 
     def _read_header(self) -> tuple[int, int, int]:
         self._fill(self._header)
@@ -357,7 +342,12 @@ class Incoming(_Link):
             if counter != self._counter:
                 raise FrameError(f"frame {counter} where {self._counter} had to come")
             self._counter += 1
-        return parse_header(self._header)
+        operation, length, left = parse_header(self._header)
+        if operation == FAREWELL and length == _LAST_WORD.size and not left:
+            word = bytearray(length)
+            self._take(length, memoryview(word))
+            raise self.lost(f"{self._names[self.peer]} has lost it", _LAST_WORD.unpack(word)[0])
+        return operation, length, left
 
     def _fill(self, into: memoryview) -> None:
         self.bytes += len(into)
@@ -368,4 +358,4 @@ class Incoming(_Link):
             into = into[size:]
 
     def _too_long(self, operation: int, size: int, room: int) -> PeerLost:
-        return PeerLost(self.peer, self.who, f"it sent {size} bytes for operation {operation} where {room} belong")
+        return self.lost(f"it sent {size} bytes for operation {operation} where {room} belong")

@@ -395,7 +395,5 @@ class HubMember(Exchange):
 
 def _is_tls(error: Any) -> bool:
     details = (error.details() or "").lower()
-    return (
-        any(word in details for word in ("ssl", "handshake", "certificate", "verification"))
-        and "timed out" not in details
-    )
+    words = ("ssl", "handshake", "certificate", "verification")
+    return any(word in details for word in words) and "timed out" not in details

@@ -15,13 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.link import Incoming, Outgoing, PeerLost, Rotation
+from training.exchange.link import Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
+from training.exchange.rotation import Rotation
 
 SMALL = 32 << 10
 """Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""
 _CLOSE_SECONDS = 5.0
 _FORM_SECONDS = 60.0
+_FAREWELL_SECONDS = 0.2
+"""After a loss: until then all have noticed, and what still waits for a byte has to end."""
 
 Done = Callable[[Exception | None], None]
 
@@ -105,6 +108,34 @@ class Reduction(ABC):
     def take(self, owner: int, piece: int, size: int) -> None:
         """The outcome of a piece of another's share is there, with ``size`` bytes."""
 
+    def end(self) -> None:
+        """Nothing more comes, in good or bad."""
+
+
+class Rooms:
+    """Memory for what comes in, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
+
+    An operation takes its rooms and gives them back; several are under way at once.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bytearray:
+        """Return at least ``size`` bytes with any contents."""
+        with self._lock:
+            fitting = [room for room in self._free if size <= len(room) <= 2 * size + 4096]
+            if fitting:
+                self._free.remove(best := min(fitting, key=len))
+                return best
+        return bytearray(size)
+
+    def give_back(self, rooms: Sequence[bytearray], most: int) -> None:
+        """Take rooms back, and keep ``most`` of those that were used last."""
+        with self._lock:
+            self._free = [*self._free, *rooms][-most:]
+
 
 class _Share:
     """The own share of a reduction under way: which pieces are added up already."""
@@ -155,6 +186,7 @@ class Mesh:
         self.members = sorted(members)
         self.peers = [peer for peer in self.members if peer != rank]
         self.names = names
+        self.rooms = Rooms()
         self.lost: PeerLost | None = None
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
@@ -189,8 +221,8 @@ class Mesh:
         after = [peer for peer in mesh.peers if peer > rank] + [peer for peer in mesh.peers if peer < rank]
         rotation = Rotation(after) if len(after) > 1 else None
         for peer in mesh.peers:
-            mesh._out[peer] = Outgoing(out[peer], peer, told[peer], mesh.break_off, rotation)
-            mesh._in[peer] = Incoming(into[peer], peer, told[peer], mesh.break_off)
+            mesh._out[peer] = Outgoing(out[peer], peer, told, mesh.break_off, rotation)
+            mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off)
         return mesh
 
     @property
@@ -254,6 +286,7 @@ class Mesh:
         def over(error: Exception | None) -> None:
             with self._lock:
                 self._shares.discard(share)
+            reduction.end()
             if then is not None:
                 then(error)
 
@@ -282,16 +315,26 @@ class Mesh:
         return operation
 
     def break_off(self, lost: PeerLost) -> None:
-        """A member is lost: everything under way ends."""
+        """A member is lost: everything under way ends, and the others hear of whom it was.
+
+        Who hears it from several sides, or only sees this end hang up, would not know who was the first to go.
+        """
         with self._lock:
             if self.lost is not None or self._closed:
                 return
             self.lost = lost
             shares = list(self._shares)
-        for link in self._links():
-            link.cut()
+        for peer in self.peers:
+            if peer == lost.rank:
+                self._out[peer].cut()
+                self._in[peer].cut()
+            else:
+                self._out[peer].say_farewell(lost)
         for share in shares:
             share.fail()
+        timer = threading.Timer(_FAREWELL_SECONDS, self._cut)
+        timer.daemon = True
+        timer.start()
 
     def close(self) -> None:
         """Let what is under way end, and hang up. Idempotent."""
@@ -302,6 +345,10 @@ class Mesh:
         deadline = time.monotonic() + _CLOSE_SECONDS
         for link in self._links():
             link.close(max(0.0, deadline - time.monotonic()))
+
+    def _cut(self) -> None:
+        for link in self._links():
+            link.cut()
 
     def _links(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
@@ -339,6 +386,6 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
         for buffer in buffers:
             size = link.receive(number, buffer)
             if size != len(buffer):
-                raise PeerLost(link.peer, link.who, f"it sent {size} bytes where {len(buffer)} belong")
+                raise link.lost(f"it sent {size} bytes where {len(buffer)} belong")
 
     return receive

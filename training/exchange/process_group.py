@@ -149,9 +149,7 @@ class MusterGroup(dist.ProcessGroup):
         elif values.numel() * values.element_size() <= SMALL:
             self._all_reduce_small(self._mesh, values, reducer, work)
         else:
-            ranks = [self._world[number] for number in range(self._size)]
-            reduction = TensorReduction(values, ranks, self._world[self._rank], reducer)
-            self._mesh.reduce(reduction, work.part_ended)
+            self._mesh.reduce(TensorReduction(values, self._mesh, reducer), work.part_ended)
 
     def _all_reduce_small(self, mesh: Mesh, values: torch.Tensor, reducer: Reducer, work: MusterWork) -> None:
         own = values.clone()
@@ -363,7 +361,7 @@ class MusterGroup(dist.ProcessGroup):
             if (world, sends) not in self._pairs:
                 connect = functools.partial(self._connect, world, sends)
                 assert self._mesh is not None
-                self._pairs[world, sends] = kind(connect, world, f"rank {world}", self._mesh.break_off)
+                self._pairs[world, sends] = kind(connect, world, self._mesh.names, self._mesh.break_off)
             return self._pairs[world, sends]
 
     def _connect(self, world: int, sends: bool) -> Connection:

@@ -12,12 +12,15 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from training.exchange.mesh import Reduction
+from training.exchange.mesh import Mesh, Reduction
 from training.exchange.sealing import MAX_FRAME
 
 BACKEND = "muster"
 
 Pieces = list[torch.Tensor]
+
+_PIECE = 256 << 10
+"""Bytes of a piece where the vector is short; in a long one frames are longer, of which each costs processor time."""
 
 
 def view(tensor: torch.Tensor) -> memoryview:
@@ -76,21 +79,24 @@ class Reducer:
 class TensorReduction(Reduction):
     """An all-reduce of a flat tensor in place, by equal shares."""
 
-    def __init__(self, values: torch.Tensor, members: Sequence[int], rank: int, reducer: Reducer) -> None:
+    def __init__(self, values: torch.Tensor, mesh: Mesh, reducer: Reducer) -> None:
+        members, rank = mesh.members, mesh.rank
         self._values = values
-        self._members = list(members)
+        self._members = members
         self._rank = rank
+        self._pool = mesh.rooms
         self._reducer = reducer
-        self._step = MAX_FRAME // values.element_size()
         share = -(-values.numel() // len(members))
         share = -(-share // 64) * 64
+        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 8))
+        self._step = piece // values.element_size()
         self._bounds = {
             member: (min(number * share, values.numel()), min((number + 1) * share, values.numel()))
             for number, member in enumerate(members)
         }
         self.pieces = {member: -(-(stop - start) // self._step) for member, (start, stop) in self._bounds.items()}
         start, stop = self._bounds[rank]
-        self._rooms = {member: torch.empty(stop - start, dtype=values.dtype) for member in members if member != rank}
+        self._rooms = {peer: self._pool.take((stop - start) * values.element_size()) for peer in mesh.peers}
 
     def _piece(self, owner: int, piece: int) -> tuple[int, int]:
         start, stop = self._bounds[owner]
@@ -101,21 +107,27 @@ class TensorReduction(Reduction):
         return view(self._values[start:stop])
 
     def room(self, rank: int, piece: int) -> memoryview:
-        return view(self._room(rank, piece))
-
-    def _room(self, rank: int, piece: int) -> torch.Tensor:
-        return self._rooms[rank][piece * self._step : (piece + 1) * self._step]
+        start, stop = self._piece(self._rank, piece)
+        width = self._values.element_size()
+        begin = piece * self._step * width
+        return memoryview(self._rooms[rank])[begin : begin + (stop - start) * width]
 
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._rank, piece)
         own = self._values[start:stop]
         if any(size != own.numel() * own.element_size() for size in sizes.values()):
             raise ValueError("members reduce tensors of different sizes")
-        terms = [own if member == self._rank else self._room(member, piece) for member in self._members]
+        terms = [
+            own if member == self._rank else torch.frombuffer(self.room(member, piece), dtype=own.dtype)
+            for member in self._members
+        ]
         self._reducer.reduce(terms, self._members.index(self._rank), own)
         return view(own)
 
     outcome_room = contribution
+
+    def end(self) -> None:
+        self._pool.give_back(list(self._rooms.values()), 4 * len(self._members))
 
 
 class MusterWork(dist.Work):
