@@ -78,7 +78,7 @@ def completed_lines(ended: Ended) -> list[str]:
         lines.append(f"short   {remark}")
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
-    speech = _speech_commands(ended) if ended.plan.profile.model.task == "whisper" else []
+    speech = _speech_commands(ended) if ended.plan.profile.model.trait == "speech" else []
     commands = [*speech, command_about(ended.run_dir, "runs", "show")]
     return [
         *lines,

@@ -81,6 +81,11 @@ _REGISTRIES = {
 """By the section of a profile to which the options belong; those of codecs have none."""
 
 
+Trait = Literal["speech", "texts", "own code"]
+"""What others need to know of a task: it hears recordings that have transcripts; it reads texts or conversations; its
+model and data are made by Python code that ``model_path`` names."""
+
+
 @dataclass(frozen=True)
 class Owner:
     """Something with options of its own."""
@@ -92,6 +97,7 @@ class Owner:
     """How it is written in settings: its name, and what else belongs to it."""
     accepts: Callable[[str], bool]
     """Whether a text in settings means it and can be used."""
+    trait: Trait | None = None
 
 
 _declared: dict[str, dict[str, Owner]] = {section: {} for section in _REGISTRIES}
@@ -106,6 +112,7 @@ def declare(
     options: type[Section],
     form: str = "",
     accepts: Callable[[str], bool] | None = None,
+    trait: Trait | None = None,
 ) -> None:
     """Let a profile know something with options of its own.
 
@@ -116,6 +123,7 @@ def declare(
         options: may be :class:`Section` itself, which has none.
         form: how it is written in settings; empty: as its name.
         accepts: whether a text in settings means it and can be used; ``None``: its name does.
+        trait: of a task.
 
     Raises:
         ValueError: the name is taken, or would make ``owner.option`` ambiguous.
@@ -123,7 +131,7 @@ def declare(
     global _changes
     if not name.isidentifier() or any(name in owners for owners in _declared.values()):
         raise ValueError(f"options of '{name}': no new name")
-    _declared[section][name] = Owner(summary, options, form or name, accepts or name.__eq__)
+    _declared[section][name] = Owner(summary, options, form or name, accepts or name.__eq__, trait)
     _changes += 1
 
 

@@ -150,8 +150,8 @@ def _groups(library: Library, references: Layer) -> list[Found]:
     groups = [(name, library.find("group", name)) for name in names]
     for name, group in groups:
         if group is None:
-            place = references["group"].origin.describe("group", references["group"].value)
             hint = hint_for(name, library.names("group"), f"add a section [group:{name}]")
+            place = references["group"].describe("group")
             raise BadInput(f"there is no group '{name}'", hint, option="group", place=place)
     return [group for _, group in groups if group is not None]
 
@@ -163,11 +163,10 @@ def _referenced(library: Library, references: Layer, kind: str) -> Found | None:
         return None
     found = library.find(kind, setting.value)
     if found is None and not is_location(setting.value, setting.origin.folder):
-        place = setting.origin.describe(kind, setting.value)
-        hint = hint_for(
-            setting.value, library.names(kind), f"write a folder, owner/name of a hub, or add [{kind}:NAME]"
-        )
-        raise BadInput(f"neither a [{kind}:NAME] section nor a path or hub name", hint, option=kind, place=place)
+        otherwise = f"write a folder, owner/name of a hub, or add [{kind}:NAME]"
+        message = f"neither a [{kind}:NAME] section nor a path or hub name"
+        hint = hint_for(setting.value, library.names(kind), otherwise)
+        raise BadInput(message, hint, option=kind, place=setting.describe(kind))
     return found
 
 

@@ -23,18 +23,13 @@ def absolute_location(value: str, folder: Path) -> str:
     match = _FACTORY.fullmatch(value)
     if match and not _exists(value, folder):
         return f"{absolute_location(match['file'], folder)}:{match['factory']}"
-    return absolute_path(value, folder) if _is_path(value, folder) else value
+    is_path = value and (value[0] in "~/." or not _HUB_NAME.fullmatch(value) or _exists(value, folder))
+    return absolute_path(value, folder) if is_path else value
 
 
 def is_location(value: str, folder: Path) -> bool:
     """Whether ``value`` reads as a path, an ``owner/name`` or a ``module:factory``, and not as a bare word."""
     return "/" in value or value[:1] in ("~", ".") or bool(_FACTORY.fullmatch(value)) or _exists(value, folder)
-
-
-def _is_path(value: str, folder: Path) -> bool:
-    if not value:
-        return False
-    return value[0] in "~/." or not _HUB_NAME.fullmatch(value) or _exists(value, folder)
 
 
 def _exists(value: str, folder: Path) -> bool:

@@ -142,8 +142,7 @@ def _stand_in(library: Library, name: str) -> str:
         return ""
     others = [other for other in library.names("profile") if other != name]
     if setting.value not in others:
-        hint = hint_for(setting.value, others, "")
-        place = setting.origin.describe("stand_in", setting.value)
+        hint, place = hint_for(setting.value, others, ""), setting.describe("stand_in")
         raise BadInput("there is no other profile of this name", hint, option="stand_in", place=place)
     return setting.value
 
@@ -218,7 +217,7 @@ def _located(spec: OptionSpec, setting: Setting) -> str:
 def _needs(profile: Profile) -> str:
     if not profile.model.model_path:
         return "model"
-    return "dataset" if not profile.data.dataset_path and profile.model.task != "custom" else ""
+    return "dataset" if not profile.data.dataset_path and profile.model.trait in ("speech", "texts") else ""
 
 
 def _entries(library: Library) -> list[ProfileEntry]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from profiles.declarations import OptionError, Owning, Section, forms, is_written, option
+from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, option, owners
 
 WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
 PUBLISHED = (WHISPER, CAUSAL_LM)
@@ -86,6 +86,11 @@ class ModelSettings(Owning, Section):
         "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
     )
 
+    @property
+    def trait(self) -> Trait | None:
+        """What others need to know of the task, as its declaration says."""
+        return owners("model")[self.task].trait
+
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str) -> str:
@@ -118,7 +123,7 @@ class ModelSettings(Owning, Section):
             raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
         if self.base_precision != "fp32" and self.tuning != "lora" and self.task in PUBLISHED:
             raise OptionError("base_precision", "weights in 8 bits are not trained: set tuning = lora")
-        if self.task == "custom" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
+        if self.trait == "own code" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
             raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")
         return self
 

@@ -1,4 +1,7 @@
-"""What a data set holds, without training on it: ``python -m training.data_findings PROFILE.json``.
+"""What a data set holds, without training on it, and before anything that trains is loaded.
+
+Whoever starts a run looks here first: whether the data set can be read, and what is longest in it, from which memory
+follows. Nothing is decoded. All that is known is told by ``python -m training.data_findings PROFILE.json``.
 
 Standard input is a profile's document (:class:`profiles.schema.Profile`). Standard output is one JSON object::
 
@@ -15,23 +18,28 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import soundfile
-
 from profiles.errors import BadInput, MusterError
-from profiles.schema import Profile
-from training.recordings.workplace import LEFT_OUT
+from profiles.schema import DataSettings, Profile
 from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.speech_clips import SPLITS, Clip, FileSource
-from training.tasks.speech_dataset import SpeechTables, is_on_hub, present, read_tables
+from training.tasks.speech_dataset import SpeechTables, is_on_hub, present, read_divided, read_speech, read_tables
 from training.tasks.tables import read_table
-from training.tasks.texts import read_texts
 
 PATIENCE = 20.0
+_SHORT_PATIENCE = 5.0
+"""Seconds that headers are read for before a run."""
 SHOWN_BROKEN = 5
+_BYTES_A_TOKEN = 3
+"""Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
+_PROMPT = 6
+"""Tokens before and after a text."""
 
 
 def findings(profile: Profile) -> dict[str, Any]:
@@ -41,12 +49,14 @@ def findings(profile: Profile) -> dict[str, Any]:
         BadInput: it cannot be used; the message says what, where and what to do.
     """
     data = profile.data
-    if profile.model.task == "custom":
+    if profile.model.trait not in ("speech", "texts"):
         return {"splits": {}, "note": f"made by {profile.model.model_path}"}
     path = Path(data.dataset_path).expanduser()
     if is_on_hub(data.dataset_path):
         return {"splits": {}, "note": "on the hub: it is downloaded when the run begins"}
-    if profile.model.task == "causal_lm":
+    if profile.model.trait == "texts":
+        from training.tasks.texts import read_texts  # loads numpy
+
         texts = read_texts(data.dataset_path, data.text_column)
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}
         return {"splits": characters, "unit": "characters"}
@@ -64,6 +74,8 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
     counts["protected"] = kinds["protect"]
     if tables.folder is not None:
+        from training.recordings.workplace import LEFT_OUT  # loads what decodes
+
         with suppress(BadInput):  # what others wrote under these names says nothing here
             counts["not_prepared"] = _lines(tables.folder / LEFT_OUT)
             counts["pseudo"] = _lines(tables.folder / PSEUDO)
@@ -83,6 +95,8 @@ def _columns(path: Path) -> list[str]:
 
 def _listen(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
+    import soundfile  # 40 ms, which whoever only reads tables does without
+
     seconds, looked_at, broken = 0.0, 0, list[str]()
     end = time.monotonic() + PATIENCE
     for clip in clips:
@@ -98,6 +112,87 @@ def _listen(clips: list[Clip]) -> dict[str, Any]:
             broken.append(f"{clip.audio.path}: {' '.join(str(error).split())}")
     whole = seconds * len(clips) / looked_at if looked_at else 0.0
     return {"hours": whole / 3600, "looked_at": looked_at, "broken": broken[:SHOWN_BROKEN], "broken_count": len(broken)}
+
+
+def check_data(profile: Profile) -> None:
+    """Read the tables of a profile's data set, and see whether its files are there; nothing is decoded.
+
+    What is held out of the training clips is told.
+
+    Raises:
+        BadInput: it cannot be used; the message says what, where and what to do.
+    """
+    data = profile.data
+    if is_on_hub(data.dataset_path):
+        return
+    if profile.model.trait == "texts":
+        from training.tasks.conversations import conversation_files, read_conversations
+        from training.tasks.texts import text_files  # loads numpy
+
+        files = conversation_files(data.dataset_path)
+        if files:
+            read_conversations(files)
+        else:
+            text_files(data.dataset_path)
+    elif profile.model.trait == "speech":
+        read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+
+
+@dataclass(frozen=True)
+class Longest:
+    """What is longest among the samples."""
+
+    seconds: float
+    """Of sound."""
+    tokens: int
+    """Of a text with its prompt, estimated."""
+
+
+def longest_clip(data: DataSettings) -> Longest | None:
+    """Return what is longest among the training clips; ``None`` where it is not known: a data set on the hub, one that
+    cannot be read, or so many files that nobody waits for their headers."""
+    if not data.dataset_path or is_on_hub(data.dataset_path) or data.pseudo_share:
+        return None
+    path = Path(data.dataset_path).expanduser()
+    try:
+        files = [path] if path.is_file() else [*path.glob("*.csv"), *path.glob("*.jsonl")]
+        stamp = max((file.stat().st_mtime_ns for file in files), default=0)
+        return _longest(data.dataset_path, data.text_column, data.max_train_samples, stamp)
+    except (BadInput, OSError):
+        return None  # whoever reads the data set for training says why
+
+
+@lru_cache(maxsize=8)
+def _longest(path: str, text_column: str, limit: int, stamp: int) -> Longest | None:
+    clips = read_speech(path, text_column).get("train", [])[: limit or None]
+    seconds = _seconds(clips)
+    if not clips or seconds is None:
+        return None
+    return Longest(seconds, max(len(clip.text.encode()) for clip in clips) // _BYTES_A_TOKEN + _PROMPT)
+
+
+def _seconds(clips: Sequence[Clip]) -> float | None:
+    longest, end = 0.0, time.monotonic() + _SHORT_PATIENCE
+    for clip in clips:
+        if time.monotonic() > end:
+            return None
+        found = clip.duration if clip.duration is not None else _of_file(clip)
+        if found is None:
+            return None
+        longest = max(longest, found)
+    return longest
+
+
+def _of_file(clip: Clip) -> float | None:
+    """Return the length that a file's header tells, 0 for a broken file: it is left out."""
+    import soundfile  # which tables with a column for it do without
+
+    if not isinstance(clip.audio, FileSource):
+        return None
+    try:
+        return float(soundfile.info(str(clip.audio.path)).duration)
+    except (RuntimeError, TypeError):
+        return 0.0
 
 
 def main() -> int:

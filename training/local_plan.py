@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 from profiles.counts import counted
 from profiles.errors import BadInput
@@ -26,7 +25,11 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
     """
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
-    shares = _shares(profile.run.shares, workers)
+    text = profile.run.shares
+    shares = [float(part) for part in text.split(",")] if text else [1.0] * workers
+    if len(shares) != workers:
+        message = f'shares = "{text}" does not fit {counted(workers, "worker")}'
+        raise BadInput(message, "set one positive number per worker, or leave it empty")
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
     threads = profile.training.threads or max(1, whole_cores() // workers)
     strategy = profile.strategy
@@ -59,16 +62,3 @@ def _device_indices(device: str, workers: int) -> list[int]:
     if 0 < gpus < workers:
         logger.warning("%s share %s", counted(workers, "worker"), counted(gpus, "GPU"))
     return [rank % gpus if gpus else 0 for rank in range(workers)]
-
-
-def _shares(text: str, workers: int) -> list[float]:
-    try:
-        shares = [float(part) for part in text.split(",")] if text.strip() else [1.0] * workers
-    except ValueError as error:
-        raise BadInput(f'shares = "{text}" is not a list of numbers', "write for example shares = 2,1") from error
-    if len(shares) != workers or any(not math.isfinite(s) or s <= 0 for s in shares):
-        raise BadInput(
-            f'shares = "{text}" does not fit {counted(workers, "worker")}',
-            "set one positive number per worker, or leave it empty",
-        )
-    return shares

@@ -16,7 +16,7 @@ from training.exchange.base import Anchor, Exchange
 from training.exchange.codecs import codec_by_name
 from training.exchange.payloads import documents
 from training.randomness import restore_rng, rng_state
-from training.strategies.weights import flatten, taken_from, unflatten_into, usual, weight_hash
+from training.strategies.weights import flatten, unflatten_into
 
 _PIECE = 1 << 20
 """Bytes in one gathered payload."""
@@ -79,15 +79,6 @@ def longest_vector(model: nn.Module) -> int:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     values = [*trained, *persistent_buffers(model).values()]
     return sum(value.numel() for value in values) + len(values) + 1024
-
-
-def equalise_weights(parameters: list[nn.Parameter], exchange: Exchange, name: str) -> None:
-    """Make all members start from the weights that most have, or the lowest rank's; sent only where hashes differ."""
-    flat = flatten(parameters)
-    hashes = exchange.gather(f"weights/{name}", weight_hash(flat).encode())
-    if len(set(hashes.values())) > 1:
-        same, _ = taken_from(usual(hashes), flat, exchange, f"weights/{name}/mend")
-        unflatten_into(parameters, same)
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -31,10 +31,10 @@ from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.schedule import learning_rate_at, scaled_learning_rate
-from training.state import TrainingState, equalise_weights, longest_vector, part, prefixed, synchronise_buffers
+from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.registry import strategy_class
-from training.strategies.weights import trainable
+from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
 
 Emit = Callable[[_Event], None]
@@ -143,7 +143,7 @@ class Trainer:
         check_same(self.data, self.exchange, lambda rank: self.plan.seats[rank].name, self._warn)
         found = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
         if found is None:  # a new run
-            equalise_weights(self.parameters, self.exchange, "start")
+            equalised(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
         elif self.rank in found.holders:

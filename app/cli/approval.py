@@ -88,7 +88,7 @@ def stand_behind_code(
 
     ``how`` says what to type to stand behind it.
     """
-    if profile.model.task == "custom":
+    if profile.model.trait == "own code":
         from distributed.preparation.custom_code import check_code
 
         check_code(profile, source, f"read it, then {how}", named=named, ask=_asked if person else None)

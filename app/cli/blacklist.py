@@ -88,10 +88,10 @@ def blacklist(
 
 def _settings_of(model: Path) -> Profile:
     """Return the profile of the run that made a model, whose data are still there."""
-    from training.tasks.early_look import check_data
+    from training.data_findings import check_data
 
     settings = RunFolder.open(model.parent).plan().profile
-    if settings.model.task != "whisper":
+    if settings.model.trait != "speech":
         raise BadInput(f"{model.parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
     check_data(settings)
     return settings

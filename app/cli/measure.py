@@ -262,7 +262,7 @@ def _from_machines(
     from distributed.planning.fitting import fit
     from distributed.preparation.members import rooms_of
     from distributed.preparation.prepare import prepare
-    from training.tasks.early_look import check_data
+    from training.data_findings import check_data
 
     check_data(profile)
     options = prepare_options(somebody(), trust_new, allow_missing)

@@ -23,13 +23,13 @@ from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
+from training.data_findings import check_data
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
 from training.runs import find_run, plan_to_resume
-from training.tasks.early_look import check_data
 from training.tasks.published_models import usable_profile
 
 if TYPE_CHECKING:

@@ -210,7 +210,7 @@ def result(evidence: Evidence) -> str:
     if evidence.model is None:
         return reached + "<p>This run has no finished model.</p>" + _snapshot(evidence)
     where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
-    speech = evidence.plan is not None and evidence.plan.profile.model.task == "whisper"
+    speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
     use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""
     return reached + where + use
 

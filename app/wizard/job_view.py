@@ -116,7 +116,7 @@ def _problem(name: str, text: str) -> str:
 
 def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
     """Look at a profile's data set."""
-    if not profile.data.dataset_path and profile.model.task != "custom":
+    if not profile.data.dataset_path and profile.model.trait in ("speech", "texts"):
         return _unusable("none", "no data set is chosen",
                          "choose one: a folder with train.csv inside, or the name of one on the hub; "
                          "prepare and segment make such a folder of other recordings")  # fmt: skip

@@ -173,7 +173,7 @@ def judge_origin(profile: Profile) -> list[Finding]:
     model = profile.model
     named = {
         "data": profile.data.dataset_path,
-        "model": "" if model.task == "custom" else model.model_path,
+        "model": "" if model.trait == "own code" else model.model_path,
         "teacher": model.teacher_path,
         "encoder": model.encoder_path,
     }

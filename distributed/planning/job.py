@@ -136,4 +136,4 @@ def start_of(profile: Profile) -> Start:
     as new, which asks for more frequent exchanges than a trained one needs."""
     if profile.strategy.planned_as != "auto":
         return profile.strategy.planned_as
-    return "scratch" if profile.model.from_scratch or profile.model.task == "custom" else "pretrained"
+    return "scratch" if profile.model.from_scratch or profile.model.trait == "own code" else "pretrained"

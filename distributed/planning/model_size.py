@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.schema import Profile
-from training.tasks.early_look import Longest, longest_clip
+from training.data_findings import Longest, longest_clip
 from training.tasks.published_models import hub_snapshots, local_folder
 
 _LONGEST_HEADER = 100_000_000
@@ -61,9 +61,9 @@ def size_for(profile: Profile) -> ModelSize | None:
     """Return the size of a profile's model as this machine's files tell it; ``None`` where they do not, as of a custom
     job."""
     model = profile.model
-    folder = model_folder(model.model_path) if model.task != "custom" else None
-    length = profile.data.block_size if model.task == "causal_lm" else 0
-    longest = longest_clip(profile.data) if model.task == "whisper" and folder is not None else None
+    folder = model_folder(model.model_path) if model.trait != "own code" else None
+    length = profile.data.block_size if model.trait == "texts" else 0
+    longest = longest_clip(profile.data) if model.trait == "speech" and folder is not None else None
     window = "full" if model.from_scratch and profile.data.window == "auto" else profile.data.window
     heard = Heard(window, longest) if longest is not None else None
     found = size_of(folder, length, model.student_layers, heard) if folder is not None else None

@@ -24,7 +24,7 @@ import platformdirs
 
 from distributed.preparation.transfer import Tree
 from profiles.errors import BadInput
-from profiles.schema import WHISPER, Profile
+from profiles.schema import Profile
 from training.plan import RunPlan
 from training.run_files import explain, write_whole
 from training.tasks.patches import FOLDER as PATCHES
@@ -85,7 +85,7 @@ def collect(plan: RunPlan) -> Inputs:
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
     if model_path == JOB_FACTORY:
         trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
-    elif profile.model.task == "custom":
+    elif profile.model.trait == "own code":
         trees["inputs/user"], model_path = _user_code(model_path)
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
@@ -116,7 +116,7 @@ def folder_tree(folder: Path) -> Tree:
 
 def _beside(profile: Profile, table: Path) -> Iterator[Path]:
     """Files that a lone table needs: what it names, and the patches; nothing else of its folder."""
-    if profile.model.task == WHISPER and table.is_file():
+    if profile.model.trait == "speech" and table.is_file():
         yield from files_of_table(table, profile.data.text_column, profile.data.pseudo_share > 0)
         yield from _walk(table.parent / PATCHES)
 

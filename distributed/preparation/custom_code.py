@@ -93,7 +93,7 @@ def check_code(
 def code_of(profile: Profile) -> CustomCode | None:
     """Return the code that a profile runs; ``None`` where it runs none, or none that can be found."""
     factory = profile.model.model_path
-    if profile.model.task != "custom" or not factory:
+    if profile.model.trait != "own code" or not factory:
         return None
     if factory == JOB_FACTORY:
         objects = Path(profile.data.dataset_path)  # their index names what is imported

@@ -11,7 +11,7 @@ import soundfile
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
 from profiles.schema import DataSettings
-from training.tasks.early_look import Longest, longest_clip
+from training.data_findings import Longest, longest_clip
 
 SCRATCH = Path(__file__).parents[2] / "examples" / "scratch_whisper"
 

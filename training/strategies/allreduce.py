@@ -26,17 +26,7 @@ from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.registry import register
-from training.strategies.weights import (
-    Refusals,
-    difference_mended,
-    flatten,
-    taken_from,
-    trainable,
-    unfit_parameter,
-    unflatten_into,
-    usual,
-    weight_hash,
-)
+from training.strategies.weights import Refusals, difference_mended, equalised, trainable, unfit_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -320,15 +310,9 @@ class AllReduce(Strategy):
         The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
         of an optimizer step, so those that most members hold are taken where hashes differ.
         """
-        flat = flatten(self._parameters)
-        digest, drift = weight_hash(flat), 0.0
-        hashes = self._exchange.gather("verify", digest.encode())
-        if len(set(hashes.values())) > 1:
-            source = usual(hashes)
-            flat, drift = taken_from(source, flat, self._exchange, "verify/mend")
-            unflatten_into(self._parameters, flat)
+        digest, drift, source = equalised(self._parameters, self._exchange, "verify")
+        if source is not None:
             self.context.warn(difference_mended(drift, source))
-            digest = weight_hash(flat)
         traffic = self._exchange.traffic.since(self._state.before)
         return sync_event(traffic, self._state.step + 1, self._members, digest, drift)
 

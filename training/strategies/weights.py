@@ -124,6 +124,23 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     return theirs.to(flat.device), max([drift, *map(_distance, drifts.values())])
 
 
+def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str) -> tuple[str, float, int | None]:
+    """Give all members the weights that most hold, or the lowest rank; they are sent only where hashes differ.
+
+    Returns:
+        Their hash, by how much the members differed, and whose they are where they did.
+    """
+    flat = flatten(parameters)
+    digest = weight_hash(flat)
+    hashes = exchange.gather(name, digest.encode())
+    if len(set(hashes.values())) == 1:
+        return digest, 0.0, None
+    source = usual(hashes)
+    flat, drift = taken_from(source, flat, exchange, f"{name}/mend")
+    unflatten_into(parameters, flat)
+    return weight_hash(flat), drift, source
+
+
 def _distance(said: bytes) -> float:
     """Read what a member says of its distance; what can be none is 0."""
     try:

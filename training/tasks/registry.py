@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
-from profiles.declarations import Section, declare, owners, withdraw
+from profiles.declarations import Section, Trait, declare, owners, withdraw
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Task
@@ -15,7 +15,13 @@ from training.tasks.base import Task
 _known: dict[str, Callable[[Profile], Task]] = {}
 
 
-def register(name: str, summary: str, make: Callable[[Profile], Task], options: type[Section] = Section) -> None:
+def register(
+    name: str,
+    summary: str,
+    make: Callable[[Profile], Task],
+    options: type[Section] = Section,
+    trait: Trait | None = None,
+) -> None:
     """Make a task known.
 
     Args:
@@ -23,11 +29,12 @@ def register(name: str, summary: str, make: Callable[[Profile], Task], options: 
         summary: what it trains, in one line.
         make: makes it, not yet prepared; raises ``BadInput`` where its model cannot be used.
         options: of its own, called ``name.option`` in settings; ``profile.model.of(options)`` gives their values.
+        trait: what whoever prepares, measures or shows a run of it has to know.
 
     Raises:
         ValueError: the name is taken.
     """
-    declare("model", name, summary, options)
+    declare("model", name, summary, options, trait=trait)
     _known[name] = make
 
 

@@ -6,6 +6,5 @@ from training.lazy import lazy
 from training.tasks.registry import register
 
 _code = lazy("training.tasks.causal_lm")
-register(
-    "causal_lm", "a language model that learns texts, or conversations", lambda profile: _code.CausalLMTask(profile)
-)
+_SUMMARY = "a language model that learns texts, or conversations"
+register("causal_lm", _SUMMARY, lambda profile: _code.CausalLMTask(profile), trait="texts")

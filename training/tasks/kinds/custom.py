@@ -7,4 +7,4 @@ from training.tasks.registry import register
 
 _code = lazy("training.tasks.custom")
 _SUMMARY = "a model and data of your own, made by the function that model_path names"
-register("custom", _SUMMARY, lambda profile: _code.CustomTask(profile))
+register("custom", _SUMMARY, lambda profile: _code.CustomTask(profile), trait="own code")

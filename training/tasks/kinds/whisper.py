@@ -17,4 +17,4 @@ def _make(profile: Profile) -> Task:
     return WhisperTask(profile)
 
 
-register("whisper", "speech to text with a Whisper: recordings and their transcripts", _make)
+register("whisper", "speech to text with a Whisper: recordings and their transcripts", _make, trait="speech")

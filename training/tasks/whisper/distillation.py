@@ -121,11 +121,6 @@ def _row(vocabulary: int) -> np.dtype[Any]:
     return np.dtype([("top", np.float16, (most,)), ("indices", index, (most,)), ("rest", np.float16)])
 
 
-def freeze(model: nn.Module) -> nn.Module:
-    """Return a model that only answers."""
-    return model.requires_grad_(False).eval()
-
-
 def distillation_loss(
     cross_entropy: torch.Tensor, logits: torch.Tensor, soft: Soft, alpha: float, temperature: float
 ) -> torch.Tensor:
@@ -183,7 +178,7 @@ class DistillationTask(WhisperTask):
         return model
 
     def _build_teacher(self) -> nn.Module:
-        return freeze(self.teacher.build()).to(self.device)
+        return self.teacher.build().requires_grad_(False).eval().to(self.device)
 
     @cached_property
     def fingerprint(self) -> str:

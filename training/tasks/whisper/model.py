@@ -200,11 +200,8 @@ class WhisperModelWrapper:
                 raise BadInput(f"model {self.path} takes no prompt: it has no token <|startofprev|>", "leave it out")
             ids = self.tokenizer.encode(self._lead + prompt.strip(), add_special_tokens=False)
             special = set(self.tokenizer.all_special_ids)
-            self._context = [start, *[token for token in ids if token not in special][-self._longest_context :]]
-
-    @property
-    def _longest_context(self) -> int:
-        return self.max_positions // 2 - 2  # as OpenAI's own code has it, less the start token
+            longest = self.max_positions // 2 - 2  # as OpenAI's own code has it, less the start token
+            self._context = [start, *[token for token in ids if token not in special][-longest:]]
 
     @property
     def default_language(self) -> str:
