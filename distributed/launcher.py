@@ -17,8 +17,7 @@ from distributed.planning.feedback import corrections, keep_planning
 from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Preference, job_of
 from distributed.planning.reasons import sentence, why_in_words
-from distributed.preparation.members import plan_run, rooms_of, seat_names
-from distributed.preparation.preflight import NotReady, Ready
+from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
 from profiles.errors import BadInput
 from profiles.schema import Profile

@@ -24,7 +24,7 @@ from distributed.machine.agent import keep_awake
 from distributed.machine.link import Link, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.members import member_of
+from distributed.preparation.preflight import member_of
 from distributed.preparation.transfer import send_trees
 from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
@@ -94,14 +94,11 @@ class Supervisor:
         threading.Thread(target=self._tell_who_is_missing, daemon=True).start()
         laps = Laps(self._note)
         laps.end("supervisor: program")
-        pool = ThreadPoolExecutor(len(self._links))
+        pool = ThreadPoolExecutor(len(self._links) + 1)
         try:
+            self._inputs = pool.submit(collect, self._plan)
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
-            try:
-                self._inputs.set_result(collect(self._plan))
-            except BaseException as error:
-                self._inputs.set_exception(error)
-                raise
+            self._inputs.result()
             laps.end("supervisor: hashes")
             elsewhere = hub_machine(self._links)
             self._listen = "0.0.0.0" if elsewhere else listening_address(self._links)

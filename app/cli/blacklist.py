@@ -211,7 +211,7 @@ def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) 
 def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is begun, or goes on where it ended."""
     from distributed.planning.fitting import fit
-    from distributed.preparation.members import room_here
+    from distributed.preparation.preflight import room_here
     from training.local_plan import plan_local_run
     from training.tasks.whisper.held_out import profile_of, write_data
 

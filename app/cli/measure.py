@@ -260,7 +260,7 @@ def _from_machines(
     from app.cli.access import prepare_options
     from distributed.launcher import propose
     from distributed.planning.fitting import fit
-    from distributed.preparation.members import rooms_of
+    from distributed.preparation.preflight import rooms_of
     from distributed.preparation.prepare import prepare
     from training.data_findings import check_data
 

@@ -18,7 +18,7 @@ from app.report import title_of
 from app.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
-from distributed.preparation.members import room_here
+from distributed.preparation.preflight import room_here
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options

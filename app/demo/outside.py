@@ -28,7 +28,6 @@ from distributed.discovery.sightings import (
     Observation,
     Origin,
     Problem,
-    Sighted,
     Sighting,
     SightingKey,
     State,
@@ -143,19 +142,19 @@ class TourSearch:
         if self._typed is None:
             here = Sighting(SightingKey(Origin.HERE, "", HERE), HERE)
             present = self._machines[1 : 1 + int(self._pace.passed / APPEAR_EVERY)]
-            return [Browsed((_NOWHERE,)), Sighted(here), *(one for machine in present for one in self._seen(machine))]
+            return [Browsed((_NOWHERE,)), here, *(one for machine in present for one in self._seen(machine))]
         for machine in self._machines[1:]:
             if self._typed.host in (machine.name, machine.address, f"{machine.name}.local"):
                 return self._seen(machine, Origin.TYPED, self._typed.host)
         key = SightingKey(Origin.TYPED, "", self._typed.host)
-        return [Sighted(Sighting(key, self._typed.name, self._typed.host, problem=Problem("name_unknown", *_ABSENT)))]
+        return [Sighting(key, self._typed.name, self._typed.host, problem=Problem("name_unknown", *_ABSENT))]
 
     def _seen(self, machine: TourMachine, origin: Origin | None = None, host: str = "") -> Sequence[Observation]:
         origin = origin or Origin(machine.found_by)
         endpoint = Endpoint(machine.address, machine.interface, kind=PathKind(machine.kind))
         key = SightingKey(origin, "", host or machine.name)
         details = (("devices", machine.chip), ("memory", str(machine.memory)), ("system", machine.system))
-        sighted = Sighted(Sighting(key, host or machine.name, host, (endpoint,), details))
+        sighted = Sighting(key, host or machine.name, host, (endpoint,), details)
         trouble = machine.trouble
         if trouble is not None and trouble.error == ConnectTimeout.cause and self._pace.passed < trouble.seconds:
             asleep = Problem(trouble.error, "nothing answers there: asleep, or switched off", "wake it up")

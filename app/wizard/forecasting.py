@@ -18,8 +18,7 @@ from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Preference
 from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
-from distributed.preparation.members import rooms_of
-from distributed.preparation.preflight import NotReady, Ready
+from distributed.preparation.preflight import NotReady, Ready, rooms_of
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
 from profiles.schema import Profile

@@ -24,7 +24,7 @@ from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import Planned
 from distributed.planning.document import Planning
 from distributed.planning.fitting import fit
-from distributed.preparation.members import rooms_of
+from distributed.preparation.preflight import rooms_of
 from profiles.errors import BadInput, MusterError
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder

@@ -21,8 +21,7 @@ from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.members import plan_run
-from distributed.preparation.preflight import FREE_BYTES, Facts, Ready
+from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
 from distributed.preparation.transfer import Lack, Tree, ask_missing
 from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory

@@ -38,7 +38,6 @@ from distributed.discovery.sightings import (
     MOST_SIGHTINGS,
     Observation,
     Origin,
-    Sighted,
     Sighting,
     SightingKey,
     State,
@@ -143,8 +142,8 @@ class Discovery:
         task.add_done_callback(self._tasks.discard)
 
     def _observe(self, observation: Observation) -> None:
-        if isinstance(observation, Sighted):
-            observation = Sighted(with_expected(observation.sighting, self._expected))
+        if isinstance(observation, Sighting):
+            observation = with_expected(observation, self._expected)
         state = apply(self._state, observation)
         if state is not self._state:
             with self._changed:
@@ -157,7 +156,7 @@ class Discovery:
         name = socket.gethostname()
         key = SightingKey(Origin.HERE, "", name.casefold())
         local = name if name.endswith(".local") else f"{name}.local"
-        self._observe(Sighted(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces))))
+        self._observe(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces)))
 
     async def _look_up_again_and_again(self) -> None:
         """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
@@ -168,7 +167,7 @@ class Discovery:
                 interfaces = self._interfaces
                 sighting = await aside(lambda: look_up(candidate, interfaces))
             if sighting is not None:
-                self._observe(Sighted(sighting))
+                self._observe(sighting)
 
         while True:
             await self._look_ups_due.wait()

@@ -32,7 +32,6 @@ from distributed.discovery.sightings import (
     Ignored,
     Observation,
     Origin,
-    Sighted,
     Sighting,
     SightingKey,
     Withdrawn,
@@ -135,7 +134,7 @@ class RecordBook:
         observations: list[Observation] = [Withdrawn(_key(one, place)) for one in gone]
         aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
         mentioned = aliases | {record.name.casefold() for record in records}
-        observations += [Sighted(one) for one in _sightings(speaker, mentioned, interfaces, place)]
+        observations += _sightings(speaker, mentioned, interfaces, place)
         return observations + ([Ignored(source, lost)] if lost else [])
 
     def expire(self, now: float) -> list[Observation]:

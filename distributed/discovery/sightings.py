@@ -107,11 +107,6 @@ class PathState:
 
 
 @dataclass(frozen=True)
-class Sighted:
-    sighting: Sighting
-
-
-@dataclass(frozen=True)
 class Withdrawn:
     key: SightingKey
 
@@ -150,7 +145,7 @@ class Browsed:
     problems: tuple[Problem, ...] = ()
 
 
-Observation = Sighted | Withdrawn | Identified | Failed | Ignored | Browsed
+Observation = Sighting | Withdrawn | Identified | Failed | Ignored | Browsed
 
 
 @dataclass(frozen=True)
@@ -167,8 +162,8 @@ class State:
 
 def apply(state: State, observation: Observation) -> State:
     """Return the state after one observation. Total memory is bounded whatever is observed."""
-    if isinstance(observation, Sighted):
-        return _sighted(state, _bounded(observation.sighting))
+    if isinstance(observation, Sighting):
+        return _sighted(state, _bounded(observation))
     if isinstance(observation, Withdrawn):
         kept = {key: one for key, one in state.sightings.items() if key != observation.key}
         return _without_unreferenced(replace(state, sightings=kept))

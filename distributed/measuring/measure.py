@@ -23,8 +23,7 @@ from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Workload
 from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs, collect
-from distributed.preparation.members import plan_run, rooms_of
-from distributed.preparation.preflight import Ready, check, ready
+from distributed.preparation.preflight import Ready, check, plan_run, ready, rooms_of
 from distributed.ssh.connection import Trust
 from profiles.counts import counted
 from profiles.errors import BadInput, MusterError

@@ -105,11 +105,8 @@ class _Window:
     of: Mapping[int, Mapping[int, StepEvent]]
     """By rank, by step."""
 
-    def mean(self, rank: int, value: Callable[[StepEvent], float]) -> float:
-        return statistics.fmean(value(self.of[rank][step]) for step in self.steps)
-
-    def middle(self, rank: int, value: Callable[[StepEvent], float]) -> float:
-        return statistics.median(value(self.of[rank][step]) for step in self.steps)
+    def values(self, rank: int, value: Callable[[StepEvent], float]) -> list[float]:
+        return [value(self.of[rank][step]) for step in self.steps]
 
 
 def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> Comparison | None:
@@ -133,10 +130,10 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     window = _window({rank: steps[rank] for rank in ranks}, choice.interval)
     if window is None:
         return None
-    per_step = window.mean if choice.interval > 1 else window.middle
-    walls = [per_step(rank, lambda e: e.seconds) for rank in ranks]
-    waits = [per_step(rank, lambda e: e.wait) for rank in ranks]
-    busy = [per_step(rank, lambda e: e.compute) for rank in ranks]
+    typical = statistics.fmean if choice.interval > 1 else statistics.median
+    walls = [typical(window.values(rank, lambda e: e.seconds)) for rank in ranks]
+    waits = [typical(window.values(rank, lambda e: e.wait)) for rank in ranks]
+    busy = [typical(window.values(rank, lambda e: e.compute)) for rank in ranks]
     wall, wait = max(walls), min(waits)
     predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
     return Comparison(
@@ -206,9 +203,9 @@ def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> fl
     """Return what the busiest machine moves, all its members' exchanges together; the hub's carries the others'."""
     if choice.alone:
         return 0.0
-    seconds = max(window.mean(rank, lambda e: e.seconds) for rank in ranks)
+    seconds = max(statistics.fmean(window.values(rank, lambda e: e.seconds)) for rank in ranks)
     moved = {
-        name: window.mean(rank, lambda e: float(e.bytes_sent + e.bytes_received))
+        name: statistics.fmean(window.values(rank, lambda e: float(e.bytes_sent + e.bytes_received)))
         for name, rank in zip(choice.members, ranks, strict=True)
     }
     if choice.hub:

@@ -132,11 +132,9 @@ def model_bytes(job: Job) -> int:
     return job.total * job.weight_bytes + job.trainable * (job.weight_bytes + job.optimizer_bytes)
 
 
-def strategy_bytes(strategy: str, trainable: int, error_feedback: bool = False) -> int:
-    """What a strategy keeps beside the optimizer, nothing for a machine alone (""); error feedback keeps one more."""
-    if not strategy:
-        return 0
-    return (_costs(strategy).vectors + error_feedback) * _FP32 * trainable
+def strategy_bytes(strategy: str, trainable: int) -> int:
+    """What a strategy keeps beside the optimizer, nothing for a machine alone ("")."""
+    return _costs(strategy).vectors * _FP32 * trainable if strategy else 0
 
 
 def _costs(strategy: str) -> CostModel:
@@ -189,16 +187,14 @@ def largest_batch(job: Job, machine: Machine, strategy: str, reserved: int = 0) 
     return most if not each else min(most, int((machine.memory_free - empty) / each))
 
 
-def with_checkpointing(job: Job, machine: Machine, strategy: str) -> int:
+def with_checkpointing(job: Job, machine: Machine) -> int:
     """Return the bytes of one sample's step with gradient checkpointing."""
     each = machine.memory_per_sample(model_bytes(job)) or 0.0
-    return int(member_bytes(job, machine, strategy, 0) + checkpointed(each, job.layers))
+    return int(member_bytes(job, machine, "", 0) + checkpointed(each, job.layers))
 
 
-def with_lora(job: Job, machine: Machine, strategy: str) -> int:
+def with_lora(job: Job, machine: Machine) -> int:
     """Return the bytes of one sample's step with adapters instead of all weights."""
     adapters = job.lora_trainable or job.trainable // LORA_PART
     saved = model_bytes(job) - model_bytes(job.model_copy(update={"trainable": adapters}))
-    if counts_here(machine, strategy):
-        saved += strategy_bytes(strategy, job.trainable) - strategy_bytes(strategy, adapters)
-    return member_bytes(job, machine, strategy, 1) - saved
+    return member_bytes(job, machine, "", 1) - saved

@@ -153,9 +153,9 @@ def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
     yield Reason.of("does-not-fit", machine.name, needed=needed, free=free)
     measures = []
     if job.adaptable and not job.gradient_checkpointing:
-        measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine, "")))
+        measures.append(("would-fit-with-checkpointing", memory_model.with_checkpointing(job, machine)))
     if job.adaptable and not job.lora and job.start == "pretrained":
-        measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine, "")))
+        measures.append(("would-fit-with-lora", memory_model.with_lora(job, machine)))
     helping = [Reason.of(code, machine.name, needed=size, free=free) for code, size in measures if size <= free]
     yield from helping or [Reason.of("needs-sharding", machine.name)]
 

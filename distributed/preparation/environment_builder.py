@@ -1,7 +1,7 @@
 """Builds the packages' environment on a machine, or finds the one that was built before.
 
-Standard library only, Python >= 3.9: this file is copied to the machine and run there by the Python that the
-environment is to have::
+Standard library only, Python >= 3.9: it goes to the machine as one argument of the Python that the environment is to
+have::
 
     python environment_builder.py ROOT find RECIPE       > one JSON document
     python environment_builder.py ROOT build UV WHEELS   < {"digest", "requirements", "lock", "hashed"}   > JSON lines
@@ -15,7 +15,6 @@ beside it and go at the end. The lines are ``{"say": TEXT}``, and last ``{"pytho
 from __future__ import annotations
 
 import collections
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -219,5 +218,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+    sys.exit(main())

@@ -17,10 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from distributed.machine.link import Link, Tell, document
+from distributed.machine.link import Link, Tell, document, packed
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.transfer import send_trees
@@ -29,6 +28,7 @@ from profiles.counts import counted
 from profiles.errors import BadInput, MusterError
 from training.bounded import parse_object
 
+_BUILDER = "distributed.preparation.environment_builder"
 _SILENCE = 900.0
 """Seconds without a word after which a build counts as stuck: the download of torch is one step."""
 _NO_PYTHON = "install uv there: curl -LsSf https://astral.sh/uv/install.sh | sh (or a Python 3.10 or newer)"
@@ -225,18 +225,14 @@ def _send_uv(link: Link, say: Tell) -> str:
 
 
 def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
-    words = [base.python, "-", link.root, "find", recipe.digest]
-    done = link.connection().run(words, input=_builder(), timeout=60.0)
+    done = link.connection().run([base.python, "-c", packed(_BUILDER), link.root, "find", recipe.digest], timeout=60.0)
     if not done.ok:
         raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON)
     return document(link.name, done.stdout)
 
 
 def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
-    folder = f"{link.root}/agent/{hashlib.sha256(_builder()).hexdigest()[:16]}"
-    link.connection().put(_builder(), f"{folder}/environment_builder.py", mode=0o700)
-    script = f"./{folder[2:]}" if folder.startswith("~/") else folder
-    words = [base.python, f"{script}/environment_builder.py", link.root, "build", base.uv, wheels]
+    words = [base.python, "-c", packed(_BUILDER), link.root, "build", base.uv, wheels]
     order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
     with closing(link.connection().stream(words)) as process:
         process.write(json.dumps(order).encode())
@@ -261,8 +257,3 @@ def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
     except TimeoutError:
         problem = f"making its environment got stuck: no output for {_SILENCE / 60:.0f} minutes"
         raise SshError(link.name, problem, "is its package index slow? Try --offline-wheels") from None
-
-
-@lru_cache
-def _builder() -> bytes:
-    return Path(__file__).with_name("environment_builder.py").read_bytes()

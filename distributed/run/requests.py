@@ -99,7 +99,7 @@ class RequestBook:
     """
 
     def __init__(self) -> None:
-        self._open: list[_Open] = []
+        self._open: dict[str, _Open] = {}
         self._paused = False
         self._stopping = False
         self._over = ""
@@ -121,24 +121,22 @@ class RequestBook:
         if request.action in ("pause", "resume"):
             self._paused = request.action == "pause"
         self._stopping = self._stopping or request.action in ("stop", "kill")
-        self._open.append(_Open(request))
+        self._open[request.id] = _Open(request)
         return request.event("accepted")
 
     def wait_for(self, request: Request, ranks: Collection[int]) -> None:
         """A request is at its end when these members have left, or have come."""
-        for entry in self._of(request):
-            entry.waits_for = set(ranks)
+        if request.id in self._open:
+            self._open[request.id].waits_for = set(ranks)
 
     def end(self, request: Request, outcome: Outcome, message: str = "") -> list[RequestEvent]:
         """End a request, if it has not come to its end yet."""
-        found = self._of(request)
-        self._open = [entry for entry in self._open if entry not in found]
-        return [entry.request.event(outcome, message) for entry in found]
+        return [request.event(outcome, message)] if self._open.pop(request.id, None) is not None else []
 
     def part(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
         """A member has left, or has come."""
         answers = []
-        for entry in [e for e in self._open if e.request.action == action and rank in e.waits_for]:
+        for entry in [e for e in self._open.values() if e.request.action == action and rank in e.waits_for]:
             entry.waits_for.discard(rank)
             if not entry.waits_for:
                 answers += self.end(entry.request, "done", message)
@@ -146,7 +144,7 @@ class RequestBook:
 
     def refuse(self, action: Action, rank: int, message: str) -> list[RequestEvent]:
         """A member cannot do its part."""
-        waiting = [e.request for e in self._open if e.request.action == action and rank in e.waits_for]
+        waiting = [e.request for e in self._open.values() if e.request.action == action and rank in e.waits_for]
         return [answer for request in waiting for answer in self.end(request, "refused", message)]
 
     def close(self, status: str, message: str) -> list[RequestEvent]:
@@ -157,13 +155,10 @@ class RequestBook:
             message: how it ended.
         """
         self._over = status
-        entries, self._open = self._open, []
+        entries, self._open = self._open.values(), {}
         ends = {"stop", "kill"} if status == "cancelled" else set()
         said = message or f"the run is {status}"
         return [e.request.event("done" if e.request.action in ends else "refused", said) for e in entries]
 
-    def _of(self, request: Request) -> list[_Open]:
-        return [entry for entry in self._open if entry.request is request]
-
     def _has(self, action: Action) -> bool:
-        return any(entry.request.action == action for entry in self._open)
+        return any(entry.request.action == action for entry in self._open.values())

@@ -55,7 +55,6 @@ from distributed.discovery.sightings import (
     Observation,
     Origin,
     Problem,
-    Sighted,
     Sighting,
     SightingKey,
     State,
@@ -99,9 +98,9 @@ def hear(data: bytes, source: str = "192.168.1.9", book: RecordBook | None = Non
 
 def test_an_announcement_becomes_a_sighting() -> None:
     (seen,) = hear(announcement("studio", "192.168.1.9", b"\x0bmodel=Mac14"))
-    assert isinstance(seen, Sighted)
-    assert seen.sighting.name == "studio" and seen.sighting.details == (("model", "Mac14"),)
-    assert seen.sighting.endpoints == (Endpoint("192.168.1.9", "en0"),)
+    assert isinstance(seen, Sighting)
+    assert seen.name == "studio" and seen.details == (("model", "Mac14"),)
+    assert seen.endpoints == (Endpoint("192.168.1.9", "en0"),)
 
 
 def test_a_good_bye_withdraws_only_what_its_sender_announced() -> None:
@@ -131,8 +130,8 @@ def test_records_that_come_apart_are_asked_for_and_put_together() -> None:
     model = response([record("my mac._device-info._tcp.local", 16, b"\x0dmodel=Mac15,9")])
     hear(response([record("mac.local", 1, socket.inet_aton("192.168.1.9"))]), book=book)
     (seen,) = hear(model, book=book)
-    assert isinstance(seen, Sighted) and seen.sighting.endpoints[0].port == 2222
-    assert dict(seen.sighting.details) == {"model": "Mac15,9"}
+    assert isinstance(seen, Sighting) and seen.endpoints[0].port == 2222
+    assert dict(seen.details) == {"model": "Mac15,9"}
 
 
 def test_a_docker_address_that_is_also_ours_is_no_path() -> None:
@@ -248,8 +247,8 @@ def test_any_damaged_announcement_is_survived_and_bounded(changes: list[tuple[in
 def test_one_key_under_two_names_is_one_machine() -> None:
     first, second = endpoint(9), Endpoint("169.254.7.7", "en5", kind=PathKind.LINK_LOCAL)
     state = folded(
-        Sighted(sighting("studio", first)),
-        Sighted(sighting("typed", second, origin=Origin.TYPED)),
+        sighting("studio", first),
+        sighting("typed", second, origin=Origin.TYPED),
         Identified(first, "SHA256:k"),
         Identified(second, "SHA256:k"),
     )
@@ -261,31 +260,31 @@ def test_one_key_under_two_names_is_one_machine() -> None:
 
 def test_one_name_with_two_keys_is_two_machines_even_if_announced_as_one() -> None:
     first, second = endpoint(9), endpoint(10)
-    state = folded(Sighted(sighting("mac", first, second)), Identified(first, "a"), Identified(second, "b"))
+    state = folded(sighting("mac", first, second), Identified(first, "a"), Identified(second, "b"))
     assert [(m.name, m.id, len(m.paths)) for m in machines(state)] == [("mac", "a", 1), ("mac", "b", 1)]
 
 
 def test_one_name_from_two_senders_is_two_before_any_key_is_known() -> None:
-    both = [Sighted(sighting("mac", endpoint(n), source=f"192.168.1.{n}")) for n in (9, 10)]
+    both = [sighting("mac", endpoint(n), source=f"192.168.1.{n}") for n in (9, 10)]
     assert len(machines(folded(*both))) == 2
 
 
 def test_a_hosts_file_name_that_only_mdns_knows_joins_its_machine() -> None:
     listed = Sighting(SightingKey(Origin.HOSTS_FILE, "", "s"), "s", "studio.local", problem=Problem("name_unknown", ""))
-    state = folded(Sighted(sighting("studio", endpoint(9))), Sighted(listed), Identified(endpoint(9), "a"))
+    state = folded(sighting("studio", endpoint(9)), listed, Identified(endpoint(9), "a"))
     (machine,) = machines(state)
     assert machine.found_by == (Origin.HOSTS_FILE, Origin.BONJOUR)
 
 
 def test_a_name_only_known_hosts_remembers_is_listed_once_it_answers() -> None:
-    state = folded(Sighted(sighting("old", endpoint(9), origin=Origin.KNOWN_HOSTS)))
+    state = folded(sighting("old", endpoint(9), origin=Origin.KNOWN_HOSTS))
     assert machines(state) == ()
     assert len(machines(apply(state, Identified(endpoint(9), "a")))) == 1
 
 
 def test_a_lost_machine_keeps_its_identity_and_says_why() -> None:
     lost = Problem("timeout", "no answer")
-    state = folded(Sighted(sighting("mac", endpoint(9))), Identified(endpoint(9), "a"), Failed(endpoint(9), lost))
+    state = folded(sighting("mac", endpoint(9)), Identified(endpoint(9), "a"), Failed(endpoint(9), lost))
     (machine,) = machines(state)
     assert (machine.id, machine.status, machine.problem) == ("a", Status.OFFLINE, lost)
 
@@ -293,7 +292,7 @@ def test_a_lost_machine_keeps_its_identity_and_says_why() -> None:
 def test_docker_and_vpn_paths_come_last() -> None:
     kinds = [PathKind.DOCKER, PathKind.VPN, PathKind.WIFI, PathKind.LINK_LOCAL, PathKind.WIRED]
     paths = [Endpoint(f"10.0.0.{n}", "x", kind=kind) for n, kind in enumerate(kinds)]
-    (machine,) = machines(folded(Sighted(sighting("mac", *paths)), *(Identified(path, "a") for path in paths)))
+    (machine,) = machines(folded(sighting("mac", *paths), *(Identified(path, "a") for path in paths)))
     assert [path.endpoint.kind for path in machine.paths] == kinds[::-1]
 
 
@@ -304,7 +303,7 @@ sightings = st.builds(
     names, st.lists(ends, max_size=3), st.sampled_from(list(Origin)), st.sampled_from(["x", "y"]),
 )  # fmt: skip
 observations = st.one_of(
-    sightings.map(Sighted),
+    sightings,
     sightings.map(lambda one: Withdrawn(one.key)),
     st.builds(Identified, ends, keys),
     st.builds(Failed, ends, st.just(Problem("timeout", "no answer"))),
@@ -334,7 +333,7 @@ def test_memory_is_bounded_whatever_is_announced() -> None:
     state = State()
     for number in range(700):
         flood = [Endpoint(f"10.0.{number % 256}.{n}", "en0") for n in range(40)]
-        state = apply(state, Sighted(sighting("x" * 500, *flood, source=f"s{number}")))
+        state = apply(state, sighting("x" * 500, *flood, source=f"s{number}"))
     assert len(state.sightings) == MOST_SIGHTINGS and state.ignored == 700 - MOST_SIGHTINGS
     assert len(state.paths) <= MOST_SIGHTINGS * MOST_ENDPOINTS
     assert all(len(one.name) == LONGEST_NAME for one in state.sightings.values())
@@ -343,11 +342,11 @@ def test_memory_is_bounded_whatever_is_announced() -> None:
 def test_a_newcomer_takes_the_place_of_one_that_never_answered() -> None:
     claims = [sighting(f"m{n}", Endpoint(f"10.0.{n // 250}.{n % 250}", "en0"), source=f"s{n // 30}")
               for n in range(MOST_SIGHTINGS)]  # fmt: skip
-    state = folded(*map(Sighted, claims))
+    state = folded(*claims)
     honest = sighting("honest", endpoint(9), source="h")
-    assert honest.key not in apply(state, Sighted(honest)).sightings
+    assert honest.key not in apply(state, honest).sightings
     state = apply(state, Failed(claims[7].endpoints[0], Problem("timeout", "no answer")))
-    state = apply(state, Sighted(honest))
+    state = apply(state, honest)
     assert honest.key in state.sightings and claims[7].key not in state.sightings
     assert len(state.sightings) == MOST_SIGHTINGS
 
@@ -470,16 +469,16 @@ def test_a_machine_is_located_by_the_key_known_under_its_name(tmp_path: Path) ->
     config = tmp_path / "config"
     config.write_text(f"Host box\n  HostName 192.168.1.9\n  Port 2222\n  UserKnownHostsFile {known}\n")
     key = fingerprint(base64.b64decode(KEY))
-    moved = folded(Sighted(sighting("x", endpoint(77))), Identified(endpoint(77), key))
+    moved = folded(sighting("x", endpoint(77)), Identified(endpoint(77), key))
     target = SshTarget("box", "box", config_file=str(config))
     (machine,) = machines(moved)
     assert locate(target, machines(moved)) == machine
-    assert locate(target, machines(folded(Sighted(sighting("x", endpoint(77)))))) is None
+    assert locate(target, machines(folded(sighting("x", endpoint(77))))) is None
 
 
 def test_many_claims_to_one_address_cost_no_time() -> None:
     claims = [sighting(f"m{n}", endpoint(9), source=f"s{n // 30}") for n in range(MOST_SIGHTINGS)]
-    state = folded(*map(Sighted, claims))
+    state = folded(*claims)
     begin = time.thread_time()
     assert len(machines(state)) == 1
     assert time.thread_time() - begin < 0.5

@@ -23,7 +23,6 @@ from distributed.discovery.sightings import (
     Observation,
     Origin,
     Problem,
-    Sighted,
     Sighting,
     SightingKey,
     State,
@@ -38,11 +37,11 @@ PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
 KNOWN = Expected("studio.local", (("ssh-ed25519", "SHA256:studio"),))
 
 
-def sighted(name: str, expected: Expected = KNOWN, origin: Origin = Origin.HOSTS_FILE) -> Sighted:
-    return Sighted(Sighting(SightingKey(origin, "", name), name, f"{name}.local", (PLACE,), expected=expected))
+def sighted(name: str, expected: Expected = KNOWN, origin: Origin = Origin.HOSTS_FILE) -> Sighting:
+    return Sighting(SightingKey(origin, "", name), name, f"{name}.local", (PLACE,), expected=expected)
 
 
-def folded(*observations: Sighted | Identified | Failed) -> State:
+def folded(*observations: Sighting | Identified | Failed) -> State:
     state = State()
     for observation in observations:
         state = apply(state, observation)
@@ -105,7 +104,7 @@ def answer(fingerprint: str, key_type: str = "ssh-ed25519") -> HostKeyInfo:
     return Shown("", "", key_type, fingerprint.encode())
 
 
-def watched(*seen: Sighted) -> State:
+def watched(*seen: Sighting) -> State:
     """Return the state after these sightings, one after the other, with all looks that are due after each."""
     state = State()
 
@@ -155,9 +154,9 @@ def known_hosts(path: Path, name: str, blob: bytes) -> Path:
 def test_an_announced_name_that_is_known_brings_its_key_along(tmp_path: Path) -> None:
     """Of who announces itself nothing is believed: not that it is the machine of that name either."""
     file = known_hosts(tmp_path / "known_hosts", "studio.local", b"the key of the studio")
-    announced = sighted("studio", Expected(), Origin.BONJOUR).sighting
+    announced = sighted("studio", Expected(), Origin.BONJOUR)
     seen = with_expected(announced, KnownHosts.read([file]).expected)
-    (found,) = machines(folded(Sighted(seen), shows("SHA256:evil")))
+    (found,) = machines(folded(seen, shows("SHA256:evil")))
     assert found.status is Status.OTHER_KEY
 
 

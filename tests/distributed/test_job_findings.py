@@ -26,8 +26,7 @@ from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import RUNTIME, need_of
 from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
 from distributed.preparation.code_sync import collect
-from distributed.preparation.members import plan_run
-from distributed.preparation.preflight import Facts
+from distributed.preparation.preflight import Facts, plan_run
 from distributed.preparation.transfer import Lack, Tree, send_trees
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile

@@ -13,8 +13,7 @@ import pytest
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, Link
 from distributed.preparation import preflight
-from distributed.preparation.members import plan_run
-from distributed.preparation.preflight import Facts, NotReady, Readiness, ready
+from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 
