@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
 settings.register_profile("house", deadline=None, derandomize=True)
-settings.load_profile("house")
+settings.register_profile("fast", settings.get_profile("house"), max_examples=25)
 
 _LAB = ("lab", "alone", "lab and not alone")
 """Expressions of ``-m`` that choose tests of the lab only."""
@@ -49,8 +51,10 @@ def whisper_tiny_en() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests start processes with a Python that has loaded PyTorch; xdist's workers share their controller's.
 
-    They hear Ctrl-C, although a shell that starts the tests in the background has it ignored.
+    They hear Ctrl-C, although a shell that starts the tests in the background has it ignored. Without the slow tests,
+    properties are shown on fewer examples.
     """
+    settings.load_profile("fast" if "not slow" in config.option.markexpr else "house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
@@ -63,6 +67,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr not in _LAB or collection_path.suffix != ".py":
         return None
     return "mark.lab" not in collection_path.read_text(encoding="utf-8") or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Do not look again and again for garbage among the modules: that is a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from fake_run import FakeRun, training
+from fake_run import SMALL, FakeRun, training
 
 from app.cli.main import COMMANDS, command_list, command_tree, main
 from app.cli.train import TrainRequest, distributed_train
@@ -31,7 +31,7 @@ def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_run(profile: str = "demo-scratch") -> str:
-    distributed_train(TrainRequest(profile, {"workers": "2"}), FakeRun(training()))
+    distributed_train(TrainRequest(profile, SMALL), FakeRun(training()))
     newest: str = max(path.name for path in Path("output").iterdir())[:20]
     return newest
 

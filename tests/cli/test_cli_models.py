@@ -38,12 +38,12 @@ def test_an_unknown_model_is_bad_input_before_anything_is_loaded(capsys: Capture
 
 
 def test_a_run_without_a_model_says_how_to_go_on(capsys: Capture) -> None:
-    from fake_run import FakeRun, training
+    from fake_run import SMALL, FakeRun, training
 
     from app.cli.train import TrainRequest, distributed_train
     from profiles.errors import ExitCode
 
-    distributed_train(TrainRequest("demo-scratch"), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
+    distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
     capsys.readouterr()
     assert main(["transcribe", "demo-scratch", "x.wav", "--json"]) == 2
     assert "--resume" in json.loads(capsys.readouterr().out)["error"]["hint"]
@@ -73,11 +73,11 @@ def test_transcripts_as_json(model: Path, speech: Path, capsys: Capture) -> None
 
 @pytest.mark.slow
 def test_the_model_of_a_run_is_found_by_its_profile(model: Path, speech: Path, capsys: Capture) -> None:
-    from fake_run import FakeRun, training
+    from fake_run import SMALL, FakeRun, training
 
     from app.cli.train import TrainRequest, distributed_train
 
-    distributed_train(TrainRequest("demo-scratch"), FakeRun(training()))
+    distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training()))
     (run,) = Path("output").iterdir()
     (run / "model" / "config.json").unlink()
     (run / "model").rmdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import FakeRun, step, training
+from fake_run import SMALL, FakeRun, step, training
 
 from app.cli.dry_run import rehearse
 from app.cli.train import TrainRequest, distributed_train, plan_of
@@ -19,14 +19,18 @@ from training.strategies.diloco import DiLoCoOptions
 Capture = pytest.CaptureFixture[str]
 
 
+def asked(changes: dict[str, Any]) -> TrainRequest:
+    if changes.get("resume"):
+        return TrainRequest(**{"profile": "demo-scratch", **changes})
+    return TrainRequest(**{"profile": "demo-scratch", **changes, "overrides": SMALL | changes.get("overrides", {})})
+
+
 def train(run: FakeRun, **changes: Any) -> ExitCode:
-    request: dict[str, Any] = {"profile": "demo-scratch", "overrides": {"workers": "2"}, **changes}
-    return distributed_train(TrainRequest(**request), run)
+    return distributed_train(asked(changes), run)
 
 
 def rehearsal(run: FakeRun, **changes: Any) -> ExitCode:
-    request: dict[str, Any] = {"profile": "demo-scratch", "overrides": {"workers": "2"}, **changes}
-    return rehearse(TrainRequest(**request), run)
+    return rehearse(asked(changes), run)
 
 
 def only_run() -> Path:
@@ -226,7 +230,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
 
 
 def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capture) -> None:
-    overrides = {"workers": "2", "strategy": "diloco", "sync_interval": "40", "max_steps": "1000"}
+    overrides = {"strategy": "diloco", "sync_interval": "40", "max_steps": "1000"}
     run = FakeRun(training())
     assert rehearsal(run, as_json=True, overrides=overrides) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
@@ -238,7 +242,7 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
 
 
 def test_a_dry_run_estimates_the_steps_of_all_epochs(capsys: Capture) -> None:
-    overrides = {"workers": "2", "max_steps": "0", "epochs": "3"}
+    overrides = {"max_steps": "0", "epochs": "3"}
     rehearsal(FakeRun(training()), as_json=True, overrides=overrides)
     assert json.loads(capsys.readouterr().out)["total_steps"] == 300
 
