@@ -22,7 +22,7 @@ from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
-from distributed.preparation.transfer import Lack, Tree, ask_missing
+from distributed.preparation.transfer import Lack, Tree, ask_missing, sources_of
 from profiles.errors import BadInput, MusterError
 from profiles.options import less_memory
 from profiles.schema import Profile
@@ -88,8 +88,8 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
 
 def _data(inputs: Inputs, link: Link, facts: Facts) -> list[Finding]:
     try:
-        blobs = sorted({blob for tree in inputs.trees.values() for blob in tree.sources})
-        lack = ask_missing(link, [tree.name for tree in inputs.trees.values()], blobs, prepared=False)
+        trees = inputs.trees.values()
+        lack = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
         return judge_data(inputs.trees, lack, facts)
     except MusterError as error:
         return [Finding("data", "warning", f"its data could not be checked: {error.message}")]
@@ -158,7 +158,7 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
         state = "absent" if left == total else "partly there" if left else "there, not assembled"
         seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
         found.append(Finding("data", "ok", seen))
-    room = lack.left({blob: path for tree in trees.values() for blob, path in tree.sources.items()})
+    room = lack.left(sources_of(trees.values()))
     if facts.free < FREE_BYTES + room:
         seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(room)} MB"
         fix = "free some space there, or set 'project_path' to another disk"

@@ -283,10 +283,6 @@ class Cluster(Document):
         found = self._by_hosts.get((self.machine(source).host, self.machine(target).host))
         return found if found is not None and found.usable else None
 
-    def same_host(self, one: str, other: str) -> bool:
-        """Whether two entries are the same machine, so that nothing between them crosses a network."""
-        return self.machine(one).host == self.machine(other).host
-
     def on_one_machine(self, names: Iterable[str]) -> bool:
         """Whether all these entries are one machine."""
         return len({self.machine(name).host for name in names}) < 2

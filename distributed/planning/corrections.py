@@ -52,10 +52,6 @@ class Corrections(Document):
     """By machine: on the time of a step alone."""
     exchange: tuple[ExchangeCorrection, ...] = ()
 
-    def compute_of(self, name: str) -> float:
-        """Return the factor on a machine's compute."""
-        return self.compute.get(name, 1.0)
-
     def exchange_of(self, members: Iterable[str], strategy: str, engine: str) -> float:
         """Return the factor on an exchange of a group: the geometric mean of its machines', 1 for who has none."""
         known = {one.machine: one.factor for one in self.exchange if (one.strategy, one.engine) == (strategy, engine)}
@@ -68,7 +64,7 @@ class Corrections(Document):
             return cluster
         machines = []
         for machine in cluster.machines:
-            factor = self.compute_of(machine.name)
+            factor = self.compute.get(machine.name, 1.0)
             found = tuple(m.model_copy(update={"seconds": m.seconds * factor}) for m in machine.measurements)
             machines.append(machine.measured_as(found))
         return Cluster(machines=tuple(machines), links=cluster.links, here=cluster.here)

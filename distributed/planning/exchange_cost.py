@@ -50,11 +50,8 @@ class ExchangeCosts:
         self._cluster = cluster
         self._trainable = trainable
         self._known: dict[tuple[object, ...], Exchange] = {}
-        self._places = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
-
-    def place(self, name: str) -> str:
-        """Return the name that stands for the machine of an entry: entries may share one."""
-        return self._places[name]
+        self.places = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
+        """The name that stands for the machine of an entry, by the entry's: entries may share one."""
 
     def _elements(self, choice: Choice) -> int:
         """Return how many parameters an exchange carries."""
@@ -66,12 +63,12 @@ class ExchangeCosts:
         return all(self._cluster.link(one, other) is not None for one, other in self._flows(choice, 1.0, 1.0))
 
     def _flows(self, choice: Choice, up: float, down: float) -> dict[tuple[str, str], float]:
-        places = [self._places[name] for name in choice.members]
+        places = [self.places[name] for name in choice.members]
         if choice.alone:
             return {}
         if choice.engine == "torch":
             return cost_model.sharded_flows(places, up, down)
-        return cost_model.star_flows(places, self._places[choice.hub], up, down)
+        return cost_model.star_flows(places, self.places[choice.hub], up, down)
 
     def of(self, choice: Choice) -> Exchange:
         """Return time and traffic of one exchange of a group whose members are linked."""
@@ -113,20 +110,20 @@ class ExchangeCosts:
         A process has at most one core, and all of a machine have its cores between them.
         """
         own = self._own_work(choice, carried)
-        crowd = Counter(self._places[name] for name in choice.members)
+        crowd = Counter(self.places[name] for name in choice.members)
         found = {}
         for name in choice.members:
             if not self._at_hub(choice, name):
-                seconds = self._seconds(name, own, crowd[self._places[name]] * own)
+                seconds = self._seconds(name, own, crowd[self.places[name]] * own)
                 found[name] = Bottleneck("member", name, "", 8e-6 * carried / seconds, seconds)
         if choice.hub:
             hub = self._hub_work(choice, carried)
-            seconds = self._seconds(choice.hub, hub, hub + crowd[self._places[choice.hub]] * own)
+            seconds = self._seconds(choice.hub, hub, hub + crowd[self.places[choice.hub]] * own)
             found[""] = Bottleneck("hub", choice.hub, "", 8e-6 * len(choice.members) * carried / seconds, seconds)
         return found
 
     def _at_hub(self, choice: Choice, name: str) -> bool:
-        return bool(choice.hub) and self._places[name] == self._places[choice.hub]
+        return bool(choice.hub) and self.places[name] == self.places[choice.hub]
 
     def _seconds(self, name: str, one: float, together: float) -> float:
         """Return how long a machine needs for core seconds of its busiest process and of all of them."""
@@ -191,6 +188,6 @@ class ExchangeCosts:
         if machine.device != "cpu" or not machine.cores:
             return 0.0
         own = self._own_work(choice, carried)
-        if choice.hub and self._cluster.same_host(name, choice.hub):
+        if choice.hub and self._cluster.on_one_machine((name, choice.hub)):
             own += self._hub_work(choice, carried)
         return own / machine.cores

@@ -182,7 +182,7 @@ class _Planner:
         return tuple(found) if way.engine == "hub" else self._connected(found)
 
     def _reaches(self, name: str, hub: str) -> bool:
-        return self._cluster.same_host(name, hub) or self._cluster.link(name, hub) is not None
+        return self._cluster.on_one_machine((name, hub)) or self._cluster.link(name, hub) is not None
 
     def _connected(self, names: list[str]) -> tuple[str, ...]:
         """Return the machines of the system most of them have, less those that miss links to the others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -88,7 +89,7 @@ class Predictor:
         at_hub = memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, len(members))
 
         def cap(machine: Machine) -> int:
-            carries = bool(hub) and self.cluster.same_host(machine.name, hub) and machine.device != "cuda"
+            carries = bool(hub) and self.cluster.on_one_machine((machine.name, hub)) and machine.device != "cuda"
             return memory_model.largest_batch(self.job, machine, strategy, at_hub if carries else 0)
 
         return [cap(self.cluster.machine(name)) for name in members]
@@ -137,35 +138,22 @@ class Predictor:
             return split.compute, 0.0
         spreads = [self.cluster.machine(name).spread for name in choice.members]
         deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
-        ways = zip(
-            self._busy(choice, split, exchange), exchange.each, self._hidden(choice, split, exchange), strict=True
-        )
-        steps = [busy + (taken - hidden) / choice.interval for busy, taken, hidden in ways]
+        steps = [busy + waited / choice.interval for busy, waited in self._each(choice, split, exchange)]
         last = cost_model.expected_last(steps, deviations, choice.interval)
         return last, last - max(steps)
 
-    def _hidden(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
-        """Return how many seconds of an exchange each member's compute hides."""
-        costs, rhythm, size = known_costs(choice), rhythm_of(choice), self.job.trainable
-        return [
-            costs.hidden(taken, Compute(seconds, split.accumulation, size), rhythm, self.job)
-            for seconds, taken in zip(split.seconds, exchange.each, strict=True)
-        ]
-
-    def _busy(self, choice: Choice, split: Split, exchange: Exchange) -> list[float]:
-        """Return what each member does in a step without waiting: compute, what it works for exchanges meanwhile, and
-        the merge."""
+    def _each(self, choice: Choice, split: Split, exchange: Exchange) -> list[tuple[float, float]]:
+        """Return, by member, the seconds that it is busy in a step (compute, what it works for exchanges meanwhile, and
+        the merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
-            return list(split.seconds)
-        merge_ns = known_costs(choice).merge_ns
-        hidden = self._hidden(choice, split, exchange)
+            return [(seconds, 0.0) for seconds in split.seconds]
+        costs, rhythm, size = known_costs(choice), rhythm_of(choice), self.job.trainable
         found = []
-        for name, compute, work, part, whole in zip(
-            choice.members, split.seconds, exchange.work, hidden, exchange.each, strict=True
-        ):
-            share = part / whole if whole else 0.0
-            merge = merge_ns * 1e-9 * self.job.trainable / min(1.0, self.cluster.machine(name).cores or 1.0)
-            found.append(compute + (work * share + merge) / choice.interval)
+        for name, compute, work, taken in zip(choice.members, split.seconds, exchange.work, exchange.each, strict=True):
+            hidden = costs.hidden(taken, Compute(compute, split.accumulation, size), rhythm, self.job)
+            share = hidden / taken if taken else 0.0
+            merge = costs.merge_ns * 1e-9 * size / min(1.0, self.cluster.machine(name).cores or 1.0)
+            found.append((compute + (work * share + merge) / choice.interval, taken - hidden))
         return found
 
     def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
@@ -211,14 +199,14 @@ class Predictor:
         hub_memory = memory_model.hub_bytes(job.trainable, payload, members, feedback)
         part = exchange.slowest
         slowest = Reason.of(f"slowest-{part.kind}", part.subject, part.other, mbit=part.mbit, seconds=part.seconds)
-        moved = dict(exchange.moved)
+        moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
-        each = zip(choice.members, split.batches, split.seconds, self._busy(choice, split, exchange), strict=True)
+        each = zip(choice.members, split.batches, split.seconds, self._each(choice, split, exchange), strict=True)
         return Candidate(
             **vars(outcome),
             members=tuple(
-                self._forecast(choice, name, batch, seconds, busy, moved.get(self._exchanges.place(name), 0.0) * hourly)
-                for name, batch, seconds, busy in each
+                self._forecast(choice, name, batch, seconds, busy, moved[self._exchanges.places[name]] * hourly)
+                for name, batch, seconds, (busy, _) in each
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
@@ -259,7 +247,7 @@ class Predictor:
             micro_batch=batch,
             seconds=seconds,
             busy=busy,
-            correction=self._corrections.compute_of(name),
+            correction=self._corrections.compute.get(name, 1.0),
             memory=memory_model.member_bytes(self.job, machine, "" if choice.alone else choice.strategy, batch),
             memory_free=machine.memory_free,
             bytes_per_hour=hourly,

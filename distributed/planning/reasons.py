@@ -56,12 +56,7 @@ def about_equal(one: Candidate, other: Candidate) -> bool:
 
 def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
     """Name the fastest other way that is about as fast as the chosen one; another hub is no other way."""
-
-    def way(candidate: Candidate) -> tuple[object, ...]:
-        choice = candidate.choice
-        return (choice.alone, choice.alone or (choice.strategy, choice.codec, choice.engine), choice.members)
-
-    others = [one for one in ranking if one.fits and way(one) != way(best) and about_equal(one, best)]
+    others = [one for one in ranking if one.fits and one.choice.way != best.choice.way and about_equal(one, best)]
     rival = max(others, key=lambda one: one.useful_speed_up, default=None)
     if rival is None:
         return

@@ -22,7 +22,7 @@ from typing import Any
 
 import platformdirs
 
-from distributed.preparation.transfer import Tree
+from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -69,8 +69,7 @@ class Inputs:
     @property
     def bytes(self) -> int:
         """Size of all files together."""
-        sources = {blob: path for tree in self.trees.values() for blob, path in tree.sources.items()}
-        return sum(path.stat().st_size for path in sources.values())
+        return sum(path.stat().st_size for path in sources_of(self.trees.values()).values())
 
 
 def collect(plan: RunPlan) -> Inputs:
@@ -228,21 +227,18 @@ class HashCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(platformdirs.user_cache_dir("muster", appauthor=False)) / "hashes.json"
-        self._known: dict[str, list[Any]] | None = None
+        self._known: dict[str, Any] | None = None
         self._changed = False
 
     def get(self, path: Path, stat: os.stat_result) -> str:
         """Return the hash of a file that is as it was; empty where that is not known."""
-        entry = self._entries().get(os.fspath(path))
-        fits = isinstance(entry, list) and len(entry) == 4 and entry[:3] == _identity(stat)
-        return str(entry[3]) if fits and entry is not None and _HASH.fullmatch(str(entry[3])) else ""
+        digest = self._entries().get(_identity(path, stat))
+        return digest if isinstance(digest, str) and _HASH.fullmatch(digest) else ""
 
     def put(self, path: Path, stat: os.stat_result, digest: str) -> None:
         """Keep the hash of a file as it was when ``stat`` was asked, before it was read."""
         if time.time() - stat.st_mtime > _SETTLED:
-            entries = self._entries()
-            entries.pop(os.fspath(path), None)
-            entries[os.fspath(path)] = [*_identity(stat), digest]
+            self._entries()[_identity(path, stat)] = digest
             self._changed = True
 
     def save(self) -> None:
@@ -255,7 +251,7 @@ class HashCache:
             write_whole(self.path, json.dumps(kept).encode())
         self._changed = False
 
-    def _entries(self) -> dict[str, list[Any]]:
+    def _entries(self) -> dict[str, Any]:
         if self._known is None:
             self._known = {}
             with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -265,5 +261,5 @@ class HashCache:
         return self._known
 
 
-def _identity(stat: os.stat_result) -> list[int]:
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+def _identity(path: Path, stat: os.stat_result) -> str:
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {path}"

@@ -19,7 +19,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -57,6 +57,11 @@ class Tree:
     def name(self) -> str:
         """Hash of the whole tree."""
         return hashlib.sha256(json.dumps(dict(self.files), sort_keys=True).encode()).hexdigest()
+
+
+def sources_of(trees: Iterable[Tree]) -> dict[str, Path]:
+    """Return the files of trees, each once, by SHA-256."""
+    return {blob: path for tree in trees for blob, path in tree.sources.items()}
 
 
 class Lack(BaseModel):
@@ -114,7 +119,7 @@ class _Sending:
     def __init__(self, link: Link, trees: Sequence[Tree], progress: Progress) -> None:
         self._link = link
         self._trees = trees
-        self._sources = {blob: path for tree in trees for blob, path in tree.sources.items()}
+        self._sources = sources_of(trees)
         self._progress = progress
         self._moved = time.monotonic()
 

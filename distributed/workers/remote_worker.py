@@ -122,7 +122,8 @@ class RemoteWorker:
             if not self._wait_until_ready():
                 self._lose("ended before it was started")
                 return
-            self._start()
+            document = json.dumps(self._document()).encode() + b"\n"
+            self.link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
             yield from self._follow()
             if self._code == ExitCode.DONE and self.assignment.brings_model:
                 fetch_model(self.link, *self._place, self.run_dir, self.timeouts.give_up, self.delivers)
@@ -168,10 +169,6 @@ class RemoteWorker:
         if self.ready is not None and not self._unwanted:
             self.ready.result()
         return not self._unwanted
-
-    def _start(self) -> None:
-        document = json.dumps(self._document()).encode() + b"\n"
-        self.link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
 
     def _document(self) -> dict[str, Any]:
         options = {"--plan": "plan.json", "--rank": self._place[1], "--run-dir": "{folder}", "--secrets": "secrets"}

@@ -106,7 +106,7 @@ def test_two_devices_of_one_machine_share_its_links() -> None:
     link = cluster.link("pc:1", "b")
     assert link is not None
     assert link.mbit == 80
-    assert cluster.same_host("pc:0", "pc:1")
+    assert cluster.on_one_machine(("pc:0", "pc:1"))
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ def test_what_is_learnt_brings_the_prediction_closer(
         candidate = predict(MACHINES, JOB, choice)
         remember(MACHINES, compared(candidate, run(candidate, 30, compute, exchange)), cache, NOW)
     learnt = corrections(MACHINES, JOB, cache, NOW)
-    assert abs(math.log(learnt.compute_of("a"))) <= truth + 1e-9
+    assert abs(math.log(learnt.compute.get("a", 1.0))) <= truth + 1e-9
     corrected = predict(MACHINES, JOB, choice, learnt)
     plain = predict(MACHINES, JOB, choice)
-    assert corrected.members[0].seconds == pytest.approx(plain.members[0].seconds * learnt.compute_of("a"))
+    assert corrected.members[0].seconds == pytest.approx(plain.members[0].seconds * learnt.compute.get("a", 1.0))
     assert corrected.exchange == pytest.approx(plain.exchange * corrected.exchange_correction)
 
 
@@ -163,15 +163,15 @@ def test_another_strategy_takes_the_compute_only(tmp_path: Path) -> None:
     learnt = corrections(MACHINES, JOB, cache, NOW)
     assert learnt.exchange_of(("a", "b"), "diloco", "hub") == 1.0
     assert learnt.exchange_of(("a", "b"), "allreduce", "hub") == pytest.approx(math.sqrt(2))
-    assert learnt.compute_of("b") == pytest.approx(math.sqrt(2))
+    assert learnt.compute.get("b", 1.0) == pytest.approx(math.sqrt(2))
 
 
 def test_age_and_another_model_count_less(tmp_path: Path) -> None:
     cache = MeasurementCache(tmp_path)
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     remember(MACHINES, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
-    fresh, old = (corrections(MACHINES, JOB, cache, at).compute_of("a") for at in (NOW, NOW + FORGET))
-    other = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute_of("a")
+    fresh, old = (corrections(MACHINES, JOB, cache, at).compute.get("a", 1.0) for at in (NOW, NOW + FORGET))
+    other = corrections(MACHINES, JOB.model_copy(update={"trainable": 5}), cache, NOW).compute.get("a", 1.0)
     assert 1.0 < other < old < fresh < 2.0
 
 
@@ -182,7 +182,7 @@ def test_machines_are_known_by_their_keys(tmp_path: Path) -> None:
     candidate = predict(first, JOB, EVERY_STEP)
     remember(first, compared(candidate, run(candidate, 30, 2.0)), cache, NOW)
     learnt = corrections(renamed, JOB, cache, NOW)
-    assert (learnt.compute_of("x") > 1.0, learnt.compute_of("a")) == (True, 1.0)
+    assert (learnt.compute.get("x", 1.0) > 1.0, learnt.compute.get("a", 1.0)) == (True, 1.0)
 
 
 def test_a_history_has_an_end(tmp_path: Path) -> None:
