@@ -29,11 +29,10 @@ SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 def visible(text: object) -> str:
     """Return ``text`` in one line with every control or direction-changing character written out."""
-    return "".join(character if character.isprintable() else _written_out(character) for character in str(text))
-
-
-def _written_out(character: str) -> str:
-    return " " if character in "\n\t" else character.encode("unicode_escape").decode()
+    return "".join(
+        one if one.isprintable() else " " if one in "\n\t" else one.encode("unicode_escape").decode()
+        for one in str(text)
+    )
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@ newest ones by their own time are kept.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -61,8 +60,8 @@ class Chronicle:
 
     def with_one(self, new: Happening) -> Chronicle:
         """Return the chronicle with one more."""
-        first, newest = _placed(self.first, new), _placed(self.newest, new)
-        return Chronicle(first[:FIRST], newest[-NEWEST:], self.count + 1)
+        first, newest = sorted((*self.first, new)), sorted((*self.newest, new))
+        return Chronicle(tuple(first[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
 
 
 Chronicles = Mapping[str, Chronicle]
@@ -145,8 +144,3 @@ def _metric_text(name: str, value: float) -> str:
     if name == "cut":
         return f"cut texts {value * 100:.1f} %"
     return f"{name.upper()} {value * 100:.1f} %" if name in ("wer", "cer") else f"{name} {value:.4g}"
-
-
-def _placed(row: tuple[Happening, ...], new: Happening) -> tuple[Happening, ...]:
-    place = bisect.bisect_right(row, new)
-    return (*row[:place], new, *row[place:])

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
-from distributed.planning.document import Candidate, Planning
+from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.reasons import sentence
 from profiles.counts import counted
 from training.strategies.registry import loss_sources
@@ -24,6 +24,14 @@ def way_text(candidate: Candidate) -> str:
         return "alone"
     interval = f" H={choice.interval}" if choice.interval > 1 else ""
     return f"{choice.strategy}{interval}{f'+{choice.delay}' if choice.delay else ''} {choice.codec}"
+
+
+def way_in_words(choice: Choice) -> str:
+    """``diloco every 50 steps, mxfp4, over 3 machines``, or ``studio alone``."""
+    if choice.alone:
+        return f"{choice.members[0]} alone"
+    every = f" every {choice.interval} steps" if choice.interval > 1 else ""
+    return f"{choice.strategy}{every}, {choice.codec}, over {len(choice.members)} machines"
 
 
 def _cut(text: str, width: int) -> str:

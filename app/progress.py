@@ -12,20 +12,16 @@ from typing import TYPE_CHECKING
 
 from app.console import diagnostics, duration_text, interactive, say, visible
 from app.figures import four_digits, headline
-from app.history import member_news
+from app.history import happening
 from app.run_state import RunState, apply
 from profiles.counts import counted
 from training.events import (
-    ErrorEvent,
     EvaluationEvent,
     Event,
-    MemberEvent,
     ProgressEvent,
-    RequestEvent,
     RunEvent,
     SnapshotEvent,
     StepEvent,
-    WarningEvent,
 )
 
 if TYPE_CHECKING:
@@ -175,22 +171,10 @@ def step_line(state: RunState) -> str:
 
 
 def change_line(before: RunState, event: Event) -> str:
-    """Return what an event changes for a person, or nothing."""
-    match event:
-        case RunEvent():
-            changed = event.status != before.status or before.started is None
-            why = f": {event.message}" if event.message and event.status != "failed" else ""  # the error said it
-            return f"run {event.status}{why}" if changed else ""
-        case MemberEvent() if member_news(event, before.members.get(-1 if event.member is None else event.member)):
-            where = f" on {event.device}" if event.device else ""
-            why = f": {event.message}" if event.message and event.status in ("lost", "failed", "joined") else ""
-            return f"{event.name or f'member {event.member}'} {event.status}{where}{why}"
-        case WarningEvent():
-            return f"warning: {event.message}"
-        case ErrorEvent():
-            return f"error: {event.message}"
-        case RequestEvent():
-            what = f"{event.action} {event.machine}".strip()
-            return f"{what}: {event.outcome}{f', {event.message}' if event.message else ''}"
-        case _:
-            return ""
+    """Return what an event changes for a person, in the words of the run's history; empty: nothing."""
+    if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
+        return ""
+    found = happening(event, before.members.get(-1 if event.member is None else event.member))
+    if found is None or (isinstance(event, RunEvent) and event.status == "failed"):
+        return "run failed" if found else ""  # the error said why
+    return f"{found.kind}: {found.text}" if found.kind in ("warning", "error") else found.text

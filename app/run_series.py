@@ -87,16 +87,13 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
     if not math.isfinite(value) or not math.isfinite(weight) or abs(value) > 1e300 or not 0 <= weight <= 1e300:
         return Series(series.width, series.closed, series.last, series.invalid + 1)
     place = step // series.width
-    last = series.last
-    if last is not None and place < last.place:
+    if series.last is not None and place < series.last.place:
         series = _before(series, place)
-        last = series.last
+    last, new = series.last, Bucket(place, 1, value, value, value * weight, weight)
     if last is not None and place == last.place:
-        joined = _join(last, Bucket(place, 1, value, value, value * weight, weight))
-        return Series(series.width, series.closed, joined, series.invalid)
-    closed = series.closed if last is None else (*series.closed, last)
-    grown = Series(series.width, closed, Bucket(place, 1, value, value, value * weight, weight), series.invalid)
-    return coarser(grown, grown.width * 2) if len(closed) >= MOST_BUCKETS else grown
+        return Series(series.width, series.closed, _join(last, new), series.invalid)
+    grown = Series(series.width, series.buckets, new, series.invalid)
+    return coarser(grown, grown.width * 2) if len(grown.closed) >= MOST_BUCKETS else grown
 
 
 def coarser(series: Series, width: int) -> Series:
@@ -121,7 +118,13 @@ def merged(several: Iterable[Series]) -> Series:
 
 def summed(several: Iterable[Series]) -> Series:
     """Return the sum of the members' means, bucket by bucket, where at least one of them has a value."""
-    return _together(several, _sum)
+
+    def total(buckets: list[Bucket]) -> Bucket:
+        low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
+        amount, mean = max(bucket.amount for bucket in buckets), sum(bucket.mean for bucket in buckets)
+        return Bucket(buckets[0].place, amount, low, high, mean, 1.0)
+
+    return _together(several, total)
 
 
 def _together(several: Iterable[Series], one_of: Callable[[list[Bucket]], Bucket]) -> Series:
@@ -161,20 +164,9 @@ def _before(series: Series, place: int) -> Series:
 
 
 def _join(one: Bucket, other: Bucket) -> Bucket:
-    return Bucket(
-        one.place,
-        one.amount + other.amount,
-        min(one.low, other.low),
-        max(one.high, other.high),
-        one.total + other.total,
-        one.weight + other.weight,
-    )
-
-
-def _sum(buckets: list[Bucket]) -> Bucket:
-    total = sum(bucket.mean for bucket in buckets)
-    low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
-    return Bucket(buckets[0].place, max(bucket.amount for bucket in buckets), low, high, total, 1.0)
+    low, high = min(one.low, other.low), max(one.high, other.high)
+    total, weight = one.total + other.total, one.weight + other.weight
+    return Bucket(one.place, one.amount + other.amount, low, high, total, weight)
 
 
 Curves = Mapping[str, Series]

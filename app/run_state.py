@@ -75,6 +75,11 @@ class RunState:
     requests: Mapping[str, RequestEvent] = field(default_factory=dict)
     """The newest answer to each of the last requests, by their ids."""
 
+    def name(self, rank: int, planned: Mapping[int, str]) -> str:
+        """Return what a member is called: by itself, by the plan, or by its number; below 0 it is the run itself."""
+        own = self.members[rank].name if rank in self.members else ""
+        return own or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
+
     @property
     def warnings(self) -> tuple[Happening, ...]:
         """The newest ones, oldest first."""

@@ -59,17 +59,20 @@ def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0,
         return _ended(state)
     if not live or state.ended is not None:
         return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state), state.kept))
-    lost = [member for member in state.members.values() if member.status in TROUBLE]
-    present = f"{_present(state)}/{max(members, len(state.members))} machines"
+    every = state.members.values()
+    lost = [member for member in every if member.status in TROUBLE]
+    there = sum(member.active or member.status == "done" for member in every)
+    present = f"{there}/{max(members, len(every))} machines"
     if state.status == "paused":
         return Verdict("paused", "Paused", (present, *_progress(state)))
-    if state.status == "starting" or not any(member.step for member in state.members.values()):
+    if state.status == "starting" or not any(member.step for member in every):
         return Verdict("starting", "Starting", (present, *_phases(state)))
     figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now)) if part)
     silent = _silence(state, now)
     if lost:
-        word = "Degraded" if any(member.active for member in state.members.values()) else "Lost"
-        return Verdict("bad", word, (present, *(_why(member) for member in lost[:2]), *_more(lost[2:]), *figures))
+        word = "Degraded" if any(member.active for member in every) else "Lost"
+        more = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
+        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures))
     if silent:
         return Verdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
@@ -123,7 +126,8 @@ def slowest(state: RunState) -> MemberState | None:
 
     It stands out with a tenth more compute time a step than the median.
     """
-    times = {member.rank: _compute(member) for member in state.members.values() if member.has_worked}
+    working = [member for member in state.members.values() if member.has_worked]
+    times = {member.rank: statistics.fmean(step.compute for step in member.window) for member in working}
     if len(times) < 2:
         return None
     rank = max(times, key=lambda one: times[one])
@@ -141,10 +145,6 @@ def _ended(state: RunState) -> Verdict:
     return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())))
 
 
-def _present(state: RunState) -> int:
-    return sum(member.active or member.status == "done" for member in state.members.values())
-
-
 def _progress(state: RunState) -> tuple[str, ...]:
     total = f"/{state.total_steps}" if state.total_steps else ""
     return (f"step {state.step}{total}",) if state.step else ()
@@ -160,10 +160,6 @@ def _phases(state: RunState) -> Sequence[str]:
 def _why(member: MemberState) -> str:
     cause = f" ({member.message})" if member.message else ""
     return f"{member.label} {member.status}{cause}"
-
-
-def _more(others: Sequence[MemberState]) -> tuple[str, ...]:
-    return (f"and {len(others)} more",) if others else ()
 
 
 def _speed_up(state: RunState, alone: Alone | None) -> str:
@@ -211,7 +207,3 @@ def _remarks(state: RunState) -> tuple[str, ...]:
 
 def _pace(member: MemberState) -> float:
     return member.seconds_per_step or 0.0
-
-
-def _compute(member: MemberState) -> float:
-    return statistics.fmean(step.compute for step in member.window) if member.window else 0.0

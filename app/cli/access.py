@@ -29,6 +29,10 @@ _PASSWORD_TRIES = 3
 _NAME_WIDTH = 22
 _STAGE_WIDTH = 10
 
+_TOLD = (
+    "ok", "where", "user", "cause", "problem", "fix", "fingerprint", "authenticated_by", "system", "password_possible",
+)  # fmt: skip
+"""Of a report, as it is."""
 Keys = set[tuple[str, bytes]]
 
 
@@ -100,15 +104,12 @@ def _introduce(
     """
     asked: Keys = set()
     while True:
-        new = [report.unknown_key for report in reports if report.unknown_key is not None]
-        new = [key for key in new if (key.name, key.blob) not in asked]
+        unknown = [report.unknown_key for report in reports if report.unknown_key is not None]
+        new = {(key.name, key.blob): key for key in unknown if (key.name, key.blob) not in asked}
         if not new:
             return reports
-        for key in new:
-            identity = (key.name, key.blob)
-            if identity not in asked and _is_the_right_one(key):
-                trusted.add(identity)
-            asked.add(identity)
+        asked.update(new)
+        trusted.update(identity for identity, key in new.items() if _is_the_right_one(key))
         again = [r.unknown_key is not None and (r.unknown_key.name, r.unknown_key.blob) in trusted for r in reports]
         fresh = iter(check_all([target for target, wanted in zip(targets, again) if wanted], trust=trust))
         reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
@@ -128,9 +129,7 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
         with lock:
             return _is_the_right_one(key)
 
-    if new:
-        return _accept_new
-    return ask if (somebody() if person is None else person) else None
+    return _accept_new if new else ask if (somebody() if person is None else person) else None
 
 
 def prepare_options(
@@ -162,7 +161,14 @@ def _with_password(
         return report
     say(f"{visible(report.machine)}: {visible(report.problem)}")
     for left in reversed(range(_PASSWORD_TRIES)):
-        password = _ask_password(report)
+        prompt = (
+            f"Password of {visible(report.user)} at {visible(report.where)} (once, to install a key; empty: skip): "
+        )
+        try:
+            password = getpass.getpass(prompt, stream=sys.stderr)
+        except EOFError:
+            password = ""
+            say("")
         if not password:
             return report
         try:
@@ -174,16 +180,6 @@ def _with_password(
         except MusterError as error:
             return _failed(target, report, error)
     return failed
-
-
-def _ask_password(report: AccessReport) -> str:
-    """Read a password from the terminal without showing it; nothing skips the machine."""
-    prompt = f"Password of {visible(report.user)} at {visible(report.where)} (once, to install a key; empty: skip): "
-    try:
-        return getpass.getpass(prompt, stream=sys.stderr)
-    except EOFError:
-        say("")
-        return ""
 
 
 def _failed(target: SshTarget, before: AccessReport, error: MusterError) -> AccessReport:
@@ -207,18 +203,10 @@ def _lines(report: AccessReport, installed: Installed | None) -> list[str]:
 
 
 def _document(report: AccessReport) -> dict[str, Any]:
+    stages = {stage.value: passed for stage, passed in report.stages.items()}
     return {
         "name": report.machine,
-        "ok": report.ok,
-        "where": report.where,
-        "user": report.user,
-        "stages": {stage.value: passed for stage, passed in report.stages.items()},
-        "cause": report.cause,
-        "problem": report.problem,
-        "fix": report.fix,
-        "fingerprint": report.fingerprint,
-        "authenticated_by": report.authenticated_by,
-        "system": report.system,
-        "password_possible": report.password_possible,
+        **{name: getattr(report, name) for name in _TOLD},
+        "stages": stages,
         "seconds": round(report.seconds, 3),
     }

@@ -17,7 +17,6 @@ from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_json, show_line, visible
 from app.run_state import reduce_events
 from distributed.hosts.file import RUN_HOSTS, typed_machine
-from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.event_log import follow_events
@@ -49,7 +48,7 @@ def ask(
     """
     path = find_run(output, run)
     _refuse_ended(path)
-    newcomer = _newcomer(path, machine) if action == "add" and machine else None
+    newcomer = typed_machine(machine) if action == "add" and machine and _is_unknown(path, machine) else None
     event = _answer(path, leave_request(path, action, machine, newcomer))
     document = {"action": action, "machine": machine, "outcome": event.outcome, "message": event.message,
                 "run_id": RunFolder.open(path).metadata.run_id}  # fmt: skip
@@ -63,13 +62,11 @@ def _refuse_ended(path: Path) -> None:
         raise BadInput(f"no process is running {path.name}", f"see {command_about(path, 'runs', 'show')}")
 
 
-def _newcomer(path: Path, machine: str) -> Machine | None:
-    """Return the entry of a machine that the run has never had; ``None`` for one of its own."""
+def _is_unknown(path: Path, machine: str) -> bool:
+    """Whether a run on several machines has never had this one."""
     from distributed.run.run_machines import all_hosts
 
-    if not (path / RUN_HOSTS).is_file() or any(one.name == machine for one in all_hosts(path).machines):
-        return None
-    return typed_machine(machine)
+    return (path / RUN_HOSTS).is_file() and all(one.name != machine for one in all_hosts(path).machines)
 
 
 def _answer(path: Path, identity: str) -> RequestEvent:
@@ -140,18 +137,15 @@ def _wait_until_gone(path: Path) -> None:
     """Wait as long as the run says anything: a step and a snapshot take the time that they take."""
     size, end = -1, time.monotonic() + _STOP_PATIENCE
     while is_live(path):
-        if (grown := _size(path / "events.jsonl")) != size:
+        grown = 0
+        with contextlib.suppress(OSError):
+            grown = (path / "events.jsonl").stat().st_size
+        if grown != size:
             size, end = grown, time.monotonic() + _STOP_PATIENCE
         if time.monotonic() > end:
             hint = f"end it with: {command_about(path, 'stop', '--kill')}"
             raise BadInput(f"the run goes on, but has reported nothing for {_STOP_PATIENCE:.0f} s", hint)
         time.sleep(0.05)
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
 
 
 def _tell_leftovers(

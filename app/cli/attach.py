@@ -130,20 +130,17 @@ def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
 
 def _leave(path: Path, number: int) -> bool:
     """Ask what Ctrl-C means; return whether to stop watching. Without a person to ask: watch no more, run on."""
-    choice = _asked() if number == signal.SIGINT and sys.stdin.isatty() else "d"
+    choice = "d"
+    if number == signal.SIGINT and sys.stdin.isatty():
+        say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? ")
+        with contextlib.suppress(OSError, InterruptedError):
+            choice = sys.stdin.readline().strip().lower()[:1]
     if (action := _ACTIONS.get(choice)) is not None:
         leave_request(path, action)
         say(STOPPING[action])
         return False
     say(_goes_on(path))
     return True
-
-
-def _asked() -> str:
-    say("\n[d]etach: the run goes on (default), [s]top with a snapshot, or [k]ill? ")
-    with contextlib.suppress(OSError, InterruptedError):
-        return sys.stdin.readline().strip().lower()[:1]
-    return "d"
 
 
 # ----------------------------------------------------------------------------------------------------------------- logs
@@ -169,20 +166,15 @@ def logs(
         while True:
             last_round = not goes_on()
             for log in sorted((path / "logs").glob("*.log")):
-                readers.setdefault(log, follow_lines(log, goes_on))
-                _show_new(log.stem, readers[log], last_round)
+                for line in readers.setdefault(log, follow_lines(log, goes_on)):
+                    if line:
+                        show_line(f"{log.stem}: {visible(line.decode(errors='replace').rstrip())}")
+                    elif not last_round:
+                        break
             if last_round:
                 return ExitCode.DONE
             time.sleep(0.2)
     return ExitCode.DONE
-
-
-def _show_new(machine: str, lines: Iterator[bytes], to_the_end: bool) -> None:
-    for line in lines:
-        if line:
-            show_line(f"{machine}: {visible(line.decode(errors='replace').rstrip())}")
-        elif not to_the_end:
-            return
 
 
 # --------------------------------------------------------------------------------------------------------------- replay

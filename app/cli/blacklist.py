@@ -15,10 +15,11 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Output
 from app.cli.terminal import answer, reporting
-from app.console import agreed, duration_text, say, visible
+from app.console import agreed, duration_text, say, show_line, visible
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.schema import Profile
+from training.data_findings import check_data
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import RunSummary, find_models, list_runs, plan_to_resume, remove_run, summarise
 
@@ -72,7 +73,11 @@ def blacklist(
         what = "rounds" if folds else "listens"
         raise BadInput(f"--repeated {repeated} is more than {passes} {what}", f"raise --{what}")
     models = find_models(output, profile, 1 if folds else runs)
-    settings = _settings_of(models[0])
+    settings = RunFolder.open(models[0].parent).plan().profile
+    if settings.model.trait != "speech":
+        message = f"{models[0].parent.name}: task {settings.model.task} has no recordings"
+        raise BadInput(message, "name a Whisper run")
+    check_data(settings)
     with reporting(f"blacklist {profile}") as report:
         from training.tasks.whisper import blacklist as listening
 
@@ -86,17 +91,6 @@ def blacklist(
     return _finish(models, settings, found, bounds, yes, as_json)
 
 
-def _settings_of(model: Path) -> Profile:
-    """Return the profile of the run that made a model, whose data are still there."""
-    from training.data_findings import check_data
-
-    settings = RunFolder.open(model.parent).plan().profile
-    if settings.model.trait != "speech":
-        raise BadInput(f"{model.parent.name}: task {settings.model.task} has no recordings", "name a Whisper run")
-    check_data(settings)
-    return settings
-
-
 def _finish(
     models: Sequence[Path], settings: Profile, found: Sequence[Doubt], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
@@ -108,7 +102,13 @@ def _finish(
     chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)
     if not as_json:
         _show(found, chosen, bounds)
-    if chosen and _may_write(len(chosen), yes, as_json):
+    may_write = yes
+    if chosen and not yes:
+        if as_json or not sys.stdin.isatty():
+            say("nothing was written: no terminal to confirm on; repeat with --yes")
+        else:
+            may_write = agreed(f"leave {counted(len(chosen), 'sample')} out of training?")
+    if chosen and may_write:
         path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
         say(f"written to {path}; remove lines or the file to use the samples again; protect/ keeps them for good")
     document = {
@@ -122,7 +122,11 @@ def _finish(
 
 
 def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> None:
-    answer(False, {}, [visible(_line(one, bounds)) for one in chosen[:_SHOWN]])
+    for one in chosen[:_SHOWN]:
+        hint = f"  ({one.hint})" if one.hint else ""
+        times = f", {one.wrong(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
+        figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
+        show_line(visible(f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"))
     more = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
     listens = len(found[0].wers) if found else 0
     again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
@@ -130,35 +134,9 @@ def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> No
     say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
 
 
-def _may_write(count: int, yes: bool, as_json: bool) -> bool:
-    if yes:
-        return True
-    if as_json or not sys.stdin.isatty():
-        say("nothing was written: no terminal to confirm on; repeat with --yes")
-        return False
-    return agreed(f"leave {counted(count, 'sample')} out of training?")
-
-
-def _line(one: Doubt, bounds: Bounds) -> str:
-    hint = f"  ({one.hint})" if one.hint else ""
-    times = f", {one.wrong(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
-    figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
-    return f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"
-
-
 def _document(one: Doubt, bounds: Bounds) -> dict[str, object]:
-    return {
-        "id": one.clip.id,
-        "text": one.clip.text,
-        "heard": list(one.heard),
-        "wer": one.wer,
-        "wers": list(one.wers),
-        "margin": one.margin,
-        "margins": list(one.margins),
-        "wrong": one.wrong(bounds),
-        "seconds": one.seconds,
-        "hint": one.hint,
-    }
+    figures = {name: getattr(one, name) for name in ("heard", "wer", "wers", "margin", "margins", "seconds", "hint")}
+    return {"id": one.clip.id, "text": one.clip.text, "wrong": one.wrong(bounds), **figures}
 
 
 def judge_in_turns(

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,10 +158,8 @@ def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tupl
             yield "gone", shown[identity]
         for identity, machine in now.items():
             before = shown.get(identity)
-            if before is None:
-                yield "found", machine
-            elif _line(before) != _line(machine):
-                yield "changed", machine
+            if before is None or _line(before) != _line(machine):
+                yield "changed" if before else "found", machine
         shown = now
 
 
@@ -255,26 +254,9 @@ def _tell_notices(discovery: Discovery) -> None:
 
 
 def _document(machine: FoundMachine) -> dict[str, Any]:
-    return {
-        "name": machine.name,
-        "names": list(machine.names),
-        "status": machine.status.value,
-        "here": machine.here,
-        "fingerprint": machine.fingerprint,
-        "known_as": list(machine.known_as),
-        "found_by": [origin.value for origin in machine.found_by],
-        "details": dict(machine.details),
-        "through": machine.through,
-        "problem": vars(machine.problem) if machine.problem else None,
-        "paths": [
-            {
-                "address": path.endpoint.scoped,
-                "port": path.endpoint.port,
-                "interface": path.endpoint.interface,
-                "kind": path.endpoint.kind.value,
-                "status": path.status.value,
-                "problem": vars(path.problem) if path.problem else None,
-            }
-            for path in machine.paths
-        ],
-    }
+    """Return a machine for a program: its record, and what an endpoint is made of among the fields of its path."""
+    found = asdict(machine)
+    del found["id"]
+    for path, document in zip(machine.paths, found["paths"]):
+        document |= {**document.pop("endpoint"), "address": path.endpoint.scoped}
+    return found

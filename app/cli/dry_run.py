@@ -24,7 +24,6 @@ from app.report import title_of
 from app.run_state import RunState
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
-from profiles.schema import Profile
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -127,6 +126,11 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured
     wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
+    last = max((steps[-1] for steps in by_member.values()), key=lambda step: step.step)
+    total = plan.profile.training.max_steps
+    if not total:  # from the epochs and the part of one that a step took
+        epochs = plan.profile.training.epochs
+        total = max(1, math.ceil(epochs * last.step / last.epoch)) if last.epoch > 0 else last.step
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
     return Measured(
@@ -143,33 +147,20 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured
         steps_between_syncs=interval,
         memory_peak=max((member.memory_peak for member in members), default=0),
         device_memory_peak=max(device_peaks, default=None),
-        total_steps=_total_steps(plan.profile, [steps[-1] for steps in by_member.values()]),
+        total_steps=total,
     )
 
 
 def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:
     """Return wait and transfer in seconds, and the bytes of one member, of one synchronisation."""
     if syncs:
-        return (
-            statistics.median(sync.wait for sync in syncs),
-            statistics.median(sync.seconds for sync in syncs),
-            statistics.median(sync.bytes_sent + sync.bytes_received for sync in syncs),
-        )
-    # The fastest member waits for the others too; the slowest one's wait is what the exchange itself costs.
-    slowest = max(warm, key=lambda steps: statistics.median(step.compute for step in steps))
-    return (
-        statistics.median(step.wait for step in slowest),
-        statistics.median(step.transfer for step in slowest),
-        statistics.median(step.bytes_sent + step.bytes_received for step in slowest),
-    )
-
-
-def _total_steps(profile: Profile, reached: Sequence[StepEvent]) -> int:
-    """Return the steps of the whole run: as set, or from the epochs and the part of one that a step took."""
-    if profile.training.max_steps:
-        return profile.training.max_steps
-    last = max(reached, key=lambda step: step.step)
-    return max(1, math.ceil(profile.training.epochs * last.step / last.epoch)) if last.epoch > 0 else last.step
+        costs = [(sync.wait, sync.seconds, sync.bytes_sent + sync.bytes_received) for sync in syncs]
+    else:
+        # The fastest member waits for the others too; the slowest one's wait is what the exchange itself costs.
+        slowest = max(warm, key=lambda steps: statistics.median(step.compute for step in steps))
+        costs = [(step.wait, step.transfer, step.bytes_sent + step.bytes_received) for step in slowest]
+    wait, transfer, traffic = (statistics.median(column) for column in zip(*costs))
+    return wait, transfer, traffic
 
 
 def lines(measured: Measured) -> list[str]:

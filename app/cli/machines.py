@@ -4,7 +4,7 @@ everything of ours off them again: shown first, then removed, then proved gone."
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,9 +108,18 @@ class _Case:
     left: Inventory | None = None
     problem: MusterError | None = None
 
-    @property
-    def roots(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
+    def work(self, hosts: Hosts, blob: str) -> None:
+        """Look what is there, or remove what was found; ``blob`` is our public key."""
+        roots = tuple(dict.fromkeys((CACHE, self.machine.project_path or CACHE)))
+        try:
+            if self.link is None:
+                self.link = link_to(self.machine, hosts)
+            if self.found is None:
+                self.found = survey(self.link.connection(), blob, roots)
+            else:
+                self.left = remove(self.link.connection(), blob, self.found, roots)
+        except MusterError as error:
+            self.problem = error
 
 
 def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False, as_json: Json = False) -> ExitCode:
@@ -125,45 +134,21 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
     cases = [_Case(machine) for machine in wanted.machines]
     with ThreadPoolExecutor(min(len(cases), _AT_ONCE)) as pool:
         try:
-            list(pool.map(lambda case: _guarded(case, lambda: _look(case, wanted, blob)), cases))
-            if not as_json:
-                _show_found(cases)
+            list(pool.map(lambda case: case.work(wanted, blob), cases))
+            for case, found in [(case, case.found) for case in cases if case.found is not None and not as_json]:
+                amount = "nothing of ours" if found.empty else f"{bytes_text(found.size)} of ours"
+                show_line(f"{visible(case.machine.name)}: {amount}")
+                for line in _inventory_lines(found):
+                    show_line(f"  {line}")
             full = [case for case in cases if case.found is not None and not case.found.empty]
             machines = f"{counted(len(full), 'machine')} to clean"
             if full and (yes or confirmed("remove all this for good?", machines, as_json=as_json)):
-                list(pool.map(lambda case: _guarded(case, lambda: _remove(case, blob)), full))
+                list(pool.map(lambda case: case.work(wanted, blob), full))
             return _tell(cases, as_json)
         finally:
             for case in cases:
                 if case.link is not None:
                     case.link.close()
-
-
-def _guarded(case: _Case, work: Callable[[], None]) -> None:
-    try:
-        work()
-    except MusterError as error:
-        case.problem = error
-
-
-def _look(case: _Case, hosts: Hosts, blob: str) -> None:
-    case.link = link_to(case.machine, hosts)
-    case.found = survey(case.link.connection(), blob, case.roots)
-
-
-def _remove(case: _Case, blob: str) -> None:
-    assert case.link is not None and case.found is not None
-    case.left = remove(case.link.connection(), blob, case.found, case.roots)
-
-
-def _show_found(cases: Sequence[_Case]) -> None:
-    for case in cases:
-        if case.found is None:
-            continue
-        nothing = "nothing of ours" if case.found.empty else f"{bytes_text(case.found.size)} of ours"
-        show_line(f"{visible(case.machine.name)}: {nothing}")
-        for line in _inventory_lines(case.found):
-            show_line(f"  {line}")
 
 
 def _inventory_lines(found: Inventory) -> list[str]:
@@ -195,7 +180,8 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
         if case.problem is not None:
             say_error(case.problem.message, case.problem.hint)
         elif case.left is not None:
-            _tell_left(case.machine.name, case.left)
+            for line in _left_lines(case.left):
+                show_line(f"{visible(case.machine.name)}: {line}")
         elif case.found is not None and not case.found.empty:
             show_line(f"{visible(case.machine.name)}: nothing was removed")
     if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases):
@@ -203,30 +189,23 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
     return code
 
 
-def _tell_left(name: str, left: Inventory) -> None:
-    name = visible(name)
+def _left_lines(left: Inventory) -> Iterator[str]:
     if left.empty:
-        show_line(f"{name}: nothing of Muster is left")
-        return
+        yield "nothing of Muster is left"
     for run in left.alive:
         end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
-        show_line(f"{name}: run {visible(run)} is alive and was not touched{end}")
+        yield f"run {visible(run)} is alive and was not touched{end}"
     rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
     for what in [*rest, *left.keys] if not left.alive else []:
-        show_line(f"{name}: still there: {visible(what)}")
+        yield f"still there: {visible(what)}"
 
 
 def _document(case: _Case) -> dict[str, Any]:
     problem = {"problem": case.problem.message, "fix": case.problem.hint} if case.problem else {}
     last = case.left or case.found
     clean = case.problem is None and last is not None and last.empty
-    return {
-        "name": case.machine.name,
-        "clean": clean,
-        "found": _inventory_document(case.found),
-        "left": _inventory_document(case.left),
-        **problem,
-    }
+    found = {"found": _inventory_document(case.found), "left": _inventory_document(case.left)}
+    return {"name": case.machine.name, "clean": clean, **found, **problem}
 
 
 def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:
@@ -234,9 +213,7 @@ def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:
         return None
     return {
         "parts": [{"path": part.path, "bytes": part.size, "kind": part.kind} for part in inventory.parts],
-        "keys": list(inventory.keys),
-        "processes": [{"pid": process.pid, "command": process.command} for process in inventory.processes],
-        "alive": list(inventory.alive),
-        "foreign_keys": list(inventory.foreign),
-        "left_alone": list(inventory.left_alone),
+        "processes": [vars(process) for process in inventory.processes],
+        "foreign_keys": inventory.foreign,
+        **{name: getattr(inventory, name) for name in ("keys", "alive", "left_alone")},
     }

@@ -67,13 +67,13 @@ COMMANDS = {
     ),
     "measure": ("measure", "Measure machines with a short run of the task, and the links between them with raw TCP."),
     "plan": ("measure", "Predict every way to train a profile on these machines, and show the best one and why."),
-    "report": ("run_outputs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
+    "report": ("runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
     "replay": ("attach", "Replay a finished run, in its own time or faster."),
     "track": (
-        "run_outputs",
+        "runs",
         "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.",
     ),
-    "web": ("run_outputs", "Show a run, or the guided set-up, in the browser of this machine."),
+    "web": ("runs", "Show a run, or the guided set-up, in the browser of this machine."),
     "demo-run": (
         "attach",
         "Show a recorded run under the names of invented machines: no machine trains, nothing is asked.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distributed.measuring.measure import Measured
     from distributed.planning.cluster import Cluster
     from distributed.planning.document import Planning, Reason
+    from distributed.preparation.prepare import PrepareOptions
     from profiles.schema import Profile
 
 WIDTH = 80
@@ -104,7 +105,12 @@ def matrix_lines(found: Measured) -> list[str]:
     """
     if not found.pairs:
         return []
-    cells = _link_cells(found.pairs)
+    cells: dict[tuple[str, str], str] = {}
+    """What stands where the row of a sender and the column of a receiver meet."""
+    for pair in found.pairs:
+        link, mark = pair.link, "*" if pair.busy else ""
+        for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
+            cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
     names = list(dict.fromkeys([*found.names, *(end for ends in cells for end in ends)]))
 
     def table(labels: list[str]) -> list[str]:
@@ -116,16 +122,6 @@ def matrix_lines(found: Measured) -> list[str]:
         return lines
     numbered = aligned([[str(number), visible(name)] for number, name in enumerate(names, 1)], ("<", "<"))
     return [*numbered, "", *table([str(number) for number in range(1, len(names) + 1)])]
-
-
-def _link_cells(pairs: Iterable[PairFigures]) -> dict[tuple[str, str], str]:
-    """Return what stands in the cell of a sender and a receiver."""
-    cells: dict[tuple[str, str], str] = {}
-    for pair in pairs:
-        link, mark = pair.link, "*" if pair.busy else ""
-        for source, target, mbit in ((pair.source, pair.target, link.mbit), (pair.target, pair.source, link.mbit_back)):
-            cells[source, target] = f"{mbit:.0f}{mark} / {link.rtt_ms:.1f}" if pair.figures else "-"
-    return cells
 
 
 def speed_lines(found: Measured) -> list[str]:
@@ -214,6 +210,7 @@ def plan(
     as_json: Json = False,
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and show the best one and why."""
+    from app.cli.access import prepare_options
     from app.cli.approval import stand_behind_profile
     from app.cli.train_command import merged_overrides
     from app.plan_table import explanation_lines, summary_lines, table_lines
@@ -227,7 +224,9 @@ def plan(
         planning = _from_figures(figures, found.profile, hosts, plan_options)
     else:
         stand_behind_profile(found, trusted=trust_code, person=somebody(as_json))
-        planning = _from_machines(found.profile, hosts, plan_options, allow_missing, trust_new, somebody(as_json))
+        machines = machines_of(hosts, found.profile, somebody(as_json))
+        prepare = prepare_options(somebody(), trust_new, allow_missing)
+        planning = _from_machines(found.profile, machines, plan_options, prepare)
     if out is not None:
         planning.write(out)
     document = planning.model_dump(mode="json") | {"sentences": [sentence(one) for one in planning.reasons]}
@@ -253,11 +252,8 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     return planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
 
 
-def _from_machines(
-    profile: Profile, hosts: Path | None, plan_options: PlanOptions, allow_missing: bool, trust_new: bool, person: bool
-) -> Planning:
+def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, options: PrepareOptions) -> Planning:
     """Ask the machines, and measure what is not known well enough, as a run would before it starts."""
-    from app.cli.access import prepare_options
     from distributed.launcher import propose
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import rooms_of
@@ -265,8 +261,7 @@ def _from_machines(
     from training.data_findings import check_data
 
     check_data(profile)
-    options = prepare_options(somebody(), trust_new, allow_missing)
-    machines = prepare(machines_of(hosts, profile, person), profile.model.task, options)
+    machines = prepare(hosts, profile.model.task, options)
     try:
         profile = fit(profile, rooms_of(profile, machines), options.tell)
         return propose(machines, profile, plan_options, options.tell)[0]

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.breakdown_words import (
+from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.terminal import answer, only_data_on_stdout, reporting
+from app.console import bytes_text, command_line, duration_text, say, visible
+from app.figures import (
     breakdown_document,
     breakdown_lines,
     difference_document,
     difference_lines,
+    metric_label,
+    metric_text,
     predictions_in,
 )
-from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
-from app.cli.terminal import answer, only_data_on_stdout, reporting
-from app.console import bytes_text, command_line, duration_text, say, visible
-from app.figures import metric_label, metric_text
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_files import try_to_write
@@ -193,7 +194,9 @@ def export(
     if math.isnan(max_difference):
         raise BadInput("--max-difference nan: not a number", "pass a share of the words, such as 0.1")
     _refuse_unfit(made, source, adapter, quantize)
-    folder = out.expanduser() if out else _usual_folder(source, made, quantize)
+    name = f"{made.name}-{quantize}" if quantize else made.name
+    usual = source.folder.parent / "exports" / name if source.run else Path("exports") / f"{source.name}-{name}"
+    folder = out.expanduser() if out else usual
     say(f"exporting {visible(source.folder)} to {visible(folder)}")
     files = tuple(check_with or ())
     with only_data_on_stdout():
@@ -221,12 +224,6 @@ def _refuse_unfit(made: Format, source: ModelSource, adapter: bool, quantize: st
         raise BadInput(f"--adapter: {why}", "train with lora_merge = false to keep adapters apart")
     if adapter and quantize:
         raise BadInput("--adapter: adapters keep their precision", "leave out --quantize")
-
-
-def _usual_folder(source: ModelSource, made: Format, quantize: str) -> Path:
-    """``exports/`` in the run's folder, or in the current one for a model without a run."""
-    name = f"{made.name}-{quantize}" if quantize else made.name
-    return source.folder.parent / "exports" / name if source.run else Path("exports") / f"{source.name}-{name}"
 
 
 def _compared(outcome: ExportOutcome, made: Format) -> Iterator[str]:

@@ -164,13 +164,16 @@ def segment(
     with only_data_on_stdout():
         from training.recordings.segments.cutting import SegmentOptions
         from training.recordings.segments.dataset import segment_all, sources_of
+        from training.runs import find_model
         from training.tasks.whisper.languages import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()
     sources = sources_of(recording.expanduser(), transcript)
     listens = draft or any(source.transcript for source in sources)
-    folder = _model(output, model) if listens else ""
+    if listens and not model:
+        raise BadInput("no model to align the text with", "add --model MODEL: any Whisper folder, a run or a profile")
+    folder = str(find_model(output, model)) if listens else ""
 
     @cache
     def hear() -> Hearer:
@@ -190,14 +193,6 @@ def segment(
             lambda name: lambda phase, done, total: progress(f"{name}: {phase}", done, total),
         )
     return _tell(outcomes, out, as_json)
-
-
-def _model(output: Path, model: str) -> str:
-    from training.runs import find_model
-
-    if not model:
-        raise BadInput("no model to align the text with", "add --model MODEL: any Whisper folder, a run or a profile")
-    return str(find_model(output, model))
 
 
 def _tell(outcomes: Sequence[Outcome], out: Path, as_json: bool) -> ExitCode:

@@ -232,7 +232,13 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
         _tell_plan(planned)
         if request.dry_run:
             launcher.dismiss()
-            return _tell_dry_run(planned.plan, request.as_json)
+            plan = planned.plan
+            said = [
+                f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}"
+                for one in plan.members
+            ]
+            said.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+            return answer(request.as_json, {"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash()}, said)
         path = launcher.start(planned, request.command)
     start_trackers(path, trackers)
     return leave_or_show(path, request)
@@ -247,10 +253,3 @@ def _tell_plan(planned: Planned) -> None:
             say(f"{visible(name)} is left out: it would cost more than it adds")
     if planned.in_clear:
         say("training traffic is NOT encrypted (engine = torch): anybody on that network can read it")
-
-
-def _tell_dry_run(plan: RunPlan, as_json: bool) -> ExitCode:
-    """Show what would run, and on which machines; nothing was started."""
-    lines = [f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members]
-    lines.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
-    return answer(as_json, {"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash()}, lines)

@@ -105,20 +105,18 @@ def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict
         BadInput: a pair without ``=``, or one option given twice with different values.
     """
     overrides: dict[str, str] = {}
-    pairs = [_pair(setting) for setting in settings]
+    pairs = []
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
+        pairs.append((name.strip().replace("-", "_"), value.strip()))
     for written, value in [*pairs, *(item for part in given for item in part.items())]:
         name = canonical(written)
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
     return overrides
-
-
-def _pair(setting: str) -> tuple[str, str]:
-    name, equals, value = setting.partition("=")
-    if not equals or not name.strip():
-        raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
-    return name.strip().replace("-", "_"), value.strip()
 
 
 def _show_all_help(context: typer.Context, wanted: bool) -> None:

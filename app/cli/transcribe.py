@@ -91,19 +91,14 @@ def _tell(
             written = folder.write(transcript)
             found[-1]["written"] = [str(path) for path in written]
             say(f"{visible(transcript.file)}: {', '.join(path.name for path in written)}")
+        elif not as_json and not formats:
+            show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
         elif not as_json:
-            _show(transcript, formats)
+            for line in (line for name in formats for line in FORMATS[name](transcript).rstrip("\n").split("\n")):
+                show_line(line)
     if as_json:
         show_json({"model": str(model), "transcripts": found, "exit_code": int(code)})
     return code
-
-
-def _show(transcript: Transcript, formats: Sequence[str]) -> None:
-    if not formats:
-        show_line(f"{visible(transcript.file)}: {visible(transcript.text)}")
-    for name in formats:
-        for line in FORMATS[name](transcript).rstrip("\n").split("\n"):
-            show_line(line)
 
 
 # ---------------------------------------------------------------------------------------------------------- transcripts

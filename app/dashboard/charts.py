@@ -1,25 +1,179 @@
-"""The third tab: every series, near or far, rough or smooth, with a former run under it."""
+"""A chart with axes, around :mod:`app.dashboard.braille`; and the third tab: every series, near or far, rough or
+smooth, with a former run under it."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
+from textual.widgets import Static
 
-from app.dashboard.braille import Curve
-from app.dashboard.chart import Chart, ChartData, value_text
-from app.dashboard.overview import marks
+from app.dashboard.braille import Curve, Raster, Window, ticks, together, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.figures import RATES, evaluated_series
+from app.history import in_order
 from app.run_series import Series, names, newest, of_member, of_run, smoothed
-from app.run_state import RunState
+from app.run_state import RunState, machine_changes
+from app.shell.frame import app_of
 from app.shell.keys import Key
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
+
+_LEFT = 8
+"""Cells of the labels at the left."""
+_MOST_MARKS = 24
+"""Synchronisations beyond which their marks would only be a line."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A sign on the axis of the steps."""
+
+    step: float
+    sign: str
+    style: str
+
+
+def marks(state: RunState) -> tuple[Mark, ...]:
+    """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
+    syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
+    found = [Mark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
+    evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
+    found += [Mark(step, "◆", "$text-accent") for step in evaluated]
+    for step, one in machine_changes(state):
+        came = one.kind == "back" or one.status == "joined"
+        sign = ("+", "bold $text-success") if came else ("✗", "bold $text-error")
+        found.append(Mark(step, *sign))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class ChartData:
+    """Everything that a chart shows."""
+
+    title: str = ""
+    curves: tuple[Curve, ...] = ()
+    """Those behind come first."""
+    marks: tuple[Mark, ...] = ()
+    legend: tuple[tuple[str, str], ...] = ()
+    """Words and their styles, beside the title."""
+    unit: str = ""
+    """``%`` for shares, ``B`` for bytes, ``s`` for seconds; empty: a plain number."""
+    log: bool = False
+    zero: bool = False
+    left: float | None = None
+    right: float | None = None
+    empty: str = "no values yet"
+
+
+class Chart(Static):
+    """Draws its data for its size, only when one of them changed."""
+
+    DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; min-height: 4; }"
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(markup=False, id=id, classes=classes)
+        self._data = ChartData()
+        self._drawn: tuple[ChartData, int, int, Content] | None = None
+
+    def show(self, data: ChartData) -> None:
+        """Show other data."""
+        if data != self._data:
+            self._data = data
+            self.refresh()
+
+    def render(self) -> Content:
+        width, height = self.content_size
+        if self._drawn is None or self._drawn[:3] != (self._data, width, height):
+            plain = app_of(self).ascii_only
+            self._drawn = (self._data, width, height, Content("\n").join(drawn(self._data, width, height, plain)))
+        return self._drawn[3]
+
+
+def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) -> list[Content]:
+    """Return the lines of a chart: title, curves with labels at the left, axis with marks, steps.
+
+    Args:
+        ascii_only: draw curves without braille, whose points would all look alike.
+    """
+    if width < _LEFT + 8 or height < 4:
+        return [_title(data, width)]
+    across, down = width - _LEFT - 1, height - 3
+    window = window_of(data.curves, data.log, data.left, data.right, data.zero)
+    if window is None:
+        empty = literal(" " * (_LEFT + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
+        return [_title(data, width), Content(""), empty]
+    raster = Raster(across, down, ascii_only)
+    for curve in data.curves:
+        raster.draw(curve, window)
+    labels = _labels(window, down, data.unit)
+    lines = [_title(data, width)]
+    for row, runs in enumerate(raster.lines()):
+        label = f"{labels.get(row, ''):>{_LEFT}.{_LEFT}}"
+        edge = "┤" if row in labels else "│"
+        lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
+    return [*lines, _axis(data, window, across), _steps(window, across)]
+
+
+def value_text(value: float, unit: str = "") -> str:
+    """Return a value in at most seven cells."""
+    if unit == "%":
+        return f"{value * 100:.3g} %"
+    if unit == "B":
+        for name in ("B", "kB", "MB", "GB", "TB"):
+            if abs(value) < 999.5 or name == "TB":
+                return f"{value:.3g} {name}"
+            value /= 1000
+    if unit == "s":
+        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.3g} s"
+    if unit in ("°C", "W"):
+        return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value / 1000:.3g} k{unit}"
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}"
+
+
+def _title(data: ChartData, width: int) -> Content:
+    words = [Content.styled(word, style) for word, style in data.legend]
+    parts = [literal(data.title, "bold"), *words]
+    return Content("  ").join(parts).truncate(width, ellipsis=True) if data.title or words else Content("")
+
+
+def _labels(window: Window, down: int, unit: str) -> dict[int, str]:
+    most = max(2, min(6, down // 2 - 1))
+    found: dict[int, str] = {}
+    for value in ticks(window, most):
+        row = round((1 - window.up(value)) * (down - 1))
+        if 0 <= row < down:
+            found[row] = value_text(0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value, unit)
+    return found
+
+
+def _axis(data: ChartData, window: Window, across: int) -> Content:
+    cells = [("─", "$text-muted")] * across
+    for mark in data.marks:
+        place = window.across(mark.step)
+        if 0 <= place <= 1:
+            cells[min(across - 1, int(place * across))] = (mark.sign, mark.style)
+    return Content.assemble((" " * _LEFT + "└", "$text-muted"), *together(cells))
+
+
+def _steps(window: Window, across: int) -> Content:
+    first, last = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
+    middle = f"{round((window.left + window.right) / 2)}"
+    room = across - len(first) - len(last)
+    text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last
+    return literal(" " * (_LEFT + 1) + text[:across], "$text-muted")
+
+
+# -------------------------------------------------------------------------------------------------------------- the tab
+
 
 STRENGTHS = (0.0, 0.6, 0.9, 0.98)
 ZOOMS = (1.0, 0.5, 0.25, 0.1, 0.02)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from textual.content import Content
@@ -22,33 +22,29 @@ from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
 from profiles.errors import BadInput, MusterError
+from training.events import RequestEvent
 from training.run_files import is_live
 
 HOSTS = "hosts.json"
 _EVERY = 0.25
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """One thing that was asked for here."""
 
     id: str
-    action: Action
-    machine: str
+    text: str
     at: float
-    outcome: str = ""
-    """``accepted``, ``done`` or ``refused``; empty: nobody has answered."""
-    message: str = ""
-
-    @property
-    def text(self) -> str:
-        return f"{self.action} {self.machine}".strip()
+    answer: RequestEvent | None = None
+    """The newest one; ``None``: nobody has answered."""
 
     @property
     def record(self) -> CommandRecord:
         """As the log of commands shows it."""
-        words = {"done": "ok", "accepted": "", "refused": f"refused: {self.message}"}.get(self.outcome, "")
-        return CommandRecord("the run", self.text, words, at=self.at)
+        outcome = self.answer.outcome if self.answer else ""
+        refused = f"refused: {self.answer.message}" if self.answer and outcome == "refused" else ""
+        return CommandRecord("the run", self.text, "ok" if outcome == "done" else refused, at=self.at)
 
 
 @dataclass
@@ -70,18 +66,16 @@ class Commands:
             identity = leave_request(self.path, action, machine, entry)
         except BadInput as error:
             return error.message
-        self.asked.append(Asked(identity, action, machine or (entry.name if entry else ""), now))
+        self.asked.append(Asked(identity, f"{action} {machine or (entry.name if entry else '')}".strip(), now))
         return ""
 
-    def news(self, picture: Picture) -> list[Asked]:
-        """Return the requests whose outcome has changed since the last time."""
-        changed = []
-        for place, one in enumerate(self.asked):
+    def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
+        """Yield the requests whose outcome has changed since the last time: what was asked for, and the answer."""
+        for one in self.asked:
             answer = picture.state.requests.get(one.id)
-            if answer is not None and answer.outcome != one.outcome:
-                self.asked[place] = replace(one, outcome=answer.outcome, message=answer.message)
-                changed.append(self.asked[place])
-        return changed
+            if answer is not None and (one.answer is None or answer.outcome != one.answer.outcome):
+                one.answer = answer
+                yield one.text, answer
 
 
 class Proof:

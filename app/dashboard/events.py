@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from textual.app import ComposeResult
 from textual.content import Content
 
 from app.console import bytes_text
-from app.dashboard.chart import value_text
+from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.history import Happening, in_order
@@ -74,22 +74,17 @@ def _row(one: Happening, picture: Picture) -> tuple[float, Row]:
     return one.time, Row(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
 
 
-def _syncs(picture: Picture) -> Iterable[tuple[float, Row]]:
+def _syncs(picture: Picture) -> Iterator[tuple[float, Row]]:
     """One line a round, from the member that said it first."""
-    found: dict[tuple[int, int], tuple[float, Row]] = {}
-    for member in picture.state.members.values():
-        for sync in member.recent_syncs:
-            words = f"round {sync.round} at step {sync.step}: {counted(len(sync.members), 'machine')}"
-            cells = (
-                literal(clock_text(sync.time), "$text-muted"),
-                Mark.WORKING.show("sync"),
-                literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
-            )
-            row = (sync.time, Row(f"sync/{sync.step}/{sync.round}", cells))
-            key = (sync.step, sync.round)
-            if key not in found or found[key][0] > sync.time:
-                found[key] = row
-    return found.values()
+    for (step, number), said in picture.rounds.items():
+        sync = min((sync for _, sync in said), key=lambda sync: sync.time)
+        words = f"round {number} at step {step}: {counted(len(sync.members), 'machine')}"
+        cells = (
+            literal(clock_text(sync.time), "$text-muted"),
+            Mark.WORKING.show("sync"),
+            literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
+        )
+        yield sync.time, Row(f"sync/{step}/{number}", cells)
 
 
 def clock_text(moment: float) -> str:

@@ -9,15 +9,14 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from app.console import bytes_text
-from app.dashboard.chart import value_text
-from app.dashboard.pane import Pane, Words, age_of, seconds_text, shares_bar, state_of
+from app.dashboard.charts import value_text
+from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
-from app.verdict import lag, slowest
-from training.events import MachineEvent
+from app.verdict import age, lag, slowest
 
 COLUMNS = (
     Column("name", "machine", most=18, least=8),
@@ -115,12 +114,15 @@ def _row(member: MemberState, picture: Picture) -> Row:
     rate = member.samples_per_second
     _, wait, transfer = member.shares
     busy = member.has_worked
-    quiet = age_of(member, picture)
+    quiet = picture.heard.get(member.rank, age(member, picture.now))
     silent = bool(member.active and picture.live and quiet is not None and quiet > _SILENT)
     behind = lag(picture.state, member)
     since = None if member.since is None else max(0.0, picture.now - member.since)
     load = member.machine
     here = None if member.status in _AWAY else load
+    warmth = here.celsius if here else None
+    memory = load.memory_used if load else 0
+    full = load is not None and load.memory_total and memory > 0.9 * load.memory_total
     cells = (
         literal(picture.name(member.rank), "bold"),
         state_of(member, picture),
@@ -132,27 +134,14 @@ def _row(member: MemberState, picture: Picture) -> Row:
         shares_bar(member, _BAR) if busy else Content(""),
         literal(f"{wait:.0%}" if busy and wait == wait else "-"),
         literal(f"{transfer:.0%}" if busy and transfer == transfer else "-"),
-        _memory(load),
-        _heat(here),
+        literal("-") if not memory else literal(bytes_text(memory), "$text-warning" if full else ""),
+        literal("-") if warmth is None else literal(f"{warmth:.0f}°C", "$text-warning" if member.throttled else ""),
         literal("-" if here is None or here.watts is None else value_text(here.watts, "W")),
         literal(bytes_text(member.device_memory_peak) if member.device_memory_peak else "-"),
         literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
     return Row(str(member.rank), cells, _details(member))
-
-
-def _memory(load: MachineEvent | None) -> Content:
-    if load is None or not load.memory_used:
-        return literal("-")
-    full = load.memory_total and load.memory_used > 0.9 * load.memory_total
-    return literal(bytes_text(load.memory_used), "$text-warning" if full else "")
-
-
-def _heat(load: MachineEvent | None) -> Content:
-    if load is None or load.celsius is None:
-        return literal("-")
-    return literal(f"{load.celsius:.0f}°C", "$text-warning" if load.throttled else "")
 
 
 def _details(member: MemberState) -> tuple[Content, ...]:

@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from app.console import bytes_text
-from app.dashboard.chart import value_text
+from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.plan_table import way_in_words
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
-from distributed.planning.document import Candidate
 from training.events import SyncEvent
 
 COLUMNS = (
@@ -59,16 +59,8 @@ class Network(Pane):
         none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
         table.say_when_empty(literal(none, "$text-muted"))
         planned = picture.planned.exchange if picture.planned else 0.0
-        table.show([_row(rank, syncs, picture, planned) for rank, syncs in _rounds(picture)])
-
-
-def _rounds(picture: Picture) -> list[tuple[tuple[int, int], list[tuple[int, SyncEvent]]]]:
-    """Return the newest rounds with what each member said of them, the newest first."""
-    found: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
-    for member in picture.state.members.values():
-        for sync in member.recent_syncs:
-            found.setdefault((sync.step, sync.round), []).append((member.rank, sync))
-    return sorted(found.items(), reverse=True)[:_SHOWN]
+        newest = sorted(picture.rounds.items(), reverse=True)[:_SHOWN]
+        table.show([_row(key, said, picture, planned) for key, said in newest])
 
 
 def mbit(sync: SyncEvent) -> float:
@@ -111,16 +103,11 @@ def _sums(picture: Picture) -> Iterator[Content]:
     if waits:
         words.append(f"{statistics.fmean(waits):.0%} of the time is wait")
     yield literal("; ".join(words))
-    if picture.planned is not None and syncs:
-        yield _against_plan(picture.planned, statistics.median(sync.seconds for sync in syncs), picture)
-
-
-def _against_plan(planned: Candidate, seconds: float, picture: Picture) -> Content:
-    words = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"
-    paces = [m.seconds_per_step for m in picture.state.members.values() if m.active and m.seconds_per_step]
-    if paces:
-        words += f"; measured {value_text(seconds, 's')} and {value_text(max(paces), 's')}"
-    return literal(words, "$text-muted")
+    if (planned := picture.planned) is not None and syncs:
+        said = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"
+        paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
+        measured = f"; measured {value_text(middle, 's')} and {value_text(max(paces), 's')}" if paces else ""
+        yield literal(said + measured, "$text-muted")
 
 
 def advice(picture: Picture) -> list[Content]:
@@ -133,14 +120,6 @@ def advice(picture: Picture) -> list[Content]:
         return [literal("no other planned way is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
-    words = f"advice: {_way(best)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"
+    words = f"advice: {way_in_words(best.choice)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"
     loss = f"; it may cost {best.loss_increase:.1%} of loss" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]
-
-
-def _way(candidate: Candidate) -> str:
-    choice = candidate.choice
-    if choice.alone:
-        return f"{choice.members[0]} alone"
-    every = f" every {choice.interval} steps" if choice.interval > 1 else ""
-    return f"{choice.strategy}{every}, {choice.codec}, over {len(choice.members)} machines"

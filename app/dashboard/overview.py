@@ -12,7 +12,7 @@ from textual.content import Content
 
 from app.console import duration_text
 from app.dashboard.braille import Curve
-from app.dashboard.chart import Chart, ChartData, Mark, value_text
+from app.dashboard.charts import Chart, ChartData, marks, value_text
 from app.dashboard.events import happening_line
 from app.dashboard.pane import Pane, Words, shares_bar, sparks, state_of
 from app.dashboard.reader import Picture
@@ -20,15 +20,13 @@ from app.figures import course, evaluated_series
 from app.history import in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_series import names, of_run, smoothed
-from app.run_state import RunState, machine_changes
+from app.run_state import RunState
 from app.shell.text import bar, literal
 
 SMOOTHING = 0.8
 _BESIDE = 62
 """Cells of a strip beside the course of its speed."""
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
-_MOST_MARKS = 24
-"""Synchronisations beyond which their marks would only be a line."""
 
 
 class Overview(Pane):
@@ -79,6 +77,8 @@ def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
     points = series.points()
     newest = f"{points[-1].mean:.4g}" if points else ""
     invalid = (("not a number at times", "$text-error"),) if series.invalid else ()
+    # Machines that are ready and do not train yet look as if they hung.
+    measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
     gap = 8.0 * series.width
     band = Curve(points, "", "$primary 45%", gap)
     line = Curve(smoothed(points, smoothing), "bold $text-primary", gap=gap)
@@ -87,30 +87,10 @@ def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
         curves=(band, line) if points else (),
         marks=marks(state),
         legend=invalid,
-        empty=_before_the_first_step(picture),
+        empty="the model is evaluated first; then the loss appears here"
+        if measured_first and any(member.status == "ready" for member in state.members.values())
+        else "the loss appears here with the first step",
     )
-
-
-def _before_the_first_step(picture: Picture) -> str:
-    """Return what is waited for: machines that are ready and do not train look as if they hung."""
-    measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
-    ready = any(member.status == "ready" for member in picture.state.members.values())
-    if ready and measured_first:
-        return "the model is evaluated first; then the loss appears here"
-    return "the loss appears here with the first step"
-
-
-def marks(state: RunState) -> tuple[Mark, ...]:
-    """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
-    syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
-    found = [Mark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
-    evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
-    found += [Mark(step, "◆", "$text-accent") for step in evaluated]
-    for step, one in machine_changes(state):
-        came = one.kind == "back" or one.status == "joined"
-        sign = ("+", "bold $text-success") if came else ("✗", "bold $text-error")
-        found.append(Mark(step, *sign))
-    return tuple(found)
 
 
 def _progress(state: RunState, now: float, width: int) -> Content:

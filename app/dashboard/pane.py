@@ -15,7 +15,7 @@ from app.run_series import Series, of_member
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import Mark
-from app.verdict import Level, age
+from app.verdict import Level
 
 LEVELS: dict[Level, Mark] = {
     "starting": Mark.WORKING,
@@ -89,12 +89,6 @@ def state_of(member: MemberState, picture: Picture) -> Content:
     if picture.state.status == "paused" and member.active:
         return Mark.PAUSED.show("paused")
     return _STATES.get(member.status, Mark.WORKING).show(member.status)
-
-
-def age_of(member: MemberState, picture: Picture) -> float | None:
-    """Return the seconds since a member was last heard of."""
-    heard = picture.heard.get(member.rank)
-    return age(member, picture.now) if heard is None else heard
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -25,7 +25,7 @@ from app.verdict import Alone
 from distributed.planning.document import Candidate, Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
-from training.events import Event
+from training.events import Event, SyncEvent
 from training.plan import RunPlan, read_plan
 from training.run_files import is_live
 from training.run_metadata import FINAL, RunMetadata, read_metadata
@@ -91,14 +91,18 @@ class Picture:
         best = max(singles, key=lambda one: one.samples_per_second, default=None)
         return Alone(best.choice.members[0], best.samples_per_second) if best else None
 
+    @property
+    def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
+        """The newest synchronisations by step and round: what each member, by its rank, said of them."""
+        found: dict[tuple[int, int], list[tuple[int, SyncEvent]]] = {}
+        for member in self.state.members.values():
+            for sync in member.recent_syncs:
+                found.setdefault((sync.step, sync.round), []).append((member.rank, sync))
+        return found
+
     def name(self, rank: int) -> str:
         """Return the name of a member."""
-        member = self.state.members.get(rank)
-        if member is not None and member.name:
-            return member.name
-        if self.plan is not None and 0 <= rank < self.plan.world_size:
-            return self.plan.members[rank].name
-        return f"member {rank}" if rank >= 0 else "run"
+        return self.state.name(rank, dict(enumerate(one.name for one in self.plan.members)) if self.plan else {})
 
 
 class RunReader:
@@ -223,7 +227,11 @@ class RunReader:
 
     def _load_former(self) -> None:
         if self._former is None:
-            self._former = self._runs_like_this()
+            path, plan = self._known.path, self._known.plan
+            profile, self._former = plan.profile.name if plan else "", []
+            with contextlib.suppress(BadInput):
+                runs = list_runs(Path(os.path.abspath(path)).parent)
+                self._former = [run.path for run in runs if run.profile == profile and run.path.name < path.name]
         self._former_place = -1 if self._former_place + 1 >= len(self._former) else self._former_place + 1
         if self._former_place < 0:
             self._note(former=None)
@@ -236,11 +244,3 @@ class RunReader:
                 return
         curves = {name: of_run(state.curves, name) for name in names(state.curves)}
         self._note(former=Former(path.name[:20], curves))
-
-    def _runs_like_this(self) -> list[Path]:
-        path, plan = self._known.path, self._known.plan
-        profile = plan.profile.name if plan else ""
-        with contextlib.suppress(BadInput):
-            runs = list_runs(Path(os.path.abspath(path)).parent)
-            return [run.path for run in runs if run.profile == profile and run.path.name < path.name]
-        return []

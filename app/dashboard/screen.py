@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -197,11 +198,10 @@ class DashboardScreen(BaseScreen):
         return Content(" · ").join(parts)
 
     def _tell(self, picture: Picture) -> None:
-        for asked in self.commands.news(picture):
-            if asked.outcome == "accepted":
-                continue  # that it was asked for was said; what becomes of it is yet to come
-            words = because(f"{asked.text} {asked.outcome}", asked.message)
-            self._say(words, "warning" if asked.outcome == "refused" else "information")
+        for asked, answer in self.commands.news(picture):
+            if answer.outcome != "accepted":  # that it was asked for was said; what becomes of it is yet to come
+                words = because(f"{asked} {answer.outcome}", answer.message)
+                self._say(words, "warning" if answer.outcome == "refused" else "information")
 
     def _say(self, words: str, severity: SeverityLevel = "warning", timeout: float = 4) -> None:
         self.notify(visible(words), severity=severity, timeout=timeout, markup=False)
@@ -241,8 +241,7 @@ class DashboardScreen(BaseScreen):
         self._paint()
         self.refresh_frame()
 
-    def action_retry(self) -> None:
-        self._paint()
+    action_retry = _paint
 
     def action_detach(self) -> None:
         """Leave at once; the run goes on."""
@@ -306,13 +305,14 @@ class DashboardScreen(BaseScreen):
         self.run_worker(self._report, thread=True, exclusive=True, group="report")
 
     def _report(self) -> None:
-        from app.html_report.page import open_report, served_report  # only when asked for
+        from app.html_report.page import SERVED, show_report, write_report  # only when asked for
 
-        if address := served_report():
+        if address := os.environ.get(SERVED):
             self.app.call_from_thread(self.app.open_url, address)
             return
         try:
-            self.app.call_from_thread(self._say, open_report(self.picture.path), "information", 8)
+            said = show_report(write_report(self.picture.path))
+            self.app.call_from_thread(self._say, said, "information", 8)
         except MusterError as error:
             self.app.call_from_thread(self._say, error.message, "error", 8)
 

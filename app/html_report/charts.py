@@ -19,6 +19,10 @@ from app.run_state import RunState, machine_changes
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
 _COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
+_SCALE_BUTTONS = {
+    "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
+    "buttons": [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")],
+}  # fmt: skip
 _SHOWN_MARKS = 12
 THROUGHPUT_POINTS = 80
 """Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
@@ -85,39 +89,18 @@ def _loss(evidence: Evidence) -> Chart | None:
         return None
     steps = [point.step for point in shown]
     edge = {"x": steps, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    band = {"fill": "tonexty", "fillcolor": _BAND, "showlegend": True, "name": "smallest to largest"}
     traces: list[dict[str, Any]] = [
         {**edge, "y": [point.high for point in shown]},
-        {
-            **edge,
-            "y": [point.low for point in shown],
-            "fill": "tonexty",
-            "fillcolor": _BAND,
-            "showlegend": True,
-            "name": "smallest to largest",
-        },
+        {**edge, "y": [point.low for point in shown], **band},
         {"x": steps, "y": [p.mean for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
     ]
     for number, split in enumerate(evidence.state.evaluations, 1):
         style = {"color": _COLOURS[number % len(_COLOURS)], "dash": "dot"}
         traces += _measured(evidence.state, split, "loss", label(split), style)
-    layout = _over_steps("loss")
-    marks = _marks(evidence)
     note = "The band holds every step of every machine. A click on a name in the legend hides its line."
-    return _chart("loss", "Loss", note, traces, updatemenus=[_scale_buttons()], **marks, **layout)
-
-
-def _scale_buttons() -> dict[str, Any]:
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1.02,
-        "yanchor": "bottom",
-        "buttons": [
-            {"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")
-        ],
-    }
+    layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **_over_steps("loss")}
+    return _chart("loss", "Loss", note, traces, **layout)
 
 
 def _marks(evidence: Evidence) -> dict[str, Any]:
@@ -170,26 +153,20 @@ def _measured(
 def _line(name: str, series: Series, colour: str, unit: str, line: str, note: str = "", **axis: Any) -> Chart | None:
     """Return the chart of one series."""
     points = series.points()
-    trace = {
-        "x": [point.step for point in points],
-        "y": [point.mean for point in points],
-        "mode": "lines",
-        "name": line,
-        "line": {"color": colour},
-    }
+    x, y = [point.step for point in points], [point.mean for point in points]
+    trace = {"x": x, "y": y, "mode": "lines", "name": line, "line": {"color": colour}}
     layout = _over_steps(unit, rangemode="tozero", **axis)
     return _chart(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
 
 
-def _bars(evidence: Evidence, name: str, values: Sequence[float], colour: str) -> dict[str, Any]:
-    names = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in evidence.work]
-    return {"type": "bar", "orientation": "h", "y": names, "x": values, "name": name, "marker": {"color": colour}}
-
-
-def _bar_layout(evidence: Evidence, title: str) -> dict[str, Any]:
+def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], str]], unit: str) -> dict[str, Any]:
+    """Return traces and layout of bars, a row a member: their names, values and colours."""
+    rows = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in evidence.work]
+    bar = {"type": "bar", "orientation": "h", "y": rows}
     return {
-        "height": 180 + 44 * max(2, len(evidence.work)),
-        "xaxis": {"title": {"text": title}},
+        "traces": [{**bar, "name": name, "x": values, "marker": {"color": colour}} for name, values, colour in bars],
+        "height": 180 + 44 * max(2, len(rows)),
+        "xaxis": {"title": {"text": unit}},
         "yaxis": {"autorange": "reversed", "automargin": True},
         "hovermode": "closest",
     }
@@ -199,30 +176,30 @@ def _time_split(evidence: Evidence) -> Chart | None:
     work = evidence.work.values()
     if not work:
         return None
-    bars = [
-        _bars(evidence, "compute", [one.compute for one in work], GREEN),
-        _bars(evidence, "exposed wait", [one.wait for one in work], ORANGE),
-    ]
-    transfer = _bars(evidence, "transfer under way", [one.transfer for one in work], GREY)
+    compute, wait = (
+        ("compute", [one.compute for one in work], GREEN),
+        ("exposed wait", [one.wait for one in work], ORANGE),
+    )
+    chart = _by_member(
+        evidence, [compute, wait, ("transfer under way", [one.transfer for one in work], GREY)], "seconds"
+    )
     marker = {"symbol": "line-ns-open", "size": 22, "color": "#24292f", "line": {"width": 3}}
-    bars.append({**transfer, "type": "scatter", "orientation": None, "mode": "markers", "marker": marker})
+    chart["traces"][-1] |= {"type": "scatter", "orientation": None, "mode": "markers", "marker": marker}
     note = (
         "Compute and exposed wait add up to the time of all steps. The mark tells how long exchanges were under way: "
         "what of it is not wait was hidden behind compute."
     )
-    return _chart("time", "Where the time went", note, bars, barmode="stack", **_bar_layout(evidence, "seconds"))
+    return _chart("time", "Where the time went", note, barmode="stack", **chart)
 
 
 def _bytes(evidence: Evidence) -> Chart | None:
-    work = evidence.work.values()
-    if not any(one.bytes_sent or one.bytes_received for one in work):
+    sent = [work.bytes_sent / 1e6 for work in evidence.work.values()]
+    received = [work.bytes_received / 1e6 for work in evidence.work.values()]
+    if not any((*sent, *received)):
         return None
-    bars = [
-        _bars(evidence, "sent", [one.bytes_sent / 1e6 for one in work], BLUE),
-        _bars(evidence, "received", [one.bytes_received / 1e6 for one in work], GREY),
-    ]
+    chart = _by_member(evidence, [("sent", sent, BLUE), ("received", received, GREY)], "MB")
     note = "As the exchange counted them; a run that was resumed counts everything that was really sent."
-    return _chart("bytes", "Bytes", note, bars, barmode="group", **_bar_layout(evidence, "MB"))
+    return _chart("bytes", "Bytes", note, barmode="group", **chart)
 
 
 def _synchronisations(evidence: Evidence) -> Chart | None:
@@ -262,6 +239,6 @@ def _prediction(evidence: Evidence) -> Chart | None:
         {**bar, "x": rest, "name": "compute", "marker": {"color": GREEN}},
         {**bar, "x": [waits[kind] * 1000 for kind in kinds], "name": "exposed wait", "marker": {"color": ORANGE}},
     ]
-    layout = {"barmode": "stack", "height": 260, "hovermode": "closest", "xaxis": {"title": {"text": "ms a step"}}}
-    order = {"yaxis": {"autorange": "reversed"}}
-    return _chart("prediction", "A step, predicted and measured", "", traces, **layout, **order)
+    axes = {"xaxis": {"title": {"text": "ms a step"}}, "yaxis": {"autorange": "reversed"}}
+    layout = {"barmode": "stack", "height": 260, "hovermode": "closest", **axes}
+    return _chart("prediction", "A step, predicted and measured", "", traces, **layout)

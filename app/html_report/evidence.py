@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.breakdown_words import predictions_in
+from app.figures import predictions_in
 from app.member_state import Work
+from app.run_series import RUN
 from app.run_state import RunState, at_its_end, reduce_events
 from distributed.planning.document import Planning
 from distributed.planning.feedback import Comparison, compare
@@ -51,11 +52,7 @@ class Evidence:
 
     def name(self, rank: int) -> str:
         """Return what the member is called: by itself, by the plan, or by its number."""
-        member = self.state.members.get(rank)
-        if member is not None and member.name:
-            return member.name
-        planned = {host.get("rank"): host.get("name") for host in self.metadata.hosts}
-        return str(planned.get(rank) or f"member {rank}")
+        return self.state.name(rank, {host.get("rank", RUN): host.get("name", "") for host in self.metadata.hosts})
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -70,7 +67,10 @@ def read_evidence(path: Path) -> Evidence:
         plan = folder.plan()
     with contextlib.suppress(BadInput):
         planning = Planning.read(path / "planning.json")
-    metrics = _metrics(path / "metrics.json") or folder.metadata.metrics
+    metrics = folder.metadata.metrics
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        written = json.loads((path / "metrics.json").read_bytes())
+        metrics = written if isinstance(written, dict) and written else metrics
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
     summary, state = summarise(path), reduce_events(folder.events())
     if not summary.live:
@@ -97,11 +97,3 @@ def _comparison(written: object, planning: Planning | None, folder: RunFolder) -
             return Comparison.model_validate(known)
     best = planning.best if planning else None
     return compare(best, folder.events()) if best else None
-
-
-def _metrics(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -26,7 +26,7 @@ from training.run_metadata import finite, utc_now
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"
-"""Variable of a screen in a browser: where that browser finds the report."""
+"""Variable of a screen in a browser, which opens no file of this machine: where that browser finds the report."""
 _HERE = Path(__file__).parent
 
 
@@ -49,31 +49,14 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     return path
 
 
-def open_report(run_dir: Path) -> str:
-    """Write a run's report, open it where there is a browser, and return one line that says where it is.
-
-    Raises:
-        BadInput: there is no run, or the report cannot be written.
-    """
-    return show_report(write_report(run_dir))
-
-
 def show_report(path: Path) -> str:
-    """Open a report that is written, where there is a browser, and return one line that says where it is."""
+    """Open a report that is written, where the person sees a browser that is opened here, and return one line that
+    says where it is."""
     path = path.resolve()
-    return f"report opened: {path}" if has_display() and webbrowser.open(path.as_uri()) else f"report: {path}"
-
-
-def served_report() -> str:
-    """Return the address of the report where this screen is in a browser, which opens no file of this machine."""
-    return os.environ.get(SERVED, "")
-
-
-def has_display() -> bool:
-    """Whether a browser that is opened here is seen by the person: not over SSH, not from a page of ``web``."""
-    if "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ:
-        return False
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    elsewhere = "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ
+    display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    opened = not elsewhere and display and webbrowser.open(path.as_uri())
+    return f"report opened: {path}" if opened else f"report: {path}"
 
 
 def page(evidence: Evidence) -> str:
@@ -82,10 +65,13 @@ def page(evidence: Evidence) -> str:
 
     charts = charts_of(evidence)
     scripts = (get_plotlyjs(), (_HERE / "draw.js").read_text())
+    loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
+    allowed = f"default-src 'none'; script-src {script_hashes(scripts)}; {loads}"
     figures = {chart.id: chart.figure for chart in charts}
     inline = "".join(f"<script>{script}</script>" for script in scripts)
     return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{_policy(scripts)}'
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{text(evidence.metadata.profile)} {text(evidence.metadata.run_id)}</title>"
         f"<style>{(_HERE / 'page.css').read_text()}</style></head><body>{body(evidence, charts)}"
@@ -103,12 +89,6 @@ def script_hashes(scripts: Iterable[str]) -> str:
     """Return what a content security policy names the scripts of a page by."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
-
-
-def _policy(scripts: tuple[str, ...]) -> str:
-    loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
-    allowed = f"default-src 'none'; script-src {script_hashes(scripts)}; {loads}"
-    return f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
 
 
 def body(evidence: Evidence, charts: list[Chart]) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.breakdown_words import WAYS, difference_lines
-from app.figures import metric_text
+from app.figures import WAYS, changed_lines, metric_text
 from app.html_report.sections import table, text
 from profiles.errors import BadInput
 from training.plan import RunPlan
-from training.tasks.error_analysis import Part, aligned, confusions, difference, worst
+from training.tasks.error_analysis import Part, aligned, confusions, worst
 from training.tasks.predictions import Prediction
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def recordings(evidence: Evidence) -> str:
     before, after = evidence.predictions
     if not after:
         return ""
-    shown = [f"<p>{text(line)}</p>" for line in _changed(before, after)]
+    shown = [f"<p>{text(line)}</p>" for line in changed_lines(before, after)]
     for way, divide in WAYS.items():
         parts, earlier = divide(after), {part.name: part for part in divide(before)}
         if len(parts) > 1:
@@ -47,13 +46,6 @@ def recordings(evidence: Evidence) -> str:
         rows = [(one.said or "(nothing)", one.heard or "(nothing)", one.times) for one in found]
         shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
     return "".join(shown) + _worst(evidence, before, after)
-
-
-def _changed(before: Sequence[Prediction], after: Sequence[Prediction]) -> list[str]:
-    try:
-        return difference_lines(difference(before, after)) if before else []
-    except BadInput:  # no recording is in both
-        return []
 
 
 def _parts(way: str, parts: Sequence[Part], before: Mapping[str, Part]) -> str:
@@ -91,7 +83,8 @@ def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Pre
 
 def marked(one: Prediction, before: Prediction | None = None) -> str:
     """Return the heard words with what differs from the said ones, and with what ``before`` had wrong, marked."""
-    wrong_before = _wrong_places(before) if before is not None else set()
+    earlier = [(said, heard) for said, heard in aligned(before) if said] if before is not None else []
+    wrong_before = {place for place, (said, heard) in enumerate(earlier) if said != heard}
     words, place = [], 0
     for said, heard in aligned(one):
         if said == heard:
@@ -101,12 +94,6 @@ def marked(one: Prediction, before: Prediction | None = None) -> str:
             words += [f"<mark>{text(heard)}</mark>"] if heard else []
         place += bool(said)
     return " ".join(words)
-
-
-def _wrong_places(one: Prediction) -> set[int]:
-    """Return which of the said words were not heard as they are."""
-    words = [(said, heard) for said, heard in aligned(one) if said]
-    return {place for place, (said, heard) in enumerate(words) if said != heard}
 
 
 def players(chosen: Sequence[Prediction], plan: RunPlan | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import shlex
@@ -53,7 +54,10 @@ def heading(evidence: Evidence) -> str:
     good = "good" if summary.status in _GOOD else "bad"
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
     rate = evidence.metrics.get("samples_per_second")
-    cards = [("steps", steps), ("took", duration_text(summary.seconds)), *_best_metrics(evidence)]
+    cards = [("steps", steps), ("took", duration_text(summary.seconds))]
+    for split, results in state.evaluations.items():
+        if name := next(iter(metrics_of(results.last)), ""):  # the most telling one, first and last
+            cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
     if isinstance(rate, (int, float)):
         cards.append(("samples/s over the whole run", f"{rate:.1f}"))
     cards.append(("workers", f"{len(metadata.hosts)} ({metadata.strategy} over {metadata.engine})"))
@@ -65,15 +69,6 @@ def heading(evidence: Evidence) -> str:
         f"run {text(metadata.run_id)}{attempts}, started {text(metadata.start_time)}</p>{error}"
         f'<div class="cards">{shown}</div></header>'
     )
-
-
-def _best_metrics(evidence: Evidence) -> list[tuple[str, str]]:
-    """Return the most telling metric of every split, first and last."""
-    cards = []
-    for split, results in evidence.state.evaluations.items():
-        if name := next(iter(metrics_of(results.last)), ""):
-            cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
-    return cards
 
 
 def machines(evidence: Evidence) -> str:
@@ -158,16 +153,9 @@ def _candidate(one: Candidate, chosen: bool) -> tuple[object, ...]:
     where = ", ".join(choice.members)
     if not one.fits or not one.predicted:
         return ("", what, where, "not predicted" if one.fits else "does not fit", "", "", "", "")
-    return (
-        "chosen" if chosen else "",
-        what,
-        where,
-        f"{one.step * 1000:.0f} ms",
-        f"{one.exposed * 1000:.0f} ms",
-        f"{one.speed_up:.2f}",
-        f"{one.useful_speed_up:.2f}",
-        f"{one.bytes_per_hour / 1e9:.2f}",
-    )
+    times = (f"{one.step * 1000:.0f} ms", f"{one.exposed * 1000:.0f} ms")
+    gains = (f"{one.speed_up:.2f}", f"{one.useful_speed_up:.2f}", f"{one.bytes_per_hour / 1e9:.2f}")
+    return ("chosen" if chosen else "", what, where, *times, *gains)
 
 
 def prediction(evidence: Evidence) -> str:
@@ -197,30 +185,22 @@ def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[st
 
 def result(evidence: Evidence) -> str:
     """Return what was reached, where the model is and what it can be used for."""
-    rows = [
-        (
-            split,
-            metric_label(name),
-            *(metric_text(name, one.figures.get(name)) for one in (found.first, found.best, found.last)),
-        )
-        for split, found in evidence.state.evaluations.items()
-        for name in metrics_of(found.last)
-    ]
+    rows = []
+    for split, found in evidence.state.evaluations.items():
+        for name in metrics_of(found.last):
+            values = (metric_text(name, one.figures.get(name)) for one in (found.first, found.best, found.last))
+            rows.append((split, metric_label(name), *values))
     reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
     if evidence.model is None:
-        return reached + "<p>This run has no finished model.</p>" + _snapshot(evidence)
+        step, none = evidence.state.resume_step, "<p>This run has no finished model.</p>"
+        if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
+            return reached + none
+        how = command("distributed-train", "--resume", str(evidence.path.resolve()))
+        return f"{reached}{none}<p>It can go on from the snapshot of step {step}:</p>{how}"
     where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
     use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""
     return reached + where + use
-
-
-def _snapshot(evidence: Evidence) -> str:
-    step = evidence.state.resume_step
-    if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
-        return ""
-    how = command("distributed-train", "--resume", str(evidence.path.resolve()))
-    return f"<p>It can go on from the snapshot of step {step}:</p>{how}"
 
 
 def notices(evidence: Evidence) -> str:
@@ -235,17 +215,12 @@ def notices(evidence: Evidence) -> str:
 
 
 def _notice(evidence: Evidence, notice: Happening) -> str:
-    who = evidence.name(notice.member) if notice.member >= 0 else "run"
-    when = f"{_moment(notice.time)} UTC {notice.kind}, {who}:"
+    moment = "?"
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        moment = f"{datetime.fromtimestamp(notice.time, timezone.utc):%H:%M:%S}"
+    when = f"{moment} UTC {notice.kind}, {evidence.name(notice.member)}:"
     hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
     return f'<li class="{notice.kind}"><span>{text(when)}</span> {text(notice.text)}{hint}</li>'
-
-
-def _moment(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, timezone.utc):%H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "?"
 
 
 def again(evidence: Evidence) -> str:

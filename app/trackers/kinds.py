@@ -120,13 +120,11 @@ def by_name(event: Event, newest_step: int, name: Callable[[int], str]) -> tuple
 
 def columns() -> Mapping[str, tuple[str, ...]]:
     """Return the columns of every file."""
-    found: dict[str, tuple[str, ...]] = {"evaluation": (*_FIRST, *_EVALUATION)}
+    found: dict[str, tuple[str, ...]] = {}
     for model in get_args(get_args(KnownEvent)[0]):
-        if model is EvaluationEvent:
-            continue
         own = [name for name in model.model_fields if name not in (*_FIRST, "v", "kind")]
         found[model.model_fields["kind"].default] = (*_FIRST, *own)
-    return found
+    return {**found, "evaluation": (*_FIRST, *_EVALUATION)}
 
 
 class CsvFiles:

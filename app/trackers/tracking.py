@@ -140,7 +140,10 @@ class Tracking:
             self._say(f"{name}: could not be opened: {_told(error)}")
             lock.release()
             return None
-        return _Sent(name, tracker, folder, lock, _position(folder))
+        position = -1
+        with contextlib.suppress(OSError, ValueError):
+            position = int((folder / _POSITION).read_text())
+        return _Sent(name, tracker, folder, lock, position)
 
     def follow(self) -> None:
         """Send all events until the run ends."""
@@ -153,11 +156,12 @@ class Tracking:
                 due = time.monotonic() + FLUSH_EVERY
         self._each(_Sent.keep)
         status = RunFolder.open(self._path).metadata.status
-        self._each(lambda sent: self._end(sent, status if status in FINAL else "failed"))
 
-    def _end(self, sent: _Sent, status: str) -> None:
-        self.places[sent.name] = sent.tracker.close(status)
-        sent.lock.release()
+        def end(sent: _Sent) -> None:
+            self.places[sent.name] = sent.tracker.close(status if status in FINAL else "failed")
+            sent.lock.release()
+
+        self._each(end)
 
     def _each(self, act: Callable[[_Sent], None]) -> None:
         for sent in list(self._sent):
@@ -169,20 +173,6 @@ class Tracking:
                 with contextlib.suppress(Exception):
                     sent.tracker.close("failed")
                 sent.lock.release()
-
-
-def wait_until_it_lives(path: Path, patience: float) -> None:
-    """Wait until somebody holds the run, or it has ended."""
-    deadline = time.monotonic() + patience
-    while not is_live(path) and RunFolder.open(path).metadata.status not in FINAL and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _position(folder: Path) -> int:
-    try:
-        return int((folder / _POSITION).read_text())
-    except (OSError, ValueError):
-        return -1
 
 
 def _told(error: Exception) -> str:
@@ -197,7 +187,9 @@ def main(arguments: list[str]) -> int:
         os.nice(_NICENESS)  # the training comes first
     path, names = Path(arguments[0]), arguments[1].split(",")
     try:
-        wait_until_it_lives(path, _PATIENCE)
+        deadline = time.monotonic() + _PATIENCE
+        while not is_live(path) and RunFolder.open(path).metadata.status not in FINAL and time.monotonic() < deadline:
+            time.sleep(0.05)  # until somebody holds the run, or it has ended
         tracking = Tracking(path, names, lambda line: print(line, flush=True))
         tracking.follow()
     except MusterError as error:

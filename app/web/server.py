@@ -33,6 +33,15 @@ MOST_SCREENS = 8
 _PATIENCE = 5.0
 _SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
+_TIGHT = {
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Headers of every answer."""
 _NO_TICKET = "This address was already used, or is unknown here.\nPress Enter where 'web' runs for a new one.\n"
 _FULL = f"{MOST_SCREENS} screens are open already: close one of them.\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,7 +98,9 @@ class WebServer(Server):
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = self._refusal(request) or await handler(request)
             if not response.prepared:
-                self._close_tightly(response, with_policy=request.path != REPORT)  # a report has its own
+                if request.path != REPORT:  # a report has its own
+                    response.headers["Content-Security-Policy"] = self._policy
+                response.headers.update(_TIGHT)
             return response
 
         return guard
@@ -111,20 +122,6 @@ class WebServer(Server):
         answer = web.Response(status=303, headers={"Location": "/"})
         answer.set_cookie(self._cookie, session, httponly=True, samesite="Strict", path="/")
         return answer
-
-    def _close_tightly(self, response: web.StreamResponse, with_policy: bool) -> None:
-        if with_policy:
-            response.headers["Content-Security-Policy"] = self._policy
-        response.headers.update(
-            {
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY",
-                "Cache-Control": "no-store",
-                "Cross-Origin-Resource-Policy": "same-origin",
-                "Cross-Origin-Opener-Policy": "same-origin",
-            }
-        )
 
     # ---------------------------------------------------------------------------------------------------- the screens
 
@@ -163,17 +160,14 @@ class WebServer(Server):
         )
         try:
             await connection.prepare(request)
-            await screen.start(*(_size(request, *bounds) for bounds in (("width", 80), ("height", 24))))
+            asked = ((request.query.get("width", ""), 80), (request.query.get("height", ""), 24))
+            await screen.start(*(min(1000, max(1, to_int(size, usual))) for size, usual in asked))
             with contextlib.suppress(ValueError, AssertionError, KeyError, IndexError, TypeError):  # not of our page
                 await self._process_messages(connection, screen)
         finally:
             self._screens -= 1
             await _end(screen)
         return connection
-
-
-def _size(request: web.Request, name: str, default: int) -> int:
-    return min(1000, max(1, to_int(request.query.get(name, ""), default)))
 
 
 async def _end(screen: AppService) -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dashboard.braille import Curve, Raster, Window, sparkline, ticks, window_of
-from app.dashboard.chart import ChartData, Mark, drawn, value_text
+from app.dashboard.charts import ChartData, Mark, drawn, value_text
 from app.run_series import Point
 
 point = st.builds(

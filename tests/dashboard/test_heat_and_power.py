@@ -9,7 +9,7 @@ import pytest
 from run_folders import BEGAN, started, steps
 
 from app.console import energy_text
-from app.dashboard.chart import value_text
+from app.dashboard.charts import value_text
 from app.dashboard.machines import table_of
 from app.dashboard.reader import Picture
 from app.demo.services import write_demo_run

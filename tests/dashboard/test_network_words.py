@@ -54,9 +54,7 @@ def test_the_rate_of_a_synchronisation() -> None:
 
 
 def test_syncs_of_one_round_are_one_row() -> None:
-    from app.dashboard.network import _rounds
-
     syncs = [SyncEvent(member=rank, time=9.0, step=9, round=1, bytes_sent=1, bytes_received=1, seconds=0.1, wait=0.0,
                        members=[0, 1]) for rank in (0, 1)]  # fmt: skip
-    rounds = _rounds(Picture(Path("run"), reduce_events([*started(), *syncs])))
-    assert [(key, len(found)) for key, found in rounds] == [((9, 1), 2)]
+    rounds = Picture(Path("run"), reduce_events([*started(), *syncs])).rounds
+    assert [(key, len(found)) for key, found in rounds.items()] == [((9, 1), 2)]

@@ -14,7 +14,7 @@ import pytest
 from app.demo.services import write_demo_run
 from app.html_report.charts import charts_of, label
 from app.html_report.evidence import read_evidence
-from app.html_report.page import body, embedded, open_report, write_report
+from app.html_report.page import body, embedded, show_report, write_report
 from cli_typer import main
 from distributed.planning.document import Choice
 from distributed.planning.feedback import Comparison
@@ -133,11 +133,11 @@ def test_without_a_display_the_path_is_said(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     run = write_run(tmp_path, events())
-    assert open_report(run) == f"report: {run.resolve() / 'report.html'}"
+    assert show_report(write_report(run)) == f"report: {run.resolve() / 'report.html'}"
     monkeypatch.setenv("DISPLAY", ":0")
-    assert open_report(run).startswith("report opened: ")
+    assert show_report(write_report(run)).startswith("report opened: ")
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
-    assert open_report(run).startswith("report: ")
+    assert show_report(write_report(run)).startswith("report: ")
     assert opened == [(run.resolve() / "report.html").as_uri()]
 
 
