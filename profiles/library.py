@@ -122,7 +122,9 @@ def check_headings(file: IniFile, saved: bool) -> None:
         place = f"{file.label} line {section.line}"
         kind, _, name = heading.partition(":")
         if kind not in REFERENCES:
-            raise BadInput(f"{place}: unknown section [{heading}]", _section_hint(heading))
+            shapes = [f"[{known}]" if known in _WITHOUT_NAME else f"[{known}:NAME]" for known in REFERENCES]
+            near = hint_for(kind, REFERENCES, "").replace("'?", heading[len(kind) :] + "'?")
+            raise BadInput(f"{place}: unknown section [{heading}]", near or f"known: {', '.join(shapes)}")
         if bool(name) == (kind in _WITHOUT_NAME):
             raise BadInput(f"{place}: [{heading}]", f"write [{kind}]" if name else f"write [{kind}:NAME]")
         if saved and kind in _WITHOUT_NAME:
@@ -157,10 +159,3 @@ def check_keys(found: Found) -> None:
 def unknown_option_hint(key: str, references: frozenset[str]) -> str:
     """Return the hint for an option that does not exist."""
     return hint_for(key, [*options_by_name(), *references], "docs/options.md lists all options")
-
-
-def _section_hint(heading: str) -> str:
-    kind, separator, name = heading.partition(":")
-    shapes = ", ".join(f"[{known}]" if known in _WITHOUT_NAME else f"[{known}:NAME]" for known in REFERENCES)
-    hint = hint_for(kind, REFERENCES, "")
-    return hint.replace("'?", f"{separator}{name}'?") if hint else f"known: {shapes}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -64,19 +64,15 @@ def markdown() -> str:
         for name, owner in owners(section).items():
             parts.append(f"\n### {name}\n\n{owner.summary[:1].upper()}{owner.summary[1:]}.\n")
             parts += ["\n", _table(specs[section, name])] if (section, name) in specs else []
-        parts += _codecs() if section == "strategy" else []
+        if section == "strategy":
+            parts.append("\n### Codecs\n\n| codec | what it costs and loses |\n|---|---|\n")
+            parts += [f"| `{codec.form}` | {codec.summary} |\n" for codec in owners("codec").values()]
     return "".join(parts)
 
 
 def _table(specs: list[OptionSpec]) -> str:
     rows = "".join(map(_row, specs))
     return f"| option | type | default | what it is |\n|---|---|---|---|\n{rows}"
-
-
-def _codecs() -> Iterator[str]:
-    yield "\n### Codecs\n\n| codec | what it costs and loses |\n|---|---|\n"
-    for owner in owners("codec").values():
-        yield f"| `{owner.form}` | {owner.summary} |\n"
 
 
 def ini_block(specs: Iterable[OptionSpec]) -> str:

@@ -11,7 +11,7 @@ from profiles.errors import BadInput, ExitCode, RunFailed
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.store_server import StoreServer
 from training.plan import RunPlan
-from training.processes import HubProcess
+from training.processes import Channel, HubProcess
 from training.run_files import write_whole
 from training.run_folder import RunFolder
 
@@ -19,20 +19,10 @@ SPARE = 8
 """Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
 
 
-class HubHandle(Protocol):
-    """A started hub, here or elsewhere; :class:`training.processes.HubProcess` is one."""
-
-    def lines(self) -> Iterator[bytes]:
-        """Lines of its standard output: first ``{"port": N}``, then events."""
-        ...
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one message to its standard input; one that is gone is not an error here."""
-        ...
+class HubHandle(Channel, Protocol):
+    """A started hub, here or elsewhere; its first line is ``{"port": N}``, then come events."""
 
     def stop(self) -> None: ...
-
-    def exit_code(self) -> int: ...
 
 
 StartHub = Callable[[dict[str, Any], BinaryIO], HubHandle]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import psutil
 
@@ -33,27 +33,31 @@ START_PATIENCE = 120.0
 """Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
 
 
-class Worker(Protocol):
+class Channel(Protocol):
+    """What the run needs of any process of it."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message; a process that is gone is not an error here."""
+        ...
+
+    def lines(self) -> Iterator[bytes]:
+        """Lines of what it says, until it ends."""
+        ...
+
+    def exit_code(self) -> int:
+        """Wait for the end; negative: killed by that signal."""
+        ...
+
+
+class Worker(Channel, Protocol):
     """What the run needs of a worker's process."""
 
     pid: int
     end_reason: str
     """Why it ended, where its exit code does not say it."""
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one message; a worker that is gone is not an error here."""
-        ...
-
-    def lines(self) -> Iterator[bytes]:
-        """Event lines until the process ends."""
-        ...
-
     def told(self, event: Event) -> Event:
         """Take note of what it said, and return it as the run tells it."""
-        ...
-
-    def exit_code(self) -> int:
-        """Wait for the end; negative: killed by that signal."""
         ...
 
     def signal(self, number: int) -> None:
@@ -93,11 +97,6 @@ def _inheriting(defaults: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream; one that is longer than any event comes in pieces."""
-    return iter(lambda: stream.readline(LONGEST_LINE), b"")
-
-
 class _Module:
     """``python -m MODULE``, told and telling line by line, in a session of its own, so that Ctrl-C reaches only the
     starter."""
@@ -116,18 +115,15 @@ class _Module:
         self._words, self._said = self._process.stdin, self._process.stdout
 
     def send(self, message: dict[str, Any]) -> None:
-        """Write one message; a process that is gone is not an error here."""
         with contextlib.suppress(OSError, ValueError):
             self._words.write(json.dumps(message).encode() + b"\n")
             self._words.flush()
 
     def lines(self) -> Iterator[bytes]:
-        """Lines of its standard output until it ends."""
         with self._said as stream:
-            yield from bounded_lines(stream)
+            yield from iter(lambda: stream.readline(LONGEST_LINE), b"")  # a line longer than any event comes in pieces
 
     def exit_code(self) -> int:
-        """Wait for the end and return the exit code."""
         code = self._process.wait()
         for stream in (self._words, self._said):
             with contextlib.suppress(OSError):
@@ -173,9 +169,7 @@ class SpawnedWorker:
             self._connection.send_bytes(json.dumps(message).encode())
 
     def lines(self) -> Iterator[bytes]:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                yield self._connection.recv_bytes()
+        return received(self._connection)
 
     def told(self, event: Event) -> Event:
         return event
@@ -189,6 +183,13 @@ class SpawnedWorker:
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+
+def received(connection: Connection[Any, Any]) -> Iterator[bytes]:
+    """Yield the messages of a pipe until its other end is closed."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            yield connection.recv_bytes()
 
 
 class HubProcess(_Module):

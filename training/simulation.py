@@ -26,7 +26,7 @@ from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan, read_plan
-from training.processes import SpawnedWorker, Worker
+from training.processes import SpawnedWorker, Worker, received
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import find_run, plan_to_resume
 from training.stopping import stopped_by
@@ -223,14 +223,7 @@ def _object_worker(
     emit = EventSink(_PipeStream(connection), rank)
     control = commands_to(emit)
 
-    def lines() -> Any:
-        while True:
-            try:
-                yield connection.recv_bytes()
-            except (EOFError, OSError):
-                return
-
-    commands = lines()
+    commands = received(connection)
 
     def address() -> str:
         found = str(json.loads(next(commands))["address"])

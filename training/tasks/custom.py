@@ -232,11 +232,11 @@ def loss_of(output: Any) -> torch.Tensor:
         RunFailed: there is no scalar loss.
     """
     if isinstance(output, Mapping) and "loss" in output:
-        return _scalar(output["loss"], "the model's forward gave")
-    if getattr(output, "loss", None) is not None:
-        return _scalar(output.loss, "the model's forward gave")
-    if isinstance(output, (tuple, list)) and output:
-        return _scalar(output[0], "the model's forward gave")
+        output = output["loss"]
+    elif getattr(output, "loss", None) is not None:
+        output = output.loss
+    elif isinstance(output, (tuple, list)) and output:
+        output = output[0]
     return _scalar(output, "the model's forward gave")
 
 
@@ -253,26 +253,24 @@ def _call(model: nn.Module, inputs: Any) -> Any:
         whole = not _takes(model, **inputs) and _takes(model, inputs)
         return model(inputs) if whole else model(**inputs)
     if isinstance(inputs, (tuple, list)):
-        apart = len(inputs) == 1 or (_takes(model, *inputs) and _first_name(model) != "batch")
+        signature = _signature(model)
+        whole = signature is not None and next(iter(signature.parameters), "") == "batch"
+        apart = len(inputs) == 1 or (_takes(model, *inputs) and not whole)
         return model(*inputs) if apart or not _takes(model, inputs) else model(inputs)
     return model(inputs)
 
 
 def _takes(model: nn.Module, /, *parts: Any, **named: Any) -> bool:
     """Whether a model's forward can be called so; where nothing is known of it, it can."""
+    signature = _signature(model)
     try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind(*parts, **named)
+        return signature is None or bool(signature.bind(*parts, **named))
     except TypeError:
         return False
-    return True
 
 
-def _first_name(model: nn.Module) -> str:
+def _signature(model: nn.Module) -> inspect.Signature | None:
     try:
-        return next(iter(inspect.signature(model.forward).parameters), "")
+        return inspect.signature(model.forward)
     except (TypeError, ValueError):
-        return ""
+        return None

@@ -9,12 +9,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from training.lazy import lazy
 from training.tasks.predictions import Prediction
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
+else:
+    np = lazy("numpy")
 
 _SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _DECIBELS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0)
@@ -201,8 +203,6 @@ def difference(
     Raises:
         BadInput: no recording was transcribed by both, or nothing is said in them.
     """
-    import numpy as np
-
     known = {one.id: one for one in first}
     pairs = [(known[two.id], two) for two in second if two.id in known and known[two.id].reference == two.reference]
     if not pairs or not all(sum(one.words for one in side) for side in zip(*pairs, strict=True)):
@@ -230,8 +230,6 @@ def difference(
 
 def _counts(pairs: Sequence[tuple[Prediction, Prediction]], by_speaker: bool) -> npt.NDArray[np.float64]:
     """Return edits and words of the first and of the second model, [units, 4]."""
-    import numpy as np
-
     found: dict[str, npt.NDArray[np.float64]] = {}
     for one, two in pairs:
         row = np.array([one.edits, one.words, two.edits, two.words], dtype=np.float64)
@@ -242,8 +240,6 @@ def _counts(pairs: Sequence[tuple[Prediction, Prediction]], by_speaker: bool) ->
 
 def _resampled(counts: npt.NDArray[np.float64], rng: np.random.Generator, resamples: int) -> npt.NDArray[np.float64]:
     """Return differences in WER, [resamples]; draws in which nothing is said are left out."""
-    import numpy as np
-
     units, parts = len(counts), []
     even = np.full(units, 1 / units)
     for start in range(0, resamples, step := max(1, _CELLS // units)):

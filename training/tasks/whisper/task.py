@@ -25,7 +25,7 @@ from training.tasks.predictions import Prediction, prediction_of
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
-from training.tasks.whisper.features import Windows
+from training.tasks.whisper.features import Windows, augment
 from training.tasks.whisper.languages import language_code, wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, open_features
@@ -273,8 +273,6 @@ class WhisperTask(Task):
             return torch.from_numpy(np.stack([log_mel.fill(one.features, one.silence) for one in samples]))
         windows = [log_mel.fill(one.features, one.silence, one.frames) for one in samples]
         if strength:
-            from training.tasks.whisper.features import augment
-
             windows = [augment(window, strength, rng) for window, rng in zip(windows, rngs)]
         longest = max(window.shape[1] for window in windows)
         filled = [log_mel.fill(window, one.silence, longest) for window, one in zip(windows, samples)]
