@@ -164,11 +164,6 @@ def hint_for(word: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean '{near}'?" if near else otherwise
 
 
-def value_errors(error: ValidationError, owner: str = "") -> list[tuple[str, str]]:
-    """Return ``(option, problem)`` for every error pydantic found in a section's options, or in an owner's."""
-    return [_explain(details, owner) for details in error.errors()]
-
-
 def _full(field: str, owner: str) -> str:
     return f"{owner}.{field}" if owner else field
 
@@ -179,12 +174,13 @@ def check_value(name: str, value: str) -> str | None:
     try:
         groups()[spec.section, spec.owner].model_validate({spec.field: value})
     except ValidationError as error:
-        own = [_explain(details, spec.owner)[1] for details in error.errors() if details["loc"] == (spec.field,)]
+        own = [explained(details, spec.owner)[1] for details in error.errors() if details["loc"] == (spec.field,)]
         return own[0] if own else None
     return None
 
 
-def _explain(details: ErrorDetails, owner: str) -> tuple[str, str]:
+def explained(details: ErrorDetails, owner: str) -> tuple[str, str]:
+    """Return option and problem of an error that pydantic found in a section's options, or in an owner's."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, OptionError):
         return _full(cause.option, owner), cause.problem

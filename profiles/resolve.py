@@ -25,11 +25,11 @@ from profiles.options import (
     as_text,
     canonical,
     check_value,
+    explained,
     groups,
     hint_for,
     options,
     options_by_name,
-    value_errors,
 )
 from profiles.schema import Profile
 
@@ -157,7 +157,7 @@ def _validated(name: str, merged: Merged) -> Profile:
         try:
             found = model.model_validate(given[section, owner])
         except ValidationError as error:
-            option, problem = value_errors(error, owner)[0]
+            option, problem = explained(error.errors()[0], owner)
             setting = merged.settings.get(option, Setting("", DEFAULT))
             raise BadInput(problem, option=option, place=setting.describe(option)) from error
         if owner:

@@ -66,27 +66,26 @@ class Conductor:
 
     def give(self, action: OrderAction, then: Callable[[int], None] | None = None, **words: Any) -> None:
         """Give an order; ``then`` is called with the step when all have carried it out."""
-        with self._lock:
-            number = self._group.give(action, **words)
+        with self._turn() as group:
+            number = group.give(action, **words)
             if then is not None:
                 self._then[number] = then
-        self._tell()
 
     def heard(self, rank: int, answer: AnswerEvent) -> None:
         """Take a member's answer."""
-        with self._lock:
-            self._group.heard(rank, answer)
-        self._tell()
+        with self._turn() as group:
+            group.heard(rank, answer)
 
     def look(self) -> None:
         """Somebody has gone, or is to be waited for no more."""
-        with self._lock:
-            self._group.look()
-        self._tell()
+        with self._turn() as group:
+            group.look()
 
-    def _tell(self) -> None:
-        """Call what waits for the end of an order, without the lock: it may give the next one."""
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[GroupOrders]:
+        """Have the orders; then call what waits for the end of one, without the lock: it may give the next one."""
         with self._lock:
+            yield self._group
             ended, self._ended = self._ended, []
             calls = [(self._then.pop(number, None), step) for number, step in ended]
         for then, step in calls:
@@ -103,9 +102,8 @@ class Conductor:
             timer.start()
 
     def _overdue(self, number: int) -> None:
-        with self._lock:
-            self._group.overdue(number)
-        self._tell()
+        with self._turn() as group:
+            group.overdue(number)
 
 
 @dataclass

@@ -20,9 +20,8 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 
 from profiles.errors import BadInput, RunFailed
 from training.export import exporters
-from training.export.check import Heard, compare
 from training.export.export import ExportRequest, export
-from training.export.exporters import Exporter
+from training.export.exporters import Exporter, Heard, compare
 from training.export.formats import FORMATS, find_format
 from training.export.ggml_model import q5_0, q8_0
 from training.export.source import ModelSource, find_source

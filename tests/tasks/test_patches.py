@@ -125,7 +125,7 @@ def test_lines_without_effect_are_told(data: Path, kind: str, text: str, said: s
         ("delete", "id,split\nclip0,trian\n", r"a.csv, line 2, column split: no split 'trian'"),
         ("delete", b"id\nclip\xff\n", r"a.csv, line 2: not UTF-8"),
         ("delete", "id\n" + "\n".join(IDS), r"train: patches leave out all of its clips \(8\)"),
-        ("delte", "id\nclip0\n", r"delte: no kind of patch.*did you mean delete"),
+        ("delte", "id\nclip0\n", r"delte: no kind of patch.*did you mean 'delete'"),
         (".", "id\nclip0\n", r"a.csv: no kind of patch"),
     ],
 )

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from profiles.errors import BadInput
-from training.export import check, ggml_model
-from training.export.exporters import Exporter, Plain
+from training.export import ggml_model
+from training.export.exporters import CheckClip, Exporter, Plain, features, write_down
 
 PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
 _PATIENCE = 600  # seconds for Apple's compiler
@@ -84,14 +84,14 @@ def _compile(folder: Path) -> None:
         raise BadInput(f"xcrun coremlc does not compile the encoder: {reason}", "install Xcode and accept its licence")
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
     """Texts of the Core ML encoder with the decoder of transformers; macOS only."""
     encoder = coremltools.models.MLModel(str(folder / PACKAGE))
     texts = []
     for clip in clips:
-        sound = check.features(plain.wrapper, clip)[None]
+        sound = features(plain.wrapper, clip)[None]
         hidden = torch.from_numpy(np.asarray(encoder.predict({"logmel_data": sound})["output"], dtype=np.float32))
-        texts.append(check.write_down(plain.wrapper, plain.model, hidden, clip.language))
+        texts.append(write_down(plain.wrapper, plain.model, hidden, clip.language))
     return texts
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from ctranslate2.converters import TransformersConverter
 
 from profiles.errors import BadInput
-from training.export import check
-from training.export.exporters import Exporter, Plain
+from training.export.exporters import CheckClip, Exporter, Plain, features
 
 
 def _write(plain: Plain, folder: Path, quantize: str) -> None:
@@ -25,10 +24,10 @@ def _write(plain: Plain, folder: Path, quantize: str) -> None:
         raise BadInput(f"CTranslate2 does not convert this model: {reason}", "export to hf or onnx instead") from error
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
     """Greedy texts on the CPU, without time stamps."""
     model = ctranslate2.models.Whisper(str(folder), device="cpu", inter_threads=1)
-    batch = np.stack([check.features(plain.wrapper, clip) for clip in clips])
+    batch = np.stack([features(plain.wrapper, clip) for clip in clips])
     prompts = [plain.wrapper.prompt(clip.language) for clip in clips]
     positions = plain.wrapper.max_positions  # CTranslate2 lets a text have half of max_length
     found = model.generate(ctranslate2.StorageView.from_array(batch), prompts, beam_size=1, max_length=positions)

@@ -14,8 +14,16 @@ from profiles.counts import counted
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import ModelSettings
 from training.export import manifest
-from training.export.check import CheckClip, CheckResult, clips_to_check, compare, listen
-from training.export.exporters import Exporter, Plain, exporter_of
+from training.export.exporters import (
+    CheckClip,
+    CheckResult,
+    Exporter,
+    Plain,
+    clips_to_check,
+    compare,
+    exporter_of,
+    listen,
+)
 from training.export.formats import Format
 from training.export.manifest import model_card
 from training.export.source import ModelSource

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.export.check import CheckResult
+from training.export.exporters import CheckResult
 from training.export.formats import Format, versions
 from training.export.source import ModelSource
 from training.run_files import sha256, write_whole

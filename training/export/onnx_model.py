@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from training.export import check
-from training.export.exporters import Exporter, Plain, copy_texts
+from training.export.exporters import CheckClip, Exporter, Plain, copy_texts, features, longest_text
 
 ENCODER, FIRST, LATER = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 _LARGEST = 1_500_000_000  # bytes of weights inside an .onnx file, which cannot exceed 2 GB; else beside it
@@ -166,16 +165,16 @@ def _named(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, dict(inputs))))
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[check.CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
     """Greedy texts on the CPU; the same tokens are forbidden as in transformers."""
     runtime, wrapper = _Runtime(folder), plain.wrapper
     never = list(wrapper.generation.suppress_tokens or [])
     not_first = list(wrapper.generation.begin_suppress_tokens or [])
     texts = []
     for clip in clips:
-        last = runtime.start(check.features(wrapper, clip)[None], wrapper.prompt(clip.language))
+        last = runtime.start(features(wrapper, clip)[None], wrapper.prompt(clip.language))
         said: list[int] = []
-        while len(said) < check.longest_text(wrapper):
+        while len(said) < longest_text(wrapper):
             scores = last["logits"][0, -1].copy()
             scores[never if said else never + not_first] = -np.inf
             token = int(scores.argmax())

@@ -270,12 +270,9 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
 def _refused(response: http.client.HTTPResponse) -> Exception:
     said = f"the server said {response.status} {' '.join(response.reason.split())[:60]}".strip()
     if response.status in _TRY_AGAIN:
-        return _Passing(said, _seconds(response.headers.get("Retry-After", "")))
+        after = response.headers.get("Retry-After", "")
+        return _Passing(said, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0)
     return Unusable(Reason.DOWNLOAD, said, may_pass=True)
-
-
-def _seconds(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
 
 
 def _too_large(limit: int) -> Unusable:

@@ -89,11 +89,6 @@ class UrlSource:
     def stamp(self) -> str:
         return self.url
 
-    @property
-    def shown(self) -> str:
-        """The address without its query, which may hold a key."""
-        return self.url.partition("?")[0]
-
 
 @dataclass(frozen=True)
 class NoSource:
@@ -128,13 +123,9 @@ class Recording:
     @property
     def shown_source(self) -> str:
         """File or address, for a report."""
-        match self.audio:
-            case UrlSource():
-                return self.audio.shown
-            case NoSource(text):
-                return text.partition("?")[0]
-            case _:
-                return str(getattr(self.audio, "path", self.where))
+        if isinstance(self.audio, (UrlSource, NoSource)):
+            return shown(self.audio.stamp())
+        return str(getattr(self.audio, "path", self.where))
 
 
 @dataclass(frozen=True)

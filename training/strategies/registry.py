@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 import threading
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 from profiles.declarations import declare, withdraw
 from profiles.errors import BadInput
+from profiles.options import hint_for
 from training.exchange.codecs import one_of_each
 from training.strategies.base import Strategy
 from training.strategies.costs import BATCH_SOURCE, CostModel
@@ -65,8 +65,7 @@ def check_strategy(name: str) -> str:
         BadInput: unknown; names the nearest known one.
     """
     if name not in strategies():
-        near = difflib.get_close_matches(name, strategies(), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known strategies: {', '.join(strategies())}"
+        hint = hint_for(name, strategies(), f"known strategies: {', '.join(strategies())}")
         raise BadInput(f"unknown strategy '{name}'", hint)
     return name
 

@@ -209,10 +209,6 @@ class ChatTokens:
         ids, learnt = self.rows[index]
         return ids[:-1], np.where(learnt[1:], ids[1:], IGNORED)
 
-    def first(self, count: int) -> ChatTokens:
-        """Return the first ``count`` conversations; 0 is all."""
-        return ChatTokens(self.rows[: count or None])
-
     def fingerprint(self) -> str:
         """Hash of all tokens."""
         digest = hashlib.blake2b(digest_size=8)

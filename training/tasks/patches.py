@@ -13,7 +13,6 @@ away, and what it did is undone.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import math
 import re
@@ -24,6 +23,7 @@ from typing import Literal, get_args
 from unicodedata import normalize
 
 from profiles.errors import BadInput
+from profiles.options import hint_for
 from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column
 from training.tasks.tables import Row, as_stored, read_table
 
@@ -137,8 +137,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
 def _check_folder(entry: Path) -> None:
     if entry.is_dir() and entry.name in KINDS:
         return
-    near = difflib.get_close_matches(entry.name, KINDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"files of patches are in {', '.join(KINDS)}"
+    hint = hint_for(entry.name, KINDS, f"files of patches are in {', '.join(KINDS)}")
     raise BadInput(f"{entry}: no kind of patch", hint)
 
 

@@ -6,7 +6,6 @@ may be held in 8 bits: LLM.int8() of bitsandbytes (Dettmers et al. 2022, arXiv:2
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -28,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from profiles.errors import BadInput
+from profiles.options import hint_for
 from profiles.schema import ModelSettings
 
 T = TypeVar("T")
@@ -222,8 +222,7 @@ def _targets(model: nn.Module, wanted: str, all_linear: tuple[str, ...]) -> list
     there = sorted({name.rpartition(".")[2] for name in linear})
     for name in names or [""]:
         if name not in there:
-            near = difflib.get_close_matches(name, there, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "choose among them, or 'all-linear'"
+            hint = hint_for(name, there, "choose among them, or 'all-linear'")
             raise BadInput(f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(there)}", hint)
     return names
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from transformers import WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
+from profiles.options import hint_for
 from profiles.schema import EVERY_LANGUAGE
 
 _TASKS = ("transcribe", "translate")
@@ -26,8 +26,7 @@ def language_code(name: str, where: str = "language") -> str:
         return lowered
     if lowered in TO_LANGUAGE_CODE:
         return str(TO_LANGUAGE_CODE[lowered])
-    near = difflib.get_close_matches(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "use a name like 'german' or a code like 'de'"
+    hint = hint_for(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], "use a name like 'german' or a code like 'de'")
     raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
 
 

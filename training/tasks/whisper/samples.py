@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -178,19 +178,15 @@ def _compute(source: AudioSource, log_mel: LogMel) -> _Computed:
     return _Computed(np.ascontiguousarray(features.T, dtype=np.float16), float(np.float16(silence)), audio.seconds)
 
 
-def _compute_all(sources: Sequence[AudioSource], log_mel: LogMel, threads: int) -> Iterator[_Computed]:
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(sources), _SLICE):
-            yield from pool.map(partial(_compute, log_mel=log_mel), sources[start : start + _SLICE])
-
-
 def _write(
     sources: Sequence[AudioSource], log_mel: LogMel, threads: int, report: Callable[[int], None], folder: Path
 ) -> None:
     frames, silence, seconds, errors = [], [], [], {}
     report(0)
-    with (folder / "features.f16").open("wb") as file:
-        for position, clip in enumerate(_compute_all(sources, log_mel, threads)):
+    with (folder / "features.f16").open("wb") as file, ThreadPoolExecutor(threads) as pool:
+        slices = (sources[start : start + _SLICE] for start in range(0, len(sources), _SLICE))
+        computed = (clip for some in slices for clip in pool.map(partial(_compute, log_mel=log_mel), some))
+        for position, clip in enumerate(computed):
             file.write(clip.frames.tobytes())
             frames.append(len(clip.frames))
             silence.append(clip.silence)
