@@ -42,25 +42,33 @@ class RandomTask(ToyTask):
         self.evaluation = {"validation": _Augmented(self.evaluation["validation"])}
 
 
+OPTIONS: dict[str, Any] = {"training": {"max_steps": 24}, "evaluation": {"eval_interval": 7}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a run that nothing interrupts."""
+    return losses(train(toy_plan(**OPTIONS), tmp_path_factory.mktemp("whole"), RandomTask(dropout=0.3))[1])
+
+
 @pytest.mark.parametrize("state", [0, 1])
-def test_random_data_and_dropout_give_the_same_losses_whatever_was_drawn_before(tmp_path: Path, state: int) -> None:
-    plan = toy_plan(training={"max_steps": 60}, evaluation={"eval_interval": 20})
-    _, first = train(plan, tmp_path / "a", RandomTask(dropout=0.3))
+def test_random_data_and_dropout_give_the_same_losses_whatever_was_drawn_before(
+    whole: list[float], tmp_path: Path, state: int
+) -> None:
     random.seed(state)
     np.random.seed(state)
-    _, second = train(plan, tmp_path / "b", RandomTask(dropout=0.3))
-    assert losses(first) == losses(second)
+    torch.manual_seed(state)
+    _, second = train(toy_plan(**OPTIONS), tmp_path, RandomTask(dropout=0.3))
+    assert losses(second) == whole
 
 
-@pytest.mark.parametrize("stop_at", [17, 31])
-def test_a_resumed_run_on_random_data_is_exact(tmp_path: Path, stop_at: int) -> None:
-    options: dict[str, Any] = {"training": {"max_steps": 40}, "evaluation": {"eval_interval": 7}}
-    _, whole = train(toy_plan(**options), tmp_path / "a", RandomTask(dropout=0.3))
+@pytest.mark.parametrize("stop_at", [10, 17])
+def test_a_resumed_run_on_random_data_is_exact(whole: list[float], tmp_path: Path, stop_at: int) -> None:
     control = Control()
     control.post(Command(command="stop", at_step=stop_at))
-    _, first = train(toy_plan(**options), tmp_path / "b", RandomTask(dropout=0.3), control)
-    _, rest = train(toy_plan(**options, resume=True), tmp_path / "b", RandomTask(dropout=0.3))
-    assert losses(first) + losses(rest) == losses(whole)
+    _, first = train(toy_plan(**OPTIONS), tmp_path, RandomTask(dropout=0.3), control)
+    _, rest = train(toy_plan(**OPTIONS, resume=True), tmp_path, RandomTask(dropout=0.3))
+    assert losses(first) + losses(rest) == whole
 
 
 def batches_of(group: dict[int, int], steps: int) -> torch.Tensor:
