@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -103,11 +104,14 @@ def read_metadata(path: Path) -> RunMetadata:
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed, by name."""
-    found = {}
-    for package in packages:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+    return {package: version for package in packages if (version := _version(package)) is not None}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def utc_now() -> str:

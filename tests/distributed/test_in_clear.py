@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from test_run_planning import link
 
 from app.wizard import actions as do
 from app.wizard.dependencies import apply
-from app.wizard.state import Kind, Step, WizardState
+from app.wizard.state import Action, Kind, Step, WizardState
 from distributed.launcher import apply_planning
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
@@ -86,10 +87,10 @@ def at_plan(*in_clear: str) -> WizardState:
     return state.putting(Kind.PLAN, found=replace(state.plan.found, in_clear=in_clear))
 
 
-@pytest.mark.parametrize("action", [do.Confirm, do.SaveOnly])
+@pytest.mark.parametrize("action", [do.confirm, do.save_only])
 @pytest.mark.parametrize("said", ["", "y", "yes"])
-def test_the_set_up_goes_on_in_clear_only_after_the_words(said: str, action: type[do.Confirm]) -> None:
+def test_the_set_up_goes_on_in_clear_only_after_the_words(said: str, action: Callable[[str], Action]) -> None:
     before = at_plan("whoever is on that network can read it")
     assert "not encrypted" in apply(before, action(said)).notice
     assert "not encrypted" not in apply(before, action("In clear ")).notice
-    assert "not encrypted" not in apply(at_plan(), action()).notice
+    assert "not encrypted" not in apply(at_plan(), action("")).notice

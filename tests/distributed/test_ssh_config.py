@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import getpass
+import os
+import pwd
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +63,8 @@ def test_agent_socket_is_the_configured_one(resolved: Resolve, monkeypatch: pyte
     assert resolved("").agent_socket == "/run/agent"
     assert resolved("IdentityAgent none").agent_socket == ""
     assert resolved("IdentityAgent $OTHER").agent_socket == "/run/other"
-    assert resolved("IdentityAgent ~/agent").agent_socket == str(Path("~/agent").expanduser())
+    account = pwd.getpwuid(os.getuid()).pw_dir  # for ssh, not HOME
+    assert resolved("IdentityAgent ~/agent").agent_socket == f"{account}/agent"
 
 
 @needs_ssh

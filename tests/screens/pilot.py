@@ -25,6 +25,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from app.shell.row_table import RowTable
 from tests.waiting import PATIENCE, words_of
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -62,6 +63,19 @@ async def until(pilot: Pilot[Any], holds: Callable[[], Any], patience: float = P
 async def until_text(pilot: Pilot[Any], text: str, patience: float = PATIENCE) -> None:
     """Let the application go on until the screen shows a text."""
     await until(pilot, lambda: text in "\n".join(lines(pilot.app)), patience)
+
+
+async def choose(pilot: Pilot[Any], key: str) -> None:
+    """Put the cursor on a row of the table, as soon as the table has it."""
+
+    def chosen() -> bool:
+        table = next(iter(pilot.app.screen.query("#rows").results(RowTable)), None)
+        if table is None:
+            return False
+        table.select(key)
+        return table.row is not None and table.row.key == key
+
+    await until(pilot, chosen)
 
 
 def lines(app: App[Any]) -> list[str]:

@@ -9,14 +9,13 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.row_table import RowTable
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
 from app.wizard.records import Status
 from app.wizard.state import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
-from tests.screens.pilot import fixed_clock, lines, run, text, until
+from tests.screens.pilot import choose, fixed_clock, lines, run, text, until
 from tests.waiting import until_state
 from tests.wizard.ssh_failures import FAILURES, Impatient, InSight, failing_lab, row, silent_server
 
@@ -68,9 +67,8 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
 
         async def drive(pilot: Pilot[Any]) -> None:
             assert wizard.state.step is Step.ACCESS
-            table = app.screen.query_one("#rows", RowTable)
             for name, code, command in ALL:
-                table.select(name)
+                await choose(pilot, name)
                 await until(pilot, partial(shown, app, name, code, command))
             mend(lab)
             await mended(pilot, "off")

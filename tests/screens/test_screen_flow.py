@@ -15,12 +15,11 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from app.screens.app import WizardApp
-from app.shell.row_table import RowTable
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Machines, Sight
 from app.wizard.state import Step, WizardState
-from tests.screens.pilot import fixed_clock, run, text, until, until_text
+from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from tests.wizard.fake_services import ANNA, BERT, COMPARE, FakeServices, locked, stranger
 
@@ -82,7 +81,7 @@ def test_enter_and_enter_again_trains_on_this_computer() -> None:
 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("down")
-        app.screen.query_one("#rows", RowTable).select("new")
+        await choose(pilot, "new")
         await pilot.press("enter")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         await go_to(pilot, app, Step.PLAN, "enter")
@@ -98,7 +97,7 @@ def test_back_from_the_plan_to_the_machines_and_forward_again_loses_no_answer() 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows", RowTable).select(ANNA.key)
+        await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         await pilot.press("end")
@@ -123,7 +122,7 @@ def test_a_password_is_dots_on_the_screen_and_nowhere_afterwards() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows", RowTable).select(BERT.key)
+        await choose(pilot, BERT.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Password")
         await pilot.press("enter")
@@ -172,7 +171,7 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows", RowTable).select(ANNA.key)
+        await choose(pilot, ANNA.key)
         await pilot.press("space", "enter")
         await until_text(pilot, "enter Compare key")
         await pilot.press("enter")
@@ -205,7 +204,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows", RowTable).select(ANNA.key)
+        await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         said = "Continuing measures anna and copies code and data to ~/.cache/muster there."
@@ -223,7 +222,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
-        app.screen.query_one("#rows", RowTable).select("profile:talk")
+        await choose(pilot, "profile:talk")
         await until_text(pilot, "enter measures its machines and copies code and data to")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)
@@ -236,7 +235,7 @@ def test_work_of_a_step_that_was_left_is_not_said_at_another_one() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
         await pilot.press("n")
         await until(pilot, lambda: len(app.wizard.state.machines.rows) == 3)
-        app.screen.query_one("#rows", RowTable).select(ANNA.key)
+        await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
         await until_text(pilot, "reading the data")

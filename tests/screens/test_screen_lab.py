@@ -14,14 +14,13 @@ import pytest
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.row_table import RowTable
 from app.wizard.engine import Wizard
 from app.wizard.services import Services
 from tests.distributed.test_discovery_lab import announce, end, finish, second_cable, serve
 from tests.lab.host import REPOSITORY
 from tests.lab.lab import Lab
 from tests.lab.spec import LabUnavailable
-from tests.screens.pilot import fixed_clock, lines, run, text, until
+from tests.screens.pilot import choose, fixed_clock, lines, run, text, until
 from tests.screens.terminal import Terminal
 from tests.waiting import PATIENCE
 
@@ -66,10 +65,9 @@ def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_kill
 
 async def selected_one_by_one(pilot: Pilot[Any], app: WizardApp) -> list[tuple[str, str]]:
     """Select every machine that is listed; return its line, and what the screen says meanwhile."""
-    table, seen = app.screen.query_one("#rows", RowTable), []
+    seen = []
     for row in app.wizard.state.machines.rows:
-        table.select(row.key)
-        await pilot.pause()
+        await choose(pilot, row.key)
         shown = lines(app)
         seen.append((next((line for line in shown if "▌" in line), ""), "\n".join(shown)))
     return seen
