@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -21,7 +21,6 @@ from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
-from distributed.ssh.process import Process
 from profiles.errors import MusterError
 from profiles.schema import Profile
 
@@ -146,42 +145,35 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
         links.append(here_link([link.name for link in links], dial))
     center = own[0] if own else links[-1].name
     addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
-    with _listeners(links) as (ports, deaf), ThreadPoolExecutor(max(len(links), 1)) as pool:
-        known = {name: address for name, address in addresses.items() if address and "%" not in address}
-        # ... else it names an interface of one machine, and means something else on the others
-        places = {name: (known[name], port) for name, port in ports.items() if name in known}
-        answers = list(pool.map(lambda link: _reasons(link, places), links))
-    found = {}
-    for link, reasons in zip(links, answers):
-        found[link.name] = deaf.get(link.name, []) + judge_ways(reasons, [center] if link.host else [])
-    return found
+    known = {name: address for name, address in addresses.items() if address and "%" not in address}
+    # ... else it names an interface of one machine, and means something else on the others
+    with _listeners(links) as listening, ThreadPoolExecutor(max(len(links), 1)) as pool:
+        places = {name: (known[name], port) for name, (port, _) in listening.items() if port and name in known}
+        answers = pool.map(lambda link: _reasons(link, places), links)
+        return {
+            link.name: [listening[link.name][1], *judge_ways(reasons, [center] if link.host else [])]
+            for link, reasons in zip(links, answers, strict=True)
+        }
 
 
 @contextmanager
-def _listeners(links: Sequence[Link]) -> Iterator[tuple[dict[str, int], dict[str, list[Finding]]]]:
-    """Have every machine listen on a port that is free there; also what went wrong."""
-    processes: list[Process] = []
-    ports: dict[str, int] = {}
-    deaf: dict[str, list[Finding]] = {}
+def _listeners(links: Sequence[Link]) -> Iterator[dict[str, tuple[int, Finding]]]:
+    """Have every machine listen on a port that is free there; by name, its number (0: there is none) and a finding."""
+    with ExitStack() as stack:
 
-    def start(link: Link) -> None:
-        try:
-            process = link.connection().stream([link.python, "-c", _program(), "listen", str(_LISTEN_TIMEOUT)])
-            processes.append(process)
-            ports[link.name] = int(process.read_line(_LISTEN_TIMEOUT))
-        except (MusterError, TimeoutError, ValueError) as error:
-            problem = error.message if isinstance(error, MusterError) else "it reported no port"
-            deaf[link.name] = [Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")]
-        else:
-            deaf[link.name] = [Finding("ports", "ok", f"port {ports[link.name]} was free", "a free port")]
+        def start(link: Link) -> tuple[int, Finding]:
+            try:
+                words = [link.python, "-c", _program(), "listen", str(_LISTEN_TIMEOUT)]
+                process = stack.enter_context(link.connection().stream(words))
+                port = int(process.read_line(_LISTEN_TIMEOUT))
+            except (MusterError, TimeoutError, ValueError) as error:
+                problem = error.message if isinstance(error, MusterError) else "it reported no port"
+                return 0, Finding("ports", "warning", f"no port could be opened: {problem}", "a free port")
+            return port, Finding("ports", "ok", f"port {port} was free", "a free port")
 
-    try:
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
-            list(pool.map(start, links))
-        yield ports, deaf
-    finally:
-        for process in processes:
-            process.close()
+            found = dict(zip((link.name for link in links), pool.map(start, links), strict=True))
+        yield found
 
 
 def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
