@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from profiles.errors import BadInput
+from profiles.options import hint_for
 
 HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -30,8 +30,7 @@ def short(text: str, limit: int = 80) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint: the known word that was probably meant, or all of them."""
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {short(', '.join(names), 200)}"
+    return hint_for(word, names, f"known: {short(', '.join(names), 200)}")
 
 
 class Machine(BaseModel):

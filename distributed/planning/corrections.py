@@ -70,7 +70,7 @@ class Corrections(Document):
         return Cluster(machines=tuple(machines), links=cluster.links, here=cluster.here)
 
 
-NONE = Corrections()
+NO_CORRECTIONS = Corrections()
 
 
 # ------------------------------------------------------------------------------------------------------- equal machines

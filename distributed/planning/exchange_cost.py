@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from distributed.planning import cost_model
 from distributed.planning.cluster import Cluster
-from distributed.planning.corrections import NONE, Corrections
+from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
@@ -45,7 +45,7 @@ class ExchangeCosts:
         corrections: how far off earlier predictions were.
     """
 
-    def __init__(self, cluster: Cluster, trainable: int, corrections: Corrections = NONE) -> None:
+    def __init__(self, cluster: Cluster, trainable: int, corrections: Corrections = NO_CORRECTIONS) -> None:
         self._corrections = corrections
         self._cluster = cluster
         self._trainable = trainable

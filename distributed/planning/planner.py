@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster
-from distributed.planning.corrections import NONE as NO_CORRECTIONS
-from distributed.planning.corrections import Corrections
+from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.document import (
     Candidate,
     Choice,

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from distributed.planning import cost_model, memory_model
 from distributed.planning.cluster import Cluster, Machine
-from distributed.planning.corrections import NONE as NO_CORRECTIONS
-from distributed.planning.corrections import Corrections, evened
+from distributed.planning.corrections import NO_CORRECTIONS, Corrections, evened
 from distributed.planning.document import Candidate, Choice, MemberForecast, Outcome, Reason
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
 from distributed.planning.job import Job

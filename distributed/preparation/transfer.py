@@ -110,56 +110,41 @@ def send_trees(link: Link, trees: Collection[Tree], progress: Progress = lambda 
     """
     absent = set(ask_missing(link, [tree.name for tree in trees], []).trees)
     lacking = [tree for tree in trees if tree.name in absent]
-    return _Sending(link, lacking, progress).to_the_end() if lacking else 0
+    if not lacking:
+        return 0
+    sources, moved = sources_of(lacking), time.monotonic()
 
-
-class _Sending:
-    """Some trees on their way to one machine."""
-
-    def __init__(self, link: Link, trees: Sequence[Tree], progress: Progress) -> None:
-        self._link = link
-        self._trees = trees
-        self._sources = sources_of(trees)
-        self._progress = progress
-        self._moved = time.monotonic()
-
-    def to_the_end(self) -> int:
-        lack = self._ask()
-        total = least = lack.left(self._sources)
-        count = len(lack.blobs)
+    def ask() -> Lack:
+        """Ask what is missing, as often as it takes, unless nothing has arrived there for too long."""
         while True:
             try:
-                self._send(lack, total)
-                return count
+                return ask_missing(link, [], sorted(sources))
             except _BREAKS:
-                lack = self._ask()
-                if lack.left(self._sources) < least:
-                    least, self._moved = lack.left(self._sources), time.monotonic()
-
-    def _ask(self) -> Lack:
-        """Ask what is missing, as often as it takes.
-
-        Raises:
-            SshError: nothing has arrived there for too long.
-        """
-        while True:
-            try:
-                return ask_missing(self._link, [], sorted(self._sources))
-            except _BREAKS:
-                if time.monotonic() - self._moved > PATIENCE:
+                if time.monotonic() - moved > PATIENCE:
                     raise
                 time.sleep(1.0)
 
-    def _send(self, lack: Lack, total: int) -> None:
-        there = total - lack.left(self._sources)
-        header = {"trees": {tree.name: dict(tree.files) for tree in self._trees}, "begun": dict(lack.begun)}
-        blobs = {blob: self._sources[blob] for blob in lack.blobs}
-        pieces = packed(header, blobs, lack.begun, lambda done: self._progress(there + done, total))
-        stream = Outgoing(pieces)
+    def send(lack: Lack) -> None:
+        there = total - lack.left(sources)
+        header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(lack.begun)}
+        blobs = {blob: sources[blob] for blob in lack.blobs}
+        stream = Outgoing(packed(header, blobs, lack.begun, lambda done: progress(there + done, total)))
         try:
-            self._link.ask("sync", input=cast(BinaryIO, stream), timeout=None)
+            link.ask("sync", input=cast(BinaryIO, stream), timeout=None)
         finally:
             stream.check()
+
+    lack = ask()
+    total = least = lack.left(sources)
+    count = len(lack.blobs)
+    while True:
+        try:
+            send(lack)
+            return count
+        except _BREAKS:
+            lack = ask()
+            if lack.left(sources) < least:
+                least, moved = lack.left(sources), time.monotonic()
 
 
 def packed(

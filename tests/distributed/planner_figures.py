@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
-from distributed.planning.corrections import NONE, Corrections
+from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.job import Job
 from distributed.planning.prediction import Predictor
@@ -60,6 +60,6 @@ jobs = st.builds(
 )
 
 
-def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NONE) -> Candidate:
+def predict(cluster: Cluster, job: Job, choice: Choice, corrections: Corrections = NO_CORRECTIONS) -> Candidate:
     """Return what one choice should cost."""
     return Predictor(cluster, job, corrections).predict(choice)
