@@ -77,7 +77,7 @@ def bare(steps: int, blocks: int) -> None:
     import torch
 
     from profiles.schema import TrainingSettings
-    from training.optimizer import build_optimizer
+    from training.backward import build_optimizer
 
     data, model = _data(), _model()
     model.train()

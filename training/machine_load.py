@@ -99,7 +99,7 @@ class MachineLoad:
             joules=sum(known.values()) if known else None,
             meters=tuple(meter.name for meter in known) or None,
             battery_percent=power.percent if power else None,
-            on_mains=power.plugged if power else None,
+            on_mains=power.power_plugged if power else None,
         )
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -60,18 +60,9 @@ def processor_celsius() -> float | None:
     return max((celsius for celsius in found if celsius is not None), default=None)
 
 
-class Battery(NamedTuple):
-    """The battery of a machine that has one."""
-
-    percent: float
-    plugged: bool | None
-    """Whether it is on mains."""
-
-
-def battery() -> Battery | None:
-    """Return the state of the machine's battery."""
-    found = _told("sensors_battery")
-    return None if found is None else Battery(float(found.percent), found.power_plugged)
+def battery() -> Any:
+    """Return psutil's record of the machine's battery (``percent``, ``power_plugged``); ``None`` where it has none."""
+    return _told("sensors_battery")
 
 
 def _told(question: str) -> Any:

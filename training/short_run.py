@@ -39,7 +39,7 @@ from training.orders import Control
 from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
 from training.resources import free_cores, granted_cores, quota, threads, total_memory
-from training.sensors import OtherLoad
+from training.sensors import OtherLoad, battery
 from training.strategies.registry import usual_strategy
 from training.tasks.base import Task
 from training.tasks.registry import task_from_profile
@@ -134,7 +134,7 @@ def peak_memory(device: torch.device) -> int:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what the machine is, without what this process itself takes of it."""
-    memory, battery = psutil.virtual_memory(), psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    memory, power = psutil.virtual_memory(), battery()
     free, total = memory.available + psutil.Process().memory_info().rss, total_memory()[0]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -145,7 +145,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cores": free_cores(),
         "memory_total": int(total),
         "memory_free": int(min(free, total)),
-        "on_mains": battery is None or bool(battery.power_plugged),
+        "on_mains": power is None or bool(power.power_plugged),
     }
 
 

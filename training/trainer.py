@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from profiles.errors import RunFailed
-from training.backward import Backward, total_loss
+from training.backward import Backward, build_optimizer, set_learning_rate, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.data import SampleSchedule
@@ -23,7 +23,6 @@ from training.device import Precision, select_device, select_precision, start_tr
 from training.evaluation import Evaluator
 from training.events import MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent, _Event
 from training.exchange.base import Anchor, Exchange, Traffic
-from training.optimizer import build_optimizer, set_learning_rate
 from training.orders import Control
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, EarlyStopping, Position

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from profiles.schema import TrainingSettings
+from training.backward import build_optimizer
 from training.checkpoint import load_optimizer, optimizer_tensors
-from training.optimizer import build_optimizer
 
 
 def weights(steps: int, fused: bool, reload_after: int = -1) -> list[torch.Tensor]:

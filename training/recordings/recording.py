@@ -153,14 +153,11 @@ def one_line(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Names:
+class Names(Columns):
     """The columns of one table that count; empty where it has none."""
 
-    audio: str
-    text: str
-    speaker: str
-    language: str
-    offset: str
+    language: str = ""
+    offset: str = ""
 
 
 def names_in(table: Table, request: Request) -> Names:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +20,6 @@ S = TypeVar("S", bound=Strategy)
 _PARTS = ("base", "costs", "registry", "weights")
 """Files of this folder that hold no strategy."""
 _known: dict[str, type[Strategy]] = {}
-_loading = threading.RLock()
-_loaded = False
 
 
 def register(strategy: type[S]) -> type[S]:
@@ -41,15 +39,12 @@ def forget(name: str) -> None:
     withdraw("strategy", name)
 
 
+@functools.cache
 def load() -> None:
     """Import every strategy of this folder."""
-    global _loaded
-    with _loading:
-        if not _loaded:
-            _loaded = True
-            for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-                if module.name not in _PARTS:
-                    importlib.import_module(f"{__package__}.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name not in _PARTS:
+            importlib.import_module(f"{__package__}.{module.name}")
 
 
 def strategies() -> dict[str, type[Strategy]]:

@@ -50,8 +50,16 @@ def heard_languages(
     if wrapper.settings.from_scratch:
         raise BadInput("a model from scratch cannot tell the language", "set language, or add a column 'language'")
 
+    @torch.no_grad()
     def listen(folder: Path) -> None:
-        codes = _listen(wrapper, store, positions, device, progress)
+        model, codes = wrapper.build().eval().to(device), list[str]()
+        for start in range(0, len(positions), _BATCH):
+            progress("languages", start, len(positions))
+            clips = [torch.from_numpy(store[position]) for position in positions[start : start + _BATCH]]
+            codes += wrapper.detect_languages(model, wrapper.hear(model, torch.stack(clips).to(device)))
+        progress("languages", len(positions), len(positions))
+        del model
+        give_back(device)
         (folder / "languages.json").write_text(json.dumps(codes), encoding="utf-8")
 
     key = digest([key_of_files(root, wrapper.files()), store.key, json.dumps(list(positions))])
@@ -59,25 +67,6 @@ def heard_languages(
     heard = ", ".join(f"{code} in {count}" for code, count in Counter(found).most_common())
     logger.warning("language = auto: of %s without a language the model hears %s", counted(len(found), "clip"), heard)
     return found
-
-
-@torch.no_grad()
-def _listen(
-    wrapper: WhisperModelWrapper,
-    store: FeatureStore,
-    positions: Sequence[int],
-    device: torch.device,
-    progress: Progress,
-) -> list[str]:
-    model, codes = wrapper.build().eval().to(device), list[str]()
-    for start in range(0, len(positions), _BATCH):
-        progress("languages", start, len(positions))
-        clips = [torch.from_numpy(store[position]) for position in positions[start : start + _BATCH]]
-        codes += wrapper.detect_languages(model, wrapper.hear(model, torch.stack(clips).to(device)))
-    progress("languages", len(positions), len(positions))
-    del model
-    give_back(device)
-    return codes
 
 
 class ModelEar(Listener):
