@@ -10,8 +10,8 @@ from torch import nn
 
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import TrainingSettings
-from training.batches import StepBatches, move
-from training.device import Precision, does_not_fit, give_back, is_out_of_memory
+from training.batches import StepBatches
+from training.device import Precision, does_not_fit, give_back, is_out_of_memory, move
 from training.strategies.base import Strategy
 from training.tasks.base import Task
 

@@ -3,7 +3,6 @@ step's micro-batches made in the background while the current step computes."""
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -147,23 +146,6 @@ class StepBatches:
     @property
     def weight(self) -> float:
         return sum(self.weights)
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """Move what can be moved in ``value`` to ``device``: tensors, whatever has ``.to()``, and these in containers."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if callable(getattr(value, "to", None)) and not isinstance(value, type):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: move(item, device) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [move(item, device) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: move(getattr(value, name), device) for name in names})
-    return value
 
 
 class BatchSource:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -127,6 +128,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """Move what can be moved in ``value`` to ``device``: tensors, whatever has ``.to()``, and these in containers."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: move(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [move(item, device) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: move(getattr(value, name), device) for name in names})
+    return value
 
 
 def is_out_of_memory(error: BaseException) -> bool:

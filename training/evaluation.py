@@ -12,10 +12,10 @@ from torch import nn
 
 from profiles.errors import BadInput
 from profiles.schema import EvaluationSettings
-from training.batches import Samples, move
+from training.batches import Samples
 from training.bounded import LONGEST_TEXT, harmless
 from training.data import evaluation_slice
-from training.device import Precision, does_not_fit, evaluating, give_back, is_out_of_memory
+from training.device import Precision, does_not_fit, evaluating, give_back, is_out_of_memory, move
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank

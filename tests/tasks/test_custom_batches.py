@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
-from training.batches import move
+from training.device import move
 from training.simulation import LocalTrainer
 from training.tasks.custom import CustomJob, CustomTask, check_data
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
-from training.device import select_device
+from training.device import move, select_device
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
@@ -88,11 +88,7 @@ def _sum_over(
     answers: list[Answer] = []
     for start in range(0, len(data), batch_size):
         samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
-        batch = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in task.collate(samples, None).items()
-        }
-        part, said = task.answer(model, batch, generate=True)
+        part, said = task.answer(model, move(task.collate(samples, None), device), generate=True)
         for name, value in part.items():
             sums[name] = sums.get(name, 0.0) + value
         answers += said
