@@ -117,12 +117,10 @@ def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
     free, total = free_memory(health)
     seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
-    if level == "ok":
-        return Finding("model", level, seen, "fits into the memory")
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
-    if level == "problem":
-        return Finding("model", level, seen, "fits into the memory", f"{less}, or take a smaller model")
-    return Finding("model", level, seen, "fits into what is free", f"close programs there, or {less}")
+    fixes = {"ok": "", "warning": f"close programs there, or {less}", "problem": f"{less}, or take a smaller model"}
+    needed = "fits into what is free" if level == "warning" else "fits into the memory"
+    return Finding("model", level, seen, needed, fixes[level])
 
 
 def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:

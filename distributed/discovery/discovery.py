@@ -69,7 +69,7 @@ class Discovery:
         self._candidates = candidates(self._sources, self._known)
         hosts = KnownHosts.read(self._sources.known_hosts)
         self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
-        self._interfaces = list_interfaces()
+        self._interfaces, self._interfaces_due = list_interfaces(), 0.0
         self._browser = Browser(self._observe) if browse else None
         self._state, self._version = State(), 0
         self._changed = threading.Condition()
@@ -117,10 +117,10 @@ class Discovery:
             self._loop.close()
 
     async def _main(self) -> None:
-        self._look_at_this_computer()
         self._look_ups_due.set()
         self._spawn(self._look_up_again_and_again())
         try:
+            self._listen()
             while not self._stop.is_set():
                 self._refresh_interfaces()
                 if self._browser is not None:
@@ -152,11 +152,14 @@ class Discovery:
 
     # -------------------------------------------------------------------------------------------------- what is known
 
-    def _look_at_this_computer(self) -> None:
+    def _listen(self) -> None:
+        """See this computer with the interfaces that it has, and hear what is announced on them."""
         name = socket.gethostname()
         key = SightingKey(Origin.HERE, "", name.casefold())
         local = name if name.endswith(".local") else f"{name}.local"
         self._observe(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces)))
+        if self._browser is not None:
+            self._browser.listen_on(self._interfaces)
 
     async def _look_up_again_and_again(self) -> None:
         """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
@@ -174,19 +177,13 @@ class Discovery:
             self._look_ups_due.clear()
             await asyncio.gather(*map(one, self._candidates))
 
-    _looked_at_interfaces = 0.0
-
     def _refresh_interfaces(self) -> None:
         now = time.monotonic()
-        if now - self._looked_at_interfaces < _INTERFACES_EVERY and self._looked_at_interfaces:
+        if now < self._interfaces_due:
             return
-        first, self._looked_at_interfaces = not self._looked_at_interfaces, now
+        self._interfaces_due = now + _INTERFACES_EVERY
         found = list_interfaces()
-        if found == self._interfaces and not first:
-            return
-        self._interfaces = found
-        self._look_at_this_computer()
-        if self._browser is not None:
-            self._browser.listen_on(found)
-        if not first:
+        if found != self._interfaces:
+            self._interfaces = found
+            self._listen()
             self._look_ups_due.set()

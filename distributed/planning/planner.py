@@ -82,9 +82,7 @@ class _Way:
 
 
 class _Planner:
-    def __init__(
-        self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections = NO_CORRECTIONS
-    ) -> None:
+    def __init__(self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections) -> None:
         self._cluster = cluster
         self._job = job
         self._predictor = Predictor(cluster, job, corrections)

@@ -149,8 +149,7 @@ class StartWatch:
         self._names = names
         self._engine = engine
         self._lock = threading.Lock()
-        self._started: set[int] = set()
-        self._joined: set[int] = set()
+        self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
         self.begun = False
         """Whether the members have come together."""
@@ -160,21 +159,19 @@ class StartWatch:
             match event:
                 case RunEvent(status="running"):
                     self.begun = True
-                case MemberEvent(status="started", member=int(rank)):
-                    self._started.add(rank)
-                case MemberEvent(status="joined", member=int(rank)):
-                    self._joined.add(rank)
+                case MemberEvent(status="started" | "joined" as status, member=int(rank)):
+                    self._status[rank] = status
                 case ProgressEvent(member=int(rank)):
                     self._work[rank] = event
 
     def missing(self) -> list[str]:
         """Return a line for every member that the others wait for."""
         with self._lock:
-            return [self._line(rank) for rank in range(len(self._names)) if rank not in self._joined]
+            return [self._line(rank) for rank in range(len(self._names)) if self._status.get(rank) != "joined"]
 
     def _line(self, rank: int) -> str:
         name, work = self._names[rank], self._work.get(rank)
-        if rank not in self._started:
+        if rank not in self._status:
             return f"waiting for {name}: its worker has not started yet"
         if work is not None and (work.total is None or work.done < work.total):
             total = f" of {work.total}" if work.total else ""
