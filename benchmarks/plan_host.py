@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from distributed.hosts.schema import Hosts
 from distributed.launcher import DistributedLauncher
 from distributed.measuring.measure import MeasureOptions, measure
-from distributed.planning.measurement_cache import MeasurementCache
+from distributed.planning.cluster import MeasurementCache
 from profiles.errors import MusterError
 from profiles.resolve import load_profile
 from profiles.schema import Profile

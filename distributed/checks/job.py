@@ -15,9 +15,9 @@ from distributed.checks.findings import Finding, Health, Level, gigabytes
 from distributed.machine.link import Link
 from distributed.measuring.machine_figures import SpeedFigures, seats_of
 from distributed.measuring.measure import known_speeds
+from distributed.planning.cluster import MeasurementCache
 from distributed.planning.fitting import DOUBT, Room, fitted
 from distributed.planning.job import job_of
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect

@@ -127,7 +127,7 @@ class HereProcess(Process):
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise CommandTimeout(self.machine, "a command did not end in time") from None
-        return _exit_code(code)
+        return code if code >= 0 else 128 - code  # 128 + signal where a signal ended it, as over SSH
 
     def close(self) -> None:
         """End the command and its streams."""
@@ -137,11 +137,6 @@ class HereProcess(Process):
         for stream in (self._stdin, self._stdout, self._errors):
             with contextlib.suppress(OSError):
                 stream.close()
-
-
-def _exit_code(code: int) -> int:
-    """128 + signal where a signal ended it, as over SSH."""
-    return code if code >= 0 else 128 - code
 
 
 CACHE = "~/.cache/muster"

@@ -255,8 +255,6 @@ def listening(probe: Probe) -> Iterator[tuple[int, str]]:
 
 _EXHAUSTED = 0.9
 """A link that carries so much of what the card can leaves nothing to be found out."""
-
-
 _MORE = 1.3
 """Times a link's rate that the machine at its other end has to carry to have had more to give."""
 

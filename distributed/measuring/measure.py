@@ -16,12 +16,11 @@ from distributed.hosts.schema import Hosts
 from distributed.machine.link import HERE_NAME, Dial, HereConnection, Link, Tell, address_towards, link_to, this_machine
 from distributed.measuring.link_figures import AllInterfaces, PairFigures, measure_interfaces, measure_links, probing
 from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, seats_of
-from distributed.planning.cluster import Cluster
+from distributed.planning.cluster import Cluster, MeasurementCache
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
 from distributed.planning.fitting import fit
 from distributed.planning.job import Figures, Workload
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import Ready, check, plan_run, ready, rooms_of
 from distributed.ssh.connection import Trust

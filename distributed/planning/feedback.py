@@ -26,11 +26,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, Document, Machine, Name, Text
+from distributed.planning.cluster import Cluster, Document, Machine, MeasurementCache, Name, Text
 from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
 from distributed.planning.document import Candidate, Choice, MemberForecast, Planning
 from distributed.planning.job import Figures, Job
-from distributed.planning.measurement_cache import MeasurementCache
 from profiles.errors import MusterError
 from training.events import Event, MemberEvent, StepEvent
 from training.run_folder import RunFolder

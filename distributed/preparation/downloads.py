@@ -21,8 +21,6 @@ from distributed.preparation.environment_builder import CPU_INDEX
 from profiles.errors import BadInput
 
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
-
-
 _UV_TAGS = {
     "Linux": ("manylinux_2_17_{0}", "manylinux2014_{0}", "musllinux_1_1_{0}"),
     "Darwin": ("macosx_11_0_{0}", "macosx_10_12_{0}"),

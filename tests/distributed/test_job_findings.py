@@ -20,9 +20,8 @@ from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, Link
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.planning.cluster import Machine as Measured
-from distributed.planning.cluster import Measurement
+from distributed.planning.cluster import Measurement, MeasurementCache
 from distributed.planning.job import Workload
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.memory_model import RUNTIME, need_of
 from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
 from distributed.preparation.code_sync import collect

@@ -28,9 +28,8 @@ from distributed.measuring.link_figures import (
 )
 from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured, MeasureOptions
-from distributed.planning.cluster import Machine, Measurement
+from distributed.planning.cluster import Machine, Measurement, MeasurementCache
 from distributed.planning.job import Workload
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import Inputs, folder_tree
 from distributed.ssh.errors import SshError

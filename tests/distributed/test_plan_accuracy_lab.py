@@ -11,10 +11,10 @@ from muster_runs import JOB, PATIENCE
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.measuring.measure import MeasureOptions, measure
+from distributed.planning.cluster import MeasurementCache
 from distributed.planning.document import Choice
 from distributed.planning.feedback import compare
 from distributed.planning.job import job_of
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.prediction import Predictor
 from profiles.resolve import load_profile
 from profiles.schema import Profile

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import cluster, job, machine, predict
 
-from distributed.planning.cluster import Cluster
+from distributed.planning.cluster import Cluster, MeasurementCache
 from distributed.planning.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
 from distributed.planning.document import Candidate, Choice
 from distributed.planning.feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
-from distributed.planning.measurement_cache import MeasurementCache
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, StepEvent
