@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
 
 def member(engine: str, rank: int, world: int, address: str, secrets: str, codec: str) -> None:
     """Body of one member: for every line ``elements repeats`` exchange, and say the seconds."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     import torch
 
     torch.set_num_threads(1)
@@ -91,13 +91,21 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, codec
 
 
 class Members:
-    """The member processes of one engine."""
+    """The member processes of one engine; ``prefixes`` go before each one's command."""
 
-    def __init__(self, engine: str, world: int, address: str, secrets: Path, codec: str) -> None:
+    def __init__(
+        self,
+        engine: str,
+        world: int,
+        address: str,
+        secrets: Path,
+        codec: str,
+        prefixes: Sequence[Sequence[str]] = (),
+    ) -> None:
         command = [sys.executable, __file__, "--member", engine]
         self._processes = [
             subprocess.Popen(
-                [*command, str(rank), str(world), address, str(secrets), codec],
+                [*(prefixes[rank] if prefixes else ()), *command, str(rank), str(world), address, str(secrets), codec],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -24,15 +24,16 @@ from training.exchange.sealing import HEADER, MAX_FRAME, TAG, Cipher, FrameError
 
 MAX_EARLY = 64 << 20
 """Bytes of messages that came before anybody asked for them."""
-_FEWEST, _ALIGNMENT = 16 << 10, 4 << 10
+_FEWEST, _FIRST, _ALIGNMENT = 16 << 10, 64 << 10, 4 << 10
 _LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
 _LOCAL = 1 << 31
 """Bytes a second above which nothing is limited by the link."""
 
 
 FAREWELL = 0xFFFFFFFF
-"""The operation of a link's last message: whom its sender has lost."""
+"""The operation of a link's last message: whom its sender has lost, and why."""
 _LAST_WORD = struct.Struct("<I")
+_MAX_WHY = 200
 
 
 class PeerLost(ExchangeError):
@@ -190,8 +191,8 @@ class Outgoing(_Link):
         rotation: Rotation | None = None,
     ) -> None:
         self._rotation = rotation
-        self._rate = 0.0
-        self._frame = MAX_FRAME
+        self._sent_lately = self._seconds_lately = 0.0
+        self._frame = _FIRST
         self._buffer = 0
         self._counter = 0
         self._last_word: PeerLost | None = None
@@ -206,6 +207,7 @@ class Outgoing(_Link):
         super()._begin(connection)
         self._sealer = Sealer(connection.secret, connection.cipher) if connection.sealed else None
         self._round_trip = connection.round_trip
+        self._hold(_LEAST_BUFFER)
 
     def send(self, operation: int, data: memoryview) -> None:
         """Send one message."""
@@ -219,7 +221,8 @@ class Outgoing(_Link):
 
     def _send_frame(self, operation: int, part: memoryview, left: int) -> None:
         if (lost := self._last_word) is not None:
-            operation, part, left = FAREWELL, memoryview(_LAST_WORD.pack(lost.rank)), 0
+            part = memoryview(_LAST_WORD.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
+            operation, left = FAREWELL, 0
         if self._sealer is not None:
             pieces = [self._sealer.seal(operation, part, left)]
         else:
@@ -249,13 +252,17 @@ class Outgoing(_Link):
         """
         if size < _FEWEST:
             return
-        rate = min(size / max(seconds, 1e-9), float(_LOCAL))
-        self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
-        self._frame = int(min(MAX_FRAME, max(_FEWEST, self._rate * SLOT // _ALIGNMENT * _ALIGNMENT)))
-        wanted = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, self._rate * (2 * SLOT + 2 * self._round_trip))))
+        self._sent_lately = 0.8 * self._sent_lately + size
+        self._seconds_lately = 0.8 * self._seconds_lately + seconds
+        rate = min(self._sent_lately / max(self._seconds_lately, 1e-9), float(_LOCAL))
+        self._frame = int(min(MAX_FRAME, max(_FEWEST, rate * SLOT // _ALIGNMENT * _ALIGNMENT)))
+        wanted = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, rate * (2 * SLOT + 2 * self._round_trip))))
         if not 0.5 < self._buffer / wanted < 2.0:
-            self._buffer = wanted
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+            self._hold(wanted)
+
+    def _hold(self, size: int) -> None:
+        self._buffer = size
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 class Incoming(_Link):
@@ -343,10 +350,11 @@ class Incoming(_Link):
                 raise FrameError(f"frame {counter} where {self._counter} had to come")
             self._counter += 1
         operation, length, left = parse_header(self._header)
-        if operation == FAREWELL and length == _LAST_WORD.size and not left:
+        if operation == FAREWELL and _LAST_WORD.size <= length <= _LAST_WORD.size + _MAX_WHY and not left:
             word = bytearray(length)
             self._take(length, memoryview(word))
-            raise self.lost(f"{self._names[self.peer]} has lost it", _LAST_WORD.unpack(word)[0])
+            why = word[_LAST_WORD.size :].decode(errors="replace")
+            raise self.lost(f"{why} ({self._names[self.peer]} says)", _LAST_WORD.unpack_from(word)[0])
         return operation, length, left
 
     def _fill(self, into: memoryview) -> None:

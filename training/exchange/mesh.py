@@ -325,11 +325,7 @@ class Mesh:
             self.lost = lost
             shares = list(self._shares)
         for peer in self.peers:
-            if peer == lost.rank:
-                self._out[peer].cut()
-                self._in[peer].cut()
-            else:
-                self._out[peer].say_farewell(lost)
+            self._out[peer].say_farewell(lost)
         for share in shares:
             share.fail()
         timer = threading.Timer(_FAREWELL_SECONDS, self._cut)

@@ -19,7 +19,7 @@ BACKEND = "muster"
 
 Pieces = list[torch.Tensor]
 
-_PIECE = 256 << 10
+_PIECE = 64 << 10
 """Bytes of a piece where the vector is short; in a long one frames are longer, of which each costs processor time."""
 
 
@@ -88,7 +88,7 @@ class TensorReduction(Reduction):
         self._reducer = reducer
         share = -(-values.numel() // len(members))
         share = -(-share // 64) * 64
-        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 8))
+        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 16))
         self._step = piece // values.element_size()
         self._bounds = {
             member: (min(number * share, values.numel()), min((number + 1) * share, values.numel()))
