@@ -28,8 +28,16 @@ from typing import Any
 from profiles.errors import BadInput, MusterError
 from profiles.schema import DataSettings, Profile
 from training.tasks.patches import BLACKLIST, PSEUDO
-from training.tasks.speech_clips import SPLITS, Clip, FileSource
-from training.tasks.speech_dataset import SpeechTables, is_on_hub, present, read_divided, read_speech, read_tables
+from training.tasks.speech_clips import SPLITS, Clip, FileSource, held_out
+from training.tasks.speech_dataset import (
+    SpeechTables,
+    in_train_too,
+    is_on_hub,
+    present,
+    read_divided,
+    read_speech,
+    read_tables,
+)
 from training.tasks.tables import read_table
 
 PATIENCE = 20.0
@@ -73,6 +81,10 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     listed = sum(change.kind == "delete" and BLACKLIST in Path(change.where).name for change in tables.changes)
     counts = {"corrected": kinds["override_text"], "deleted": kinds["delete"] - listed, "blacklisted": listed}
     counts["protected"] = kinds["protect"]
+    splits = present(tables)
+    counts["in_train_too"] = len(in_train_too(splits))
+    if "validation" not in splits:
+        counts["held_out"] = held_out(len(splits.get("train", ())))
     if tables.folder is not None:
         from training.recordings.workplace import LEFT_OUT  # loads what decodes
 

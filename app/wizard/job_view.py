@@ -22,10 +22,10 @@ from profiles.resolve import Resolved
 from profiles.schema import Profile
 from training.resources import total_memory
 from training.tasks.published_models import usable_profile
+from training.tasks.speech_clips import HOW_TO_MEND, IN_TRAIN_TOO
 
 _OWN = ("hosts", "workers", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
-_TOO_MANY = "remove their lines, or allow more with max_broken_share"
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """What is left to the planner where neither the person nor a saved profile has chosen."""
 
@@ -139,7 +139,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
             status=Status.FAILED if too_many else Status.WARNING if broken else Status.OK,
             words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
-            fix=_TOO_MANY if too_many else "they are left out" if broken else "",
+            fix=HOW_TO_MEND if too_many else "they are left out" if broken else "",
         ),
     )
 
@@ -153,6 +153,10 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
     data = profile.data.dataset_path
     if count := history.get("not_prepared"):
         yield f"prepared; {count} not taken: see left_out.csv"
+    if count := history.get("in_train_too"):
+        yield f"{counted(count, 'held-out recording')} {IN_TRAIN_TOO}"
+    if count := history.get("held_out"):
+        yield f"no validation.csv: {counted(count, 'recording')} of train held out"
     words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}
     patches = [f"{history[name]} {word}" for name, word in words.items() if history.get(name)]
     if patches:
@@ -160,7 +164,7 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
     if count := history.get("pseudo"):
         share = profile.data.pseudo_share
         taken = f"at most {share:.0%} of the training clips" if share else "none taken; set pseudo_share"
-        yield f"pseudo.csv: {count} texts by a model; {taken}"
+        yield f"pseudo.csv: {counted(count, 'text')} by a model; {taken}"
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

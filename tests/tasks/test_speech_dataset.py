@@ -13,7 +13,7 @@ from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import Clip, FileSource, hold_out
-from training.tasks.speech_dataset import read_speech, split_to_evaluate
+from training.tasks.speech_dataset import read_divided, read_speech, split_to_evaluate
 
 
 def clip(name: str) -> Clip:
@@ -113,6 +113,33 @@ def test_empty_table(tmp_path: Path) -> None:
 def test_no_such_data_set(path: str) -> None:
     with pytest.raises(BadInput, match="no data set was given|no such folder"):
         read_speech(path)
+
+
+def test_a_mistyped_folder_is_told_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "my recordings").mkdir()
+    with pytest.raises(BadInput, match=r"no such folder .*did you mean .*/my recordings\?"):
+        read_speech(str(tmp_path / "my recording"))
+
+
+@pytest.mark.parametrize("name", ["train.xlsx", "Train.CSV"])
+def test_a_table_of_another_name_or_kind_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(BadInput, match=f"{name} is there: save it as train.csv"):
+        read_speech(str(tmp_path))
+
+
+def test_paths_written_on_windows(tmp_path: Path) -> None:
+    rows = [(name, path.replace("/", "\\"), text) for name, path, text in write_clips(tmp_path, 1)]
+    write_csv(tmp_path / "train.csv", rows)
+    assert read_speech(str(tmp_path))["train"][0].audio == FileSource(tmp_path / "audio/clip0.wav")
+
+
+def test_a_held_out_recording_that_is_trained_on_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = write_clips(tmp_path, 3)
+    write_csv(tmp_path / "train.csv", rows)
+    write_csv(tmp_path / "validation.csv", [("other", rows[1][1], "one")])
+    read_divided(str(tmp_path))
+    assert "1 held-out recording in the training data too" in caplog.text
 
 
 def test_folder_without_a_table(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ from training.tasks.pretrained import (
     save_adapter,
     with_8_bit_base,
 )
+from training.tasks.speech_clips import held_out
 from training.tasks.speech_dataset import is_on_hub
-from training.tasks.texts import Blocks, held_out, hold_out_tail, read_texts, some_tokens, tokenise
+from training.tasks.texts import Blocks, hold_out_tail, read_texts, some_tokens, tokenise
 
 _HASHED = 1_000_000
 """Tokens of a split, evenly spread, that tell whether two machines hold the same text."""

@@ -21,6 +21,8 @@ NOISE_COLUMNS = ("snr", "noise")
 """Speech-to-noise ratio in dB, or the kind of noise."""
 HELD_OUT = 0.1
 """Share of the training clips that is held out if there is no validation split."""
+IN_TRAIN_TOO = "in the training data too: the WER promises too much"
+HOW_TO_MEND = "repair or remove them, write other formats as WAV (ffmpeg -i OLD NEW.wav), or raise max_broken_share"
 
 SPLITS = {
     "train": ("train", "training"),
@@ -29,6 +31,11 @@ SPLITS = {
 }
 """Names a split goes by, as in Hugging Face's audiofolder."""
 T = TypeVar("T")
+
+
+def held_out(count: int) -> int:
+    """Return how many of the training samples are held out if there is no validation split."""
+    return max(1, round(count * HELD_OUT))
 
 
 def by_split(find: Callable[[str], T | None]) -> dict[str, T]:
@@ -117,7 +124,7 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     if len(train) < 2:
         raise BadInput("the data set has one clip and no validation split", "add clips, or validation.csv")
     ranked = sorted(train, key=lambda clip: id_hash(clip.id))
-    held = {clip.id for clip in ranked[: max(1, round(len(train) * HELD_OUT))]}
+    held = {clip.id for clip in ranked[: held_out(len(train))]}
     logger.warning("no validation split: %d of %d training clips are held out to evaluate on", len(held), len(train))
     rest = [clip for clip in train if clip.id not in held]
     return {**splits, "train": rest, "validation": [clip for clip in train if clip.id in held]}

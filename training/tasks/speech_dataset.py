@@ -7,6 +7,7 @@ Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``tes
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
@@ -14,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.tasks.patches import KEPT, PSEUDO, Change, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
+    IN_TRAIN_TOO,
     SPLITS,
     Clip,
     FileSource,
@@ -32,6 +35,7 @@ from training.tasks.tables import Row, as_stored, read_table
 logger = logging.getLogger("muster.data")
 
 AUDIO_COLUMNS = ("audio_path", "file_name")
+_SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
 _NAMED = 10  # remarks on patches that are logged one by one
@@ -69,9 +73,22 @@ def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) ->
     """
     tables = _read(path, text_column)
     splits = present(tables, hold_out(tables.splits))
+    if doubled := in_train_too(splits):
+        _warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].where}")
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
+
+
+def in_train_too(splits: SpeechSplits) -> list[Clip]:
+    """Return the clips of other splits whose recordings are trained on."""
+    trained = {name for clip in splits.get("train", ()) for name in _files(clip)}
+    others = (clip for split, clips in splits.items() if split != "train" for clip in clips)
+    return [clip for clip in others if trained.intersection(_files(clip))]
+
+
+def _files(clip: Clip) -> list[str]:
+    return [os.path.abspath(clip.audio.path)] if isinstance(clip.audio, FileSource) else []
 
 
 def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
@@ -144,7 +161,9 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
     if place.is_dir():
         return _patched(place, _read_folder(place, text_column), text_column)
     if looks_like_path(path):
-        raise BadInput(f"data set {path}: no such folder", "check dataset_path")
+        near = difflib.get_close_matches(place.name, [one.name for one in place.parent.glob("*")], 1)
+        hint = f"did you mean {place.parent / near[0]}?" if near else "check its path (dataset_path)"
+        raise BadInput(f"data set {path}: no such folder", hint)
     from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 
     return SpeechTables(read_hub_speech(path, text_column))
@@ -252,6 +271,8 @@ def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
     tables = tables or _inner_tables(folder)
     if not tables:
         hint = "write train.csv with the columns id, audio_path, text"
+        if there := [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]:
+            hint = f"{there[0]} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
         raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
     return {split: _table(path, text_column) for split, path in tables.items()}
 

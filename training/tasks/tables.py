@@ -123,6 +123,8 @@ def as_stored(folder: Path, cell: str) -> Path:
 
     Cells are composed (NFC). Files that come from a Mac may have decomposed names, where an umlaut is two characters.
     """
+    if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
+        cell = cell.replace("\\", "/")
     parts = Path(cell).expanduser()
     if cell.isascii() or os.path.exists(folder / parts):
         return folder / parts

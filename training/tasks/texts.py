@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from profiles.errors import BadInput
 from training.tasks.cache import get_or_build
-from training.tasks.speech_clips import HELD_OUT, SPLITS, by_split, existing
+from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.tables import read_text
 
@@ -100,11 +100,6 @@ def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
     logger.warning("no validation.txt: the last %d of %d blocks are held out to evaluate on", held, blocks)
     cut = (blocks - held) * size
     return {**splits, "train": splits["train"][: cut + 1], "validation": splits["train"][cut:]}
-
-
-def held_out(blocks: int) -> int:
-    """Return how many of so many blocks are held out where there is no validation split."""
-    return max(1, round(blocks * HELD_OUT))
 
 
 def some_tokens(documents: Sequence[str], tokenizer: Any, wanted: int) -> tuple[Tokens, float] | None:

@@ -22,7 +22,7 @@ from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.predictions import Prediction, prediction_of
-from training.tasks.speech_clips import Clip
+from training.tasks.speech_clips import HOW_TO_MEND, Clip
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment
@@ -182,7 +182,7 @@ class WhisperTask(Task):
             first = next(iter(store.errors))
             named = f"first {clips[first].where}: {clips[first].id}: {store.errors[first]}"
             message = f"{split}: {broken}, more than {allowed:.1%}; {named}"
-            raise BadInput(message, "repair or remove them, or raise max_broken_share")
+            raise BadInput(message, HOW_TO_MEND)
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 
@@ -194,8 +194,9 @@ class WhisperTask(Task):
         names = ", ".join(f"{clip.id} ({clip.where})" for clip in named[:3]) + (", ..." if len(named) > 3 else "")
         many, policy = counted(len(named), "clip"), self.profile.data.long_audio
         if policy == "refuse":
-            longer = ", or take a model that hears more: whisper-scratch hears 30 s" if "window" in what else ""
-            raise BadInput(f"{many} {what}: {names}", f"divide them, set long_audio = cut or skip{longer}")
+            short = "window" in what and self.wrapper.log_mel.seconds < 30
+            longer = ", or take a model that hears more: whisper-scratch hears 30 s" if short else ""
+            raise BadInput(f"{many} {what}: {names}", f"divide them (segment), set long_audio = cut or skip{longer}")
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
         logger.warning("%s %s %s: %s", many, what, done, names)
         return [i for i in positions if i not in long] if policy == "skip" else positions
