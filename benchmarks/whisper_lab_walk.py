@@ -1,11 +1,13 @@
 """Some recordings, a published Whisper and three machines: what was predicted, what came, and what the model hears.
 
-    .venv/bin/python benchmarks/whisper_lab_walk.py MODEL [--steps 20] [--batch 8] [--set KEY=VALUE ...] [--json FILE]
+    .venv/bin/python benchmarks/whisper_lab_walk.py MODEL [--steps 20] [--batch 8] [--screens] [--json FILE]
+    .venv/bin/python benchmarks/whisper_lab_walk.py MODEL --headless [--set KEY=VALUE ...]
 
-Needs root and Linux: the machines are network namespaces with an sshd each (``tests/lab``); they share the processors
-of this machine, so their speeds depend on each other and on whatever else runs. 44 of the spoken commands are trained
-on; the 16 held out are of a recorded person whom nobody heard in training. ``MODEL`` is a published Whisper's folder.
-The command is the one that the wizard shows: it measures machines and links, plans, and trains.
+Needs root, Linux and tmux: the machines are network namespaces with an sshd each (``tests/lab``); they share the
+processors of this machine, so their speeds depend on each other and on whatever else runs. 44 of the spoken commands
+are trained on; the 16 held out are of a recorded person whom nobody heard in training. ``MODEL`` is a published
+Whisper's folder. ``wizard.py`` runs in a terminal of 80x24 and gets the keys that a person would press, from Machines
+to the end of the run; ``--headless`` runs the command that the wizard shows instead.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import argparse
 import csv
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from distributed.planning.document import Planning
 from distributed.planning.feedback import PLANNING
+from tests.demo.tmux_terminal import Tmux
 from tests.lab.lab import Lab
 from training.events import MachineEvent
 from training.run_folder import RunFolder
@@ -33,6 +38,13 @@ from training.run_folder import RunFolder
 COMMANDS = REPOSITORY / "examples" / "spoken_commands"
 TRAINED, HELD_OUT, PERSON = 44, 16, "awb"
 NAMES = ("one", "two", "three")
+LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "output", "saved", "tests", "docs")
+"""Of the project's copy, in which the wizard saves its profile."""
+MOST_ROWS = 40
+MOST_ANSWER = 10.0
+PATIENCE = 300.0
+TRAINING = 1800.0
+"""Seconds."""
 
 
 def rows_of(split: str) -> list[dict[str, str]]:
@@ -63,17 +75,107 @@ def make_recordings(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def train(lab: Lab, folder: Path, model: Path, options: Iterable[str]) -> Path:
+class Walk:
+    """The wizard in a terminal; every screen that was waited for is kept."""
+
+    def __init__(self, terminal: Tmux) -> None:
+        self.terminal = terminal
+        self.screens: list[str] = []
+
+    def until(self, *texts: str, patience: float = PATIENCE) -> None:
+        """Wait for a screen that shows all texts."""
+        self.screens.append(self.terminal.until(*texts, patience=patience))
+
+    def select(self, row: str) -> None:
+        """Go down to the row that begins so; each key is answered before the next one."""
+        self.until(f" {row} ")
+        for _ in range(MOST_ROWS):
+            place = self._selected()
+            if place == f"▌ {row}":
+                return
+            self.terminal.press("Down")
+            end = time.monotonic() + MOST_ANSWER
+            while self._selected() == place and time.monotonic() < end:
+                time.sleep(0.1)
+        raise SystemExit(f"row {row!r} is never selected on:\n{self.terminal.screen}")
+
+    def _selected(self) -> str:
+        """Return the first cell of the selected row; the others change by themselves."""
+        line = next((line for line in self.terminal.screen.splitlines() if "▌" in line), "")
+        return line.strip().partition("  ")[0]
+
+    def fill_in(self, row: str, value: str) -> None:
+        """Change an option of Job."""
+        self.select(row)
+        self.terminal.press("Enter")
+        self.until("esc Close")
+        for _ in range(MOST_ROWS):  # a dialog that has just opened may lose keys
+            self.terminal.press("C-u")
+            self.terminal.write(value)
+            time.sleep(1.0)
+            if f" {value} " in self.terminal.screen:
+                break
+        self.terminal.press("Enter")
+        self.terminal.until_gone("esc Close")
+
+    def train(self, model: Path, recordings: Path, options: Mapping[str, int]) -> None:
+        """Go from Home to the end of the run."""
+        press = self.terminal.press
+        self.until("What do you want to do?", "New set-up")
+        press("n")
+        self.until("1 picked of", "(here)", *(f"[ ] {name} " for name in NAMES))
+        press("Space")
+        for name in sorted(NAMES):
+            self.select(f"[ ] {name}")
+            press("Space")
+            self.until(f"▌ [x] {name} ")
+        self.until("3 picked of")
+        press("Enter")
+        self.until("Can Muster log in there?", "3 of 3 accept the login")
+        press("Enter")
+        self.until("Are they ready to train?", "3 of 3 ready")
+        press("Enter")
+        self.until("How fast is the network", "Mbit/s, ms")
+        press("Enter")
+        self.until("Which model, on which data?", "Continue")
+        self.fill_in("model", str(model))
+        self.fill_in("data set", str(recordings))
+        for name, value in options.items():
+            self.fill_in(name, str(value))
+        self.until(f"{TRAINED} samples", "fits all 3 machines")
+        press("n")
+        self.until("How should they train together?", "recommended")
+        press("Enter")
+        self.until("Review and start", "enter Start")
+        self.terminal.press_until_gone("Enter", "Review and start")
+        self.until("1 Overview", "step 1")
+        self.until("Completed", patience=TRAINING)
+        press("Escape")
+        self.until("The run has ended", "transcribe")
+        press("C-c")
+        self.until("exit code 130")
+
+
+def train_by_wizard(lab: Lab, folder: Path, model: Path, options: Mapping[str, int], show_screens: bool) -> Path:
+    """Train through the wizard's screens; return the run's folder."""
+    project = folder / "muster"
+    shutil.copytree(REPOSITORY, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copy(lab.hosts_file, project / "distributed_hosts.json")
+    with Tmux([sys.executable, "wizard.py"], project) as terminal:
+        walk = Walk(terminal)
+        try:
+            walk.train(model, make_recordings(folder / "recordings"), options)
+        finally:
+            if show_screens:
+                print("\n".join(walk.screens))
+    return next((project / "output").iterdir())
+
+
+def train_headless(lab: Lab, folder: Path, model: Path, options: Iterable[str]) -> Path:
     """Train as the wizard's command does; return the run's folder."""
     settings = [word for option in options for word in ("--set", option)]
-    words = [
-        "distributed-train",
-        "demo",
-        "--model",
-        str(model),
-        "--dataset",
-        str(make_recordings(folder / "recordings")),
-    ]
+    recordings = str(make_recordings(folder / "recordings"))
+    words = ["distributed-train", "demo", "--model", str(model), "--dataset", recordings]
     hosts = ["--hosts", str(lab.hosts_file), "--strategy", "auto", "--no-input"]
     command = [sys.executable, str(REPOSITORY / "cli_typer.py"), *words, *hosts, *settings]
     subprocess.run(command, check=True, cwd=folder)
@@ -124,15 +226,25 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument("--headless", action="store_true", help="by one command, without the wizard")
+    parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE", help="headless")
+    parser.add_argument("--screens", action="store_true", help="print every screen on the way")
     parser.add_argument("--folder", type=Path, help="of the recordings and the run; else a temporary one")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
-    options = [f"max_steps={given.steps}", f"batch_size={given.batch}", *given.settings]
+    if given.settings and not given.headless:
+        parser.error("--set needs --headless")
+    options = {"max_steps": given.steps, "batch_size": given.batch}
+    model = given.model.resolve()
     with Lab(*NAMES) as lab, tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = figures(train(lab, folder, given.model.resolve(), options))
+        if given.headless:
+            settings = [*(f"{name}={value}" for name, value in options.items()), *given.settings]
+            run = train_headless(lab, folder, model, settings)
+        else:
+            run = train_by_wizard(lab, folder, model, options, given.screens)
+        found = figures(run)
     show(found)
     if given.json:
         given.json.write_text(json.dumps(found, indent=2))
