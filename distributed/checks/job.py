@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health, Level, gigabytes
 from distributed.machine.link import Link
-from distributed.measuring.machine_figures import SpeedFigures, seats_of
+from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import MeasurementCache
 from distributed.planning.fitting import DOUBT, Room, fitted
@@ -76,10 +76,10 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
     except MusterError as error:
         found.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
         return found
-    seats = seats_of(machines, plan.members)
-    for seat, figures in zip(seats, known_speeds(seats, inputs, cache or MeasurementCache()), strict=True):
+    placements = placements_of(machines, plan.members)
+    for placed, figures in zip(placements, known_speeds(placements, inputs, cache or MeasurementCache()), strict=True):
         if figures is not None:
-            found.measured[seat.link.name] = figures
+            found.measured[placed.link.name] = figures
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda one: _data(inputs, *one), machines)
         found.data = dict(zip((link.name for link, _ in machines), answers, strict=True))

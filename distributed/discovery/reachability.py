@@ -1,7 +1,7 @@
 """Which paths answer: whether an SSH server is at an endpoint, which host key it has, and, if not, why.
 
 A key exchange is enough to see a machine's host key: nobody logs in, and nothing is written down. :class:`PathWatch`
-looks at every endpoint of a state, again and again, at a pace that fits it.
+looks at every endpoint of a state, again and again, as often as it needs.
 """
 
 from __future__ import annotations

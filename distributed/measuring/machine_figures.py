@@ -39,7 +39,7 @@ _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
 
 
 class SpeedFigures(Document):
-    """One seat: the machine or the device as the planner takes it, and the workload as it was seen there."""
+    """One member: the machine or the device as the planner takes it, and the workload as it was seen there."""
 
     machine: Machine
     workload: Workload
@@ -50,7 +50,7 @@ class SpeedFigures(Document):
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """One device of a machine, and what it is to run."""
 
     link: Link
@@ -119,7 +119,7 @@ class Gate:
                 act(worker)
 
 
-def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFigures:
+def measure_member(placed: Placement, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFigures:
     """Run the task for a moment on a machine that has code and data.
 
     Args:
@@ -129,15 +129,15 @@ def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFig
     Raises:
         MusterError: it cannot be run there; the message names the machine.
     """
-    plan = inputs.plan.model_copy(update={"members": (seat.member.model_copy(update={"rank": 0}),)})
-    assignment = assigned(plan, inputs.links, seat.member.rank, seat.member.threads, MODULE)
+    plan = inputs.plan.model_copy(update={"members": (placed.member.model_copy(update={"rank": 0}),)})
+    assignment = assigned(plan, inputs.links, placed.member.rank, placed.member.threads, MODULE)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
-        worker = RemoteWorker(seat.link, assignment, log, Path(folder), Path(folder))
+        worker = RemoteWorker(placed.link, assignment, log, Path(folder), Path(folder))
         gate.admit(worker)
         late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
         late.start()
         try:
-            return figures_of(seat, inputs, worker.lines(), tell)
+            return figures_of(placed, inputs, worker.lines(), tell)
         finally:
             late.cancel()
             worker.signal(signal.SIGKILL)
@@ -146,8 +146,8 @@ def measure_seat(seat: Seat, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFig
 class _Aloud:
     """Says what a short run is at: each new phase, and how far it is every few seconds."""
 
-    def __init__(self, seat: Seat, tell: Tell) -> None:
-        self._name, self._tell = seat.member.name, tell
+    def __init__(self, placed: Placement, tell: Tell) -> None:
+        self._name, self._tell = placed.member.name, tell
         self._phase = ""
         self._said = float("-inf")
 
@@ -161,14 +161,16 @@ class _Aloud:
         self._tell(f"{self._name}: {phase}{far}")
 
 
-def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = lambda line: None) -> SpeedFigures:
+def figures_of(
+    placed: Placement, inputs: Inputs, lines: Iterator[bytes], tell: Tell = lambda line: None
+) -> SpeedFigures:
     """Read what a short run says.
 
     Raises:
         SshError: it failed, or said too little or something that cannot be.
     """
-    name, found, measurements = seat.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
-    aloud = _Aloud(seat, tell)
+    name, found, measurements = placed.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    aloud = _Aloud(placed, tell)
     for number, line in enumerate(lines):
         said: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
@@ -191,8 +193,8 @@ def figures_of(seat: Seat, inputs: Inputs, lines: Iterator[bytes], tell: Tell = 
     counts = {key: model[key] for key in _WORKLOAD_FACTS if key in model}
     try:
         machine = Machine(
-            name=seat.member.name,
-            identity=seat.facts.fingerprint,
+            name=placed.member.name,
+            identity=placed.facts.fingerprint,
             measurements=tuple(Measurement(**one) for one in measurements),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )
@@ -206,7 +208,7 @@ def _text(said: dict[str, Any], key: str) -> str:
     return "".join(c if c.isprintable() else " " for c in str(said.get(key, "")))[:300]
 
 
-def seats_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Seat]:
-    """Return one seat for each device of each machine, in the order of the plan's members."""
+def placements_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Placement]:
+    """Return where every member runs: one for each device of each machine, in the order of the plan's members."""
     owners = [one for one in machines for _ in one[0].machine.devices or ("",)]
-    return [Seat(link, facts, member) for (link, facts), member in zip(owners, members, strict=True)]
+    return [Placement(link, facts, member) for (link, facts), member in zip(owners, members, strict=True)]

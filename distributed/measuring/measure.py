@@ -15,7 +15,7 @@ from typing import Any
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import HERE_NAME, Dial, HereConnection, Link, Tell, address_towards, link_to, this_machine
 from distributed.measuring.link_figures import AllInterfaces, PairFigures, measure_interfaces, measure_links, probing
-from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, bring, measure_seat, seats_of
+from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, bring, measure_member, placements_of
 from distributed.planning.cluster import Cluster, MeasurementCache
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
@@ -73,12 +73,12 @@ class Measured:
         if not self.speeds:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
-        seats = {one.machine.name for one in self.speeds}
-        every = {*seats, *filter(None, [self.here])}
-        links = tuple(link for pair in self.pairs for link in _between_seats(pair, every))
+        members = {one.machine.name for one in self.speeds}
+        every = {*members, *filter(None, [self.here])}
+        links = tuple(link for pair in self.pairs for link in _between_members(pair, every))
         machines = tuple(self._as_connected(one.machine, links) for one in self.speeds)
-        here = next((seat for seat in sorted(seats) if _host(seat, self.here)), self.here)
-        if here and here not in seats:
+        here = next((member for member in sorted(members) if _host(member, self.here)), self.here)
+        if here and here not in members:
             machines = (*machines, _onlooker(here, self._interface(here, links)))
         cluster = Cluster(machines=machines, links=links, here=here)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
@@ -93,10 +93,10 @@ class Measured:
         )
         return machine.model_copy(update={"interface_mbit": self._interface(machine.name, links), "wifi": wifi})
 
-    def _interface(self, seat: str, links: Sequence[ClusterLink]) -> float:
+    def _interface(self, member: str, links: Sequence[ClusterLink]) -> float:
         """Return what an interface carries in each direction: its fastest link, and what several carry together."""
-        own = (max(link.mbit, link.mbit_back) for link in links if seat in (link.source, link.target))
-        together = (one.each_way for one in self.interfaces.figures if _host(seat, one.machine))
+        own = (max(link.mbit, link.mbit_back) for link in links if member in (link.source, link.target))
+        together = (one.each_way for one in self.interfaces.figures if _host(member, one.machine))
         return max([*own, *together], default=0.0)
 
 
@@ -113,14 +113,14 @@ def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
     )
 
 
-def _between_seats(pair: PairFigures, seats: Iterable[str]) -> list[ClusterLink]:
-    """Return the pair's link under the names of the first seats of both machines; links belong to machines."""
-    ends = [next((s for s in sorted(seats) if _host(s, name)), "") for name in (pair.source, pair.target)]
+def _between_members(pair: PairFigures, members: Iterable[str]) -> list[ClusterLink]:
+    """Return the pair's link under the names of the first members of both machines; links belong to machines."""
+    ends = [next((s for s in sorted(members) if _host(s, name)), "") for name in (pair.source, pair.target)]
     return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
 
 
-def _host(seat: str, machine: str) -> bool:
-    return seat == machine or seat.startswith(f"{machine}:")
+def _host(member: str, machine: str) -> bool:
+    return member == machine or member.startswith(f"{machine}:")
 
 
 def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> Measured:
@@ -147,7 +147,7 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
         MusterError: the data or the machines cannot be used.
     """
     plan = plan_run(profile, machines)
-    seats = seats_of(machines, plan.members)
+    placements = placements_of(machines, plan.members)
     place = own_place([link for link, _ in machines])
     ends = [
         (link, place if link.machine.here else f"{facts.fingerprint} at {facts.address}") for link, facts in machines
@@ -163,7 +163,7 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
         found = Measured(names, here=here, model_path=profile.model.model_path)
         gate = Gate()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(_speeds, seats, plan, options, gate)
+            speeds = pool.submit(_speeds, placements, plan, options, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
             try:
                 gate.brought.wait()
@@ -232,15 +232,15 @@ def _links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[l
 
 
 def _speeds(
-    seats: Sequence[Seat], plan: RunPlan, options: MeasureOptions, gate: Gate
+    placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, gate: Gate
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
-    """Run the task on all seats at the same time, as in a run; those with fresh figures rest.
+    """Run the task on all members at the same time, as in a run; those with fresh figures rest.
 
     Returns:
-        Figures of the seats that have some, and why others could not be measured.
+        Figures of the members that have some, and why others could not be measured.
     """
     inputs, tell = collect(plan), options.tell
-    known = known_speeds(seats, inputs, options.cache, options.max_age if options.machines else float("inf"))
+    known = known_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
     missing = [number for number, one in enumerate(known) if one is None] if options.machines else []
     problems: list[MusterError] = []
 
@@ -253,43 +253,43 @@ def _speeds(
         return True
 
     def run(number: int) -> None:
-        known[number] = measure_seat(seats[number], inputs, gate, tell)
-        tell(f"{seats[number].member.name}: measured")
+        known[number] = measure_member(placements[number], inputs, gate, tell)
+        tell(f"{placements[number].member.name}: measured")
 
     if missing:
-        names = ", ".join(seats[number].member.name for number in missing)
+        names = ", ".join(placements[number].member.name for number in missing)
         tell(f"running the task briefly; the first time its data are prepared: {names}")
-    links = list(dict.fromkeys(seats[number].link for number in missing))
+    links = list(dict.fromkeys(placements[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
         given_up = gate.given_up.is_set
         brought = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, given_up)), links)
         fit = dict(zip(links, brought, strict=True))
         gate.brought.set()
-        able = [number for number in missing if fit[seats[number].link]]
+        able = [number for number in missing if fit[placements[number].link]]
         list(pool.map(lambda number: attempt(lambda: run(number)), able))
     for number in missing:
         if (fresh := known[number]) is not None:
-            options.cache.put(_seat_key(seats[number], inputs), fresh)
-    now = [one.of(seat.member.name) for one, seat in zip(known, seats, strict=True) if one is not None]
+            options.cache.put(_placement_key(placements[number], inputs), fresh)
+    now = [one.of(placed.member.name) for one, placed in zip(known, placements, strict=True) if one is not None]
     return now, problems
 
 
 def known_speeds(
-    seats: Sequence[Seat], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
+    placements: Sequence[Placement], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
 ) -> list[SpeedFigures | None]:
-    """Return what was measured before, seat by seat."""
-    return [cache.get(SpeedFigures, _seat_key(seat, inputs), max_age) for seat in seats]
+    """Return what was measured before, member by member."""
+    return [cache.get(SpeedFigures, _placement_key(placed, inputs), max_age) for placed in placements]
 
 
-def _seat_key(seat: Seat, inputs: Inputs) -> dict[str, Any]:
-    """What the speed of a seat depends on: the machine, its torch, the model, the data, and how they are trained."""
+def _placement_key(placed: Placement, inputs: Inputs) -> dict[str, Any]:
+    """What the speed of a member depends on: the machine, its torch, the model, the data, and how they are trained."""
     whole = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
     profile = {**whole, "training": {name: whole["training"][name] for name in _OF_THE_SPEED}}
     trees = {place: tree.name for place, tree in inputs.trees.items() if place != "inputs/code"}
-    member = seat.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
+    member = placed.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
     text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
     return {
-        "identity": seat.facts.fingerprint,
-        "torch": seat.facts.torch,
+        "identity": placed.facts.fingerprint,
+        "torch": placed.facts.torch,
         "task": hashlib.sha256(text.encode()).hexdigest(),
     }

@@ -26,7 +26,7 @@ from distributed.measuring.link_figures import (
     rounds,
     telling_peers,
 )
-from distributed.measuring.machine_figures import Gate, Seat, SpeedFigures, figures_of
+from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, figures_of
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.cluster import Machine, Measurement, MeasurementCache
 from distributed.planning.job import Workload
@@ -66,9 +66,9 @@ def pair(mbit: float = 100.0, other: float = 0.0, **more: Any) -> PairFigures:
     return PairFigures(source="a", target="b", figures=figures)
 
 
-def seat() -> Seat:
+def placed() -> Placement:
     member = MemberPlan(rank=0, name="a", batch_size=4)
-    return Seat(cast(Any, SimpleNamespace(name="a")), cast(Any, SimpleNamespace(fingerprint="SHA256:x")), member)
+    return Placement(cast(Any, SimpleNamespace(name="a")), cast(Any, SimpleNamespace(fingerprint="SHA256:x")), member)
 
 
 def inputs(tuning: str = "full") -> Inputs:
@@ -90,7 +90,7 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(names: list[str]) -> Non
 
 
 def test_a_short_run_becomes_a_machine() -> None:
-    found = figures_of(seat(), inputs(), iter(lines(FACTS, STEP, TASK, {**STEP, "batch": 8, "seconds": 0.9})))
+    found = figures_of(placed(), inputs(), iter(lines(FACTS, STEP, TASK, {**STEP, "batch": 8, "seconds": 0.9})))
     assert [(one.batch, one.seconds, one.peak) for one in found.machine.measurements] == [
         (4, 0.5, 1000),
         (8, 0.9, 1000),
@@ -100,7 +100,7 @@ def test_a_short_run_becomes_a_machine() -> None:
 
 def test_the_larger_batch_may_not_fit() -> None:
     failure = {"kind": "failure", "message": "out of memory", "hint": ""}
-    assert len(figures_of(seat(), inputs(), iter(lines(FACTS, STEP, TASK, failure))).machine.measurements) == 1
+    assert len(figures_of(placed(), inputs(), iter(lines(FACTS, STEP, TASK, failure))).machine.measurements) == 1
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_larger_batch_may_not_fit() -> None:
 )
 def test_a_short_run_that_went_wrong(said: list[dict[str, Any]], problem: str) -> None:
     with pytest.raises(SshError) as raised:
-        figures_of(seat(), inputs(), iter(lines(*said)))
+        figures_of(placed(), inputs(), iter(lines(*said)))
     assert problem in raised.value.message
     assert "\n" not in raised.value.message
 
@@ -130,7 +130,7 @@ SAID = st.fixed_dictionaries(
 @settings(max_examples=40)
 def test_rubbish_instead_of_a_short_run(said: list[bytes]) -> None:
     with pytest.raises(SshError):
-        figures_of(seat(), inputs(), iter(said))
+        figures_of(placed(), inputs(), iter(said))
 
 
 def test_what_a_short_run_is_at_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +139,8 @@ def test_what_a_short_run_is_at_is_told_now_and_then(monkeypatch: pytest.MonkeyP
     progress = [{"kind": "progress", "phase": "features", "done": done, "total": 9} for done in range(9)]
     steps = [{"kind": "progress", "phase": "steps\x1b of 4 samples", "done": True, "total": None}]
     told: list[str] = []
-    figures_of(seat(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append)
-    name = seat().member.name
+    figures_of(placed(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append)
+    name = placed().member.name
     assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps  of 4 samples"]
 
 
@@ -171,7 +171,7 @@ def test_a_busy_link_is_marked() -> None:
 
 
 def test_a_machine_that_others_used_is_named() -> None:
-    said = figures_of(seat(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
+    said = figures_of(placed(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
     (remark,) = [line for line in remark_lines(Measured(["a"], speeds=[said])) if "other programs" in line]
     assert remark.startswith("a: other programs used 63% of its processors meanwhile")
     assert remark_lines(Measured(["a"], speeds=[SPEED])) == []
