@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast, get_args, get_origin
@@ -115,18 +115,13 @@ def _options(_: int) -> tuple[OptionSpec, ...]:
         for name, field in model.model_fields.items()
         if isinstance(field.json_schema_extra, dict)
     )
-    _refuse_doubles(found)
-    return found
-
-
-def _refuse_doubles(found: Sequence[OptionSpec]) -> None:
-    """Raise ``ValueError`` where a name or an alias stands for two options: one of them could not be set."""
     by_name: dict[str, str] = {}
     for spec in found:
         for name in filter(None, (spec.name, spec.alias)):
-            if name in by_name:
+            if name in by_name:  # one of the two could not be set
                 raise ValueError(f"'{name}' is an option of {by_name[name]} and of {spec.owner or spec.section}")
             by_name[name] = spec.owner or spec.section
+    return found
 
 
 def options_by_name() -> dict[str, OptionSpec]:

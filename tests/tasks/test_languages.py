@@ -72,7 +72,7 @@ def test_what_no_table_says_the_model_hears_once(
     def refuse(*_: object) -> list[str]:
         raise AssertionError("it listens again")
 
-    monkeypatch.setattr(spoken_languages, "_listen", refuse)
+    monkeypatch.setattr(spoken_languages.WhisperModelWrapper, "detect_languages", refuse)
     assert prepared(make_profile, multilingual_whisper, mixed, language="auto")[1].languages == data.languages
 
 

@@ -127,16 +127,12 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _rows(records: Iterable[Mapping[str, object]], path: Path) -> tuple[Row, ...]:
-    return tuple(
-        Row({name: _text(value) for name, value in record.items()}, path, number)
-        for number, record in enumerate(records, start=1)
-    )
+    def text(value: object) -> str:
+        is_none = value is None or isinstance(value, bytes | dict | list)
+        return "" if is_none else unicodedata.normalize("NFC", str(value)).strip()
 
-
-def _text(value: object) -> str:
-    if value is None or isinstance(value, bytes | dict | list):
-        return ""
-    return unicodedata.normalize("NFC", str(value)).strip()
+    cells = ({name: text(value) for name, value in record.items()} for record in records)
+    return tuple(Row(row, path, number) for number, row in enumerate(cells, start=1))
 
 
 class TableClient(Protocol):
