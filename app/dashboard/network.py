@@ -16,6 +16,7 @@ from app.plan_table import way_in_words
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
+from profiles.counts import counted
 from training.events import SyncEvent
 
 COLUMNS = (
@@ -95,7 +96,7 @@ def _sums(picture: Picture) -> Iterator[Content]:
     sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
     count = max((m.work.syncs for m in members), default=0)
     syncs = [sync for m in members for sync in m.recent_syncs]
-    words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {count} synchronisations"]
+    words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
     if syncs:
         middle = statistics.median(sync.seconds for sync in syncs)
         words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")

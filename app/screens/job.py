@@ -23,6 +23,8 @@ from profiles.options import OptionSpec
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _SHOWN_BROKEN = 3
+_VALUE = 36
+"""Cells of a value."""
 
 
 class JobScreen(StepScreen):
@@ -31,7 +33,7 @@ class JobScreen(StepScreen):
     STEP = Step.JOB
     COLUMNS = (
         Column("name", "option", most=30, least=16),
-        Column("value", "value", most=36, least=10),
+        Column("value", "value", most=_VALUE, least=10),
         Column("about", "about", most=80, least=12, rank=1),
     )
     HELP = (
@@ -88,9 +90,10 @@ class JobScreen(StepScreen):
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
-            return [line for row in state.fits.found for line in (_fit(self.steered, row), *cause_lines(row))]
+            fits = [line for row in state.fits.found for line in (_fit(self.steered, row), *cause_lines(row))]
+            return _whole(state.job.found.model) + fits
         if key == DATASET:
-            return _about_data(state.data)
+            return _whole(state.job.found.dataset) + _about_data(state.data)
         row = self._option_at(key)
         if row is None:
             return ()
@@ -172,7 +175,8 @@ class JobScreen(StepScreen):
             value=value,
             choices=[(one, "") for one in known],
         )
-        self.app.push_screen(dialog, lambda text: self._set(name, text))
+        # a folder that is dragged into a terminal comes in quotes
+        self.app.push_screen(dialog, lambda text: self._set(name, text and text.strip(" '\"")))
 
     def _ask_option(self, row: JobOption | None) -> None:
         if row is None:
@@ -206,6 +210,11 @@ def data_words(part: Part[DataSummary]) -> str:
     hours = (f", {length:.3g} h" if length >= 0.1 else f", {length * 60:.2g} min") if length else ""
     broken = f", {data.broken_count} broken" if data.broken_count else ""
     return f"{counted(data.samples, 'sample')}{hours}{broken}" if data.samples else part.label
+
+
+def _whole(value: str) -> list[Content]:
+    """A value that its cell cuts."""
+    return [literal(value)] if len(value) > _VALUE else []
 
 
 def _about_data(part: Part[DataSummary]) -> list[Content]:

@@ -121,6 +121,7 @@ def _row(app: MusterApp, way: Way, chosen: bool, wide: bool) -> Row:
     look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
     best = " recommended" if way.recommended else ""
     who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
+    who += " torch" if choice.engine == "torch" and not way.recommended else ""
     symbol = Content.styled(app.symbol(look) + " ", look.style)
     name = Content.assemble(symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
     if way.problem:
@@ -148,7 +149,8 @@ def _figures(app: MusterApp, way: Way, wide: bool) -> tuple[Content, ...]:
 def _about(way: Way) -> list[Content]:
     found, choice = way.candidate, way.choice
     who = ", ".join(choice.members)
-    lines = [literal(f"over {choice.over}: {who}" if not choice.alone else who)]
+    over = f"{choice.over} (not encrypted)" if choice.engine == "torch" else choice.over
+    lines = [literal(f"over {over}: {who}" if not choice.alone else who)]
     if found.step:
         faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
         lines.append(muted(f"{faster}: the same loss in {duration_text(way.same_loss_seconds)}"))

@@ -347,7 +347,11 @@ class WizardState:
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""
-        return self.presence.get(profile.name, tuple(Presence(one.name, far=not one.here) for one in profile.machines))
+        if profile.name in self.presence:
+            return self.presence[profile.name]
+        seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is Status.OK}
+        # saved since the search began
+        return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.here) for m in profile.machines)
 
     # --------------------------------------------------------------------------------------------------- the next one
 

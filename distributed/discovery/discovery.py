@@ -50,6 +50,8 @@ __all__ = ["Discovery", "Sources", "State", "machines"]
 _TICK = 0.2
 _LOOK_UPS_AT_ONCE = 8
 _INTERFACES_EVERY = 3.0
+_FAILED_EVERY = 10.0
+"""Seconds after which what could not be looked up is tried again: it may have been mended."""
 
 
 class Discovery:
@@ -163,19 +165,22 @@ class Discovery:
 
     async def _look_up_again_and_again(self) -> None:
         """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
-        limit = asyncio.Semaphore(_LOOK_UPS_AT_ONCE)
+        limit, failed = asyncio.Semaphore(_LOOK_UPS_AT_ONCE), set[SightingKey]()
 
         async def one(candidate: Candidate) -> None:
             async with limit:
                 interfaces = self._interfaces
                 sighting = await aside(lambda: look_up(candidate, interfaces))
+            (failed.add if sighting and sighting.problem else failed.discard)(candidate.key)
             if sighting is not None:
                 self._observe(sighting)
 
         while True:
-            await self._look_ups_due.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_ups_due.wait(), _FAILED_EVERY)
+            every = self._look_ups_due.is_set()
             self._look_ups_due.clear()
-            await asyncio.gather(*map(one, self._candidates))
+            await asyncio.gather(*(one(each) for each in self._candidates if every or each.key in failed))
 
     def _refresh_interfaces(self) -> None:
         now = time.monotonic()

@@ -617,3 +617,16 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, mon
         assert seen["looks"] == 1
         answer.set()
         until(lambda: seen["looks"] > 1)
+
+
+def test_what_could_not_be_looked_up_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Problem("bad_config", "not approved", "approve it"), None])
+
+    def answer(candidate: Candidate, _: object) -> Sighting:
+        return Sighting(candidate.key, candidate.target.name, problem=next(answers))
+
+    monkeypatch.setattr(discovery_module, "look_up", answer)
+    monkeypatch.setattr(discovery_module, "_FAILED_EVERY", 0.05)
+    sources = Sources(typed=("box",), ssh_config=Path("/dev/null"), known_hosts=())
+    with Discovery(sources, browse=False) as looking:
+        until(lambda: [one.problem for one in looking.state.sightings.values() if one.name == "box"] == [None])

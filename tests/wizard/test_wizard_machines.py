@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard import actions as do
+from app.wizard.dependencies import begin
 from app.wizard.engine import Wizard
 from app.wizard.machines import HERE_KEY, Identities, Naming, ThisComputer, hosts_of, row_of
-from app.wizard.records import Status
+from app.wizard.records import KnownProfile, Machines, Status
 from app.wizard.services import Services
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
+from profiles.resolve import ProfileEntry
 from tests.waiting import until_state
 
 PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Seen.ONLINE, None)
@@ -33,6 +35,15 @@ def test_a_machine_of_the_network_is_reached_by_name_at_its_address() -> None:
     machine = row.entry
     assert (machine.address, machine.found_at) == ("studio.local", "192.168.1.7")
     assert row.paths == (PATH,)
+
+
+def test_machines_of_a_profile_that_was_just_saved_are_online_where_they_are_listed() -> None:
+    rows = Naming((), ()).rows([STUDIO])
+    profile = KnownProfile(
+        ProfileEntry("mine", "", Path("mine.ini")), saved=True, machines=(rows[0].entry, Machine(name="other"))
+    )
+    state = replace(begin(), machines=Machines(rows))
+    assert [one.present for one in state.presence_of(profile)] == [True, None]
 
 
 def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:
