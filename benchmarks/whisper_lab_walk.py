@@ -40,8 +40,8 @@ TRAINED, HELD_OUT, PERSON = 44, 16, "awb"
 NAMES = ("one", "two", "three")
 LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "output", "saved", "tests", "docs")
 """Of the project's copy, in which the wizard saves its profile."""
-MOST_ROWS = 40
-MOST_ANSWER = 10.0
+MOST_TRIES = 10
+MOST_ANSWER = 20.0
 PATIENCE = 300.0
 TRAINING = 1800.0
 """Seconds."""
@@ -89,27 +89,35 @@ class Walk:
     def select(self, row: str) -> None:
         """Go down to the row that begins so; each key is answered before the next one."""
         self.until(f" {row} ")
-        for _ in range(MOST_ROWS):
-            place = self._selected()
-            if place == f"▌ {row}":
-                return
+        while (place := self._selected()) != f"▌ {row}":
             self.terminal.press("Down")
             end = time.monotonic() + MOST_ANSWER
-            while self._selected() == place and time.monotonic() < end:
+            while self._selected() == place:
+                assert time.monotonic() < end, f"{row!r} is never selected on:\n{self.terminal.screen}"
                 time.sleep(0.1)
-        raise SystemExit(f"row {row!r} is never selected on:\n{self.terminal.screen}")
 
     def _selected(self) -> str:
         """Return the first cell of the selected row; the others change by themselves."""
         line = next((line for line in self.terminal.screen.splitlines() if "▌" in line), "")
         return line.strip().partition("  ")[0]
 
+    def leave(self, key: str, question: str) -> None:
+        """Go on from a screen; one that has just opened takes no key yet, so the key is pressed again."""
+        for _ in range(MOST_TRIES):
+            self.terminal.press(key)
+            end = time.monotonic() + MOST_ANSWER
+            while time.monotonic() < end:
+                if question not in self.terminal.screen:
+                    return
+                time.sleep(0.2)
+        raise SystemExit(f"{question!r} stays:\n{self.terminal.screen}")
+
     def fill_in(self, row: str, value: str) -> None:
         """Change an option of Job."""
         self.select(row)
         self.terminal.press("Enter")
         self.until("esc Close")
-        for _ in range(MOST_ROWS):  # a dialog that has just opened may lose keys
+        for _ in range(MOST_TRIES):  # a dialog that has just opened may lose keys
             self.terminal.press("C-u")
             self.terminal.write(value)
             time.sleep(1.0)
@@ -120,39 +128,39 @@ class Walk:
 
     def train(self, model: Path, recordings: Path, options: Mapping[str, int]) -> None:
         """Go from Home to the end of the run."""
-        press = self.terminal.press
         self.until("What do you want to do?", "New set-up")
-        press("n")
+        self.leave("n", "What do you want to do?")
         self.until("1 picked of", "(here)", *(f"[ ] {name} " for name in NAMES))
-        press("Space")
+        self.terminal.press("Space")
+        self.until("0 picked of")
         for name in sorted(NAMES):
             self.select(f"[ ] {name}")
-            press("Space")
+            self.terminal.press("Space")
             self.until(f"▌ [x] {name} ")
         self.until("3 picked of")
-        press("Enter")
+        self.leave("Enter", "Which machines take part?")
         self.until("Can Muster log in there?", "3 of 3 accept the login")
-        press("Enter")
+        self.leave("Enter", "Can Muster log in there?")
         self.until("Are they ready to train?", "3 of 3 ready")
-        press("Enter")
+        self.leave("Enter", "Are they ready to train?")
         self.until("How fast is the network", "Mbit/s, ms")
-        press("Enter")
+        self.leave("Enter", "How fast is the network")
         self.until("Which model, on which data?", "Continue")
         self.fill_in("model", str(model))
         self.fill_in("data set", str(recordings))
         for name, value in options.items():
             self.fill_in(name, str(value))
         self.until(f"{TRAINED} samples", "fits all 3 machines")
-        press("n")
+        self.leave("n", "Which model, on which data?")
         self.until("How should they train together?", "recommended")
-        press("Enter")
+        self.leave("Enter", "How should they train together?")
         self.until("Review and start", "enter Start")
-        self.terminal.press_until_gone("Enter", "Review and start")
+        self.leave("Enter", "Review and start")
         self.until("1 Overview", "step 1")
         self.until("Completed", patience=TRAINING)
-        press("Escape")
+        self.terminal.press("Escape")
         self.until("The run has ended", "transcribe")
-        press("C-c")
+        self.terminal.press("C-c")
         self.until("exit code 130")
 
 
