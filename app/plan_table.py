@@ -40,19 +40,16 @@ def _cut(text: str, width: int) -> str:
 
 
 def _row(candidate: Candidate, chosen: bool) -> str:
+    way, over = _cut(way_text(candidate), 20), _cut(candidate.choice.over, 13)
+    place = f"{'>' if chosen else ' ':2} {way:<20} {over:<13} {len(candidate.choice.members):>2}"
     if not candidate.predicted:
-        place = f"{_cut(way_text(candidate), 20):<20} {_cut(candidate.choice.over, 13):<13}"
-        return f"{'>' if chosen else ' ':2} {place} {len(candidate.choice.members):>2} not predicted"
+        return f"{place} not predicted"
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
     step = f"{candidate.step:.3g}" if candidate.step < 1000 else f"{candidate.step:.0f}"
     loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
     useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
-    return (
-        f"{'>' if chosen else ' ':2} {_cut(way_text(candidate), 20):<20} {_cut(candidate.choice.over, 13):<13} "
-        f"{len(candidate.choice.members):>2} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} "
-        f"{useful:>6} {loss:>5} {hourly:>6}"
-    )
+    return f"{place} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} {useful:>6} {loss:>5} {hourly:>6}"
 
 
 def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:

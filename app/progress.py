@@ -15,14 +15,7 @@ from app.figures import four_digits, headline
 from app.history import happening
 from app.run_state import RunState, apply
 from profiles.counts import counted
-from training.events import (
-    EvaluationEvent,
-    Event,
-    ProgressEvent,
-    RunEvent,
-    SnapshotEvent,
-    StepEvent,
-)
+from training.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -79,12 +79,7 @@ def completed_lines(ended: Ended) -> list[str]:
         return [*lines, f"run     {ended.run_dir}"]
     speech = _speech_commands(ended) if ended.plan.profile.model.trait == "speech" else []
     commands = [*speech, command_about(ended.run_dir, "runs", "show")]
-    return [
-        *lines,
-        f"model   {ended.model}",
-        "next",
-        *[f"  {command}" for command in commands],
-    ]
+    return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in commands]]
 
 
 def _speech_commands(ended: Ended) -> list[str]:

@@ -70,11 +70,9 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     def trust(key: HostKeyInfo) -> bool:
         return _accept_new(key) if trust_new else (key.name, key.blob) in trusted
 
-    reports = check_all(targets, trust=trust)
+    reports, installed = check_all(targets, trust=trust), dict[str, Installed]()
     if person:
         reports = _introduce(targets, reports, trust, trusted)
-    installed: dict[str, Installed] = {}
-    if person:
         reports = [_with_password(target, report, trust, installed) for target, report in zip(targets, reports)]
     return reports, installed
 

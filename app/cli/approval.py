@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import agreed, command_line, say, visible
-from distributed.hosts.file import Hosts, load_hosts
+from distributed.hosts.file import Hosts, accept_pythons, load_hosts, strange_pythons
 from profiles.counts import counted
 from profiles.errors import BadInput
 from profiles.resolve import Resolved
@@ -40,7 +40,6 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
     Raises:
         BadInput: nobody does.
     """
-    from distributed.hosts.file import accept_pythons, strange_pythons
     from distributed.ssh.config import accept, accepted, accepted_before, commands_in
 
     if named:

@@ -22,6 +22,7 @@ from profiles.schema import Profile
 from training.data_findings import check_data
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import RunSummary, find_models, list_runs, plan_to_resume, remove_run, summarise
+from training.tasks.speech_dataset import read_tables
 
 if TYPE_CHECKING:
     from training.plan import RunPlan
@@ -95,7 +96,6 @@ def _finish(
     models: Sequence[Path], settings: Profile, found: Sequence[Doubt], bounds: Bounds, yes: bool, as_json: bool
 ) -> ExitCode:
     """Show what is to be left out, and write it by consent."""
-    from training.tasks.speech_dataset import read_tables
     from training.tasks.whisper.blacklist import choose, write_blacklist
 
     data, path = settings.data, None

@@ -14,21 +14,24 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from app.cli.arguments import USUAL_HOSTS
 from app.cli.terminal import heard_by
 from app.console import PIPE_WIDTH, bytes_text, command_line, interactive, say, show, show_json, show_line, visible
+from distributed.discovery.announce import Announcement
+from distributed.discovery.discovery import Discovery, Sources
+from distributed.discovery.machine_identity import FoundMachine, machines
+from distributed.discovery.mdns_records import SERVICES
+from distributed.discovery.sightings import Origin
 from profiles.errors import ExitCode
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from distributed.discovery.discovery import Discovery
-    from distributed.discovery.machine_identity import FoundMachine
-    from distributed.discovery.sightings import State
 
 _SYMBOLS = {
     "online": "●*",
@@ -59,9 +62,6 @@ def discover(
     hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to check, too.")] = None,
 ) -> ExitCode:
     """Find the machines on this network and those this computer knows, and show which answer."""
-    from distributed.discovery.discovery import Discovery, Sources
-    from distributed.discovery.sightings import Origin
-
     file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
     sources = Sources(tuple(typed), ((Origin.HOSTS_FILE, file),) if file else ())
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
@@ -79,8 +79,6 @@ def announce(
     name: Annotated[str, typer.Option("--name", help="Name to announce; default: its host name.")] = "",
 ) -> ExitCode:
     """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
-    from distributed.discovery.announce import Announcement
-
     with _until_signal() as stop, Announcement(port, name) as announcement:
         say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C ends it")
         while not stop.wait(_FOLLOW_EVERY):
@@ -132,15 +130,12 @@ def _watch(discovery: Discovery, seconds: float, stop: _Stop, as_json: bool) -> 
             else:
                 show_line(f"{event}: {_line(machine)}")
         return
-    from rich.console import Console
-    from rich.live import Live
-
     end = time.monotonic() + seconds
     console = Console(highlight=False, markup=False, emoji=False)
     # Nothing else writes meanwhile, and what rich puts in place of stdout does not know its encoding.
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while time.monotonic() < end and not stop.asked:
-            live.update(_table(_machines(discovery.state)), refresh=True)
+            live.update(_table(machines(discovery.state)), refresh=True)
             stop.wait(_PAINT_EVERY)
     _tell_notices(discovery)
 
@@ -153,7 +148,7 @@ def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tupl
         newest = discovery.wait(version, 0.2)
         if newest == version:
             continue
-        version, now = newest, {machine.id: machine for machine in _machines(discovery.state)}
+        version, now = newest, {machine.id: machine for machine in machines(discovery.state)}
         for identity in shown.keys() - now.keys():
             yield "gone", shown[identity]
         for identity, machine in now.items():
@@ -161,12 +156,6 @@ def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tupl
             if before is None or _line(before) != _line(machine):
                 yield "changed" if before else "found", machine
         shown = now
-
-
-def _machines(state: State) -> tuple[FoundMachine, ...]:
-    from distributed.discovery.machine_identity import machines
-
-    return machines(state)
 
 
 def _line(machine: FoundMachine) -> str:
@@ -180,12 +169,12 @@ def _line(machine: FoundMachine) -> str:
 
 def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     state = discovery.state
-    found = _machines(state)
+    found = machines(state)
     if as_json:
         problems = [vars(problem) for problem in state.browsed.problems]
         browsed = {"interfaces": list(state.browsed.interfaces), "problems": problems}
-        machines = [_document(machine) for machine in found]
-        show_json({"machines": machines, "browsed": browsed, "ignored": state.ignored, "exit_code": int(code)})
+        documents = [_document(machine) for machine in found]
+        show_json({"machines": documents, "browsed": browsed, "ignored": state.ignored, "exit_code": int(code)})
         return
     show(_table(found))
     for machine in found:
@@ -197,10 +186,6 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
 
 
 def _table(found: tuple[FoundMachine, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), expand=narrow)
     for heading, share in _COLUMNS.items():
@@ -214,10 +199,8 @@ def _cells(machine: FoundMachine) -> tuple[str, ...]:
     """Return what stands in the columns."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     sign = _SYMBOLS[machine.status.value][0 if unicode else 1]
-    over, details = "", machine.details
-    if machine.paths and not machine.here:
-        best = machine.paths[0].endpoint
-        over = f"{best.kind.value} {best.interface}"
+    best, details = machine.paths[0].endpoint if machine.paths and not machine.here else None, machine.details
+    over = f"{best.kind.value} {best.interface}" if best else ""
     memory = details.get("memory", "")
     size = bytes_text(float(memory)) if memory.isdecimal() and len(memory) < 16 else ""
     what = ", ".join(text for text in (details.get("devices") or details.get("model", ""), size) if text)
@@ -241,10 +224,8 @@ def _tell_notices(discovery: Discovery) -> None:
         say(f"{visible(problem.message)}; {visible(problem.hint)}")
     if state.ignored:
         say(f"too many announcements: {state.ignored} were ignored, the last from {state.ignored_from}")
-    if not all(machine.here for machine in _machines(state)):
+    if not all(machine.here for machine in machines(state)):
         return
-    from distributed.discovery.mdns_records import SERVICES
-
     interfaces = ", ".join(state.browsed.interfaces) or "no interface"
     say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:

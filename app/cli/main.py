@@ -69,10 +69,7 @@ COMMANDS = {
     "plan": ("measure", "Predict every way to train a profile on these machines, and show the best one and why."),
     "report": ("runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
     "replay": ("attach", "Replay a finished run, in its own time or faster."),
-    "track": (
-        "runs",
-        "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.",
-    ),
+    "track": ("runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."),
     "web": ("runs", "Show a run, or the guided set-up, in the browser of this machine."),
     "demo-run": (
         "attach",

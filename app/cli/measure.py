@@ -14,6 +14,7 @@ from app.cli.arguments import USUAL_HOSTS, AllowMissing, HostsOfProfile, Json, P
 from app.cli.terminal import answer, somebody
 from app.console import bytes_text, say, say_error, visible
 from profiles.errors import ExitCode
+from training.sensors import BUSY
 
 if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
@@ -155,8 +156,6 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
 
 def remark_lines(found: Measured) -> list[str]:
     """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
-    from training.sensors import BUSY
-
     said: list[str] = []
     for pair in found.pairs:
         ends = f"{visible(pair.source)} - {visible(pair.target)}"

@@ -27,7 +27,9 @@ from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_files import try_to_write
 from training.runs import find_model, find_run
+from training.tasks.error_analysis import difference
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
+from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
 if TYPE_CHECKING:
     from training.export.export import ExportOutcome
@@ -63,8 +65,6 @@ def evaluate(
     Raises:
         BadInput: a model, the data set or the split cannot be found or used.
     """
-    from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
-
     split = split_to_evaluate(dataset, split)
     path, other = find_model(output, model), find_model(output, against) if against else None
     if not is_on_hub(dataset):
@@ -150,8 +150,6 @@ def _show_difference(
     **more: Any,
 ) -> ExitCode:
     """Write how two models differ, and for whom."""
-    from training.tasks.error_analysis import difference
-
     found = difference(before, after, seed)
     document = {"models": list(names), **difference_document(found), "seed": seed, **more}
     lines = [f"{letter}     {visible(name)}" for letter, name in zip("AB", names, strict=True)]

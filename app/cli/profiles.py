@@ -11,7 +11,7 @@ from rich.text import Text
 
 from app.cli.arguments import Json, Setting, new_app
 from app.cli.terminal import answer
-from app.console import show, show_json, show_line, visible
+from app.console import show, show_line, visible
 from profiles.errors import BadInput, ExitCode
 from profiles.options import options
 from profiles.resolve import list_profiles, load_profile, validate_config
@@ -31,8 +31,7 @@ def list_command(as_json: Json = False) -> ExitCode:
     entries = list_profiles()
     if as_json:
         keys = ("name", "description", "source", "error", "needs")
-        show_json({"profiles": [{key: getattr(entry, key) for key in keys} for entry in entries], "exit_code": 0})
-        return ExitCode.DONE
+        return answer(True, {"profiles": [{key: getattr(entry, key) for key in keys} for entry in entries]}, ())
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("profile", "what it does", "needs"):
         table.add_column(name, overflow="fold")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -13,7 +12,7 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, Output
 from app.cli.terminal import answer, only_data_on_stdout, reporting
-from app.console import command_line, duration_text, say, say_error, show_json, show_line, visible
+from app.console import command_line, duration_text, say, say_error, visible
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 
@@ -108,30 +107,26 @@ def _carry_out(job: Job, model: str, output: Path, device: str, as_json: bool) -
     with reporting(f"preparing {visible(job.request.source)}") as progress:
         result = prepared(job, progress, ear)
     following = command_line("distributed-train", "whisper-tiny-lora", "--dataset", str(result.folder))
-    if as_json:
-        show_json({**dataclasses.asdict(result), "next": following, "exit_code": 0})
-    else:
-        _show(result)
-        show_line(f"next: {following}")
+    answer(as_json, {**asdict(result), "next": following}, [*_result_lines(result), f"next: {following}"])
+    for note in () if as_json else result.notes:
+        say(f"note: {visible(note)}")
+    if result.may_pass and not as_json:
+        say(f"note: {result.may_pass} could not be downloaded; the same command tries them again")
     return ExitCode.DONE
 
 
-def _show(result: Result) -> None:
+def _result_lines(result: Result) -> Iterator[str]:
     from training.recordings.workplace import LEFT_OUT
 
     for split, size in result.splits.items():
         clips = f"{size.clips:6} {'clip' if size.clips == 1 else 'clips'}"
         speakers = f", {counted(size.speakers, 'speaker')}" if size.speakers else ""
-        show_line(f"{split:10} {clips}, {size.hours * 60:.1f} min{speakers}")
+        yield f"{split:10} {clips}, {size.hours * 60:.1f} min{speakers}"
     total = sum(result.left_out.values())
     if total:
-        show_line(f"left out   {total:6}, each with its reason in {result.folder / LEFT_OUT}")
+        yield f"left out   {total:6}, each with its reason in {result.folder / LEFT_OUT}"
     for reason, count in result.left_out.items():
-        show_line(f"  {count:6} {reason}, such as {visible(result.examples[reason])}")
-    for note in result.notes:
-        say(f"note: {visible(note)}")
-    if result.may_pass:
-        say(f"note: {result.may_pass} could not be downloaded; the same command tries them again")
+        yield f"  {count:6} {reason}, such as {visible(result.examples[reason])}"
 
 
 _TRANSCRIPT = ".txt, .srt or .vtt; empty: the file beside it of the same name."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.arguments import OUTPUT, Json, Output, RunReference, Statuses, Yes, new_app
@@ -98,11 +98,10 @@ def compare_command(
     table = compare([summarise(find_run(output, reference)) for reference in references])
     ids = [run.run_id for run in table.runs]
     if as_json:
-        show_json({"runs": ids, "settings": table.settings, "metrics": table.metrics, "exit_code": 0})
-        return ExitCode.DONE
-    shown = Table("", box=None, pad_edge=False, header_style="bold")
-    for run_id in ids:
-        shown.add_column(run_id, justify="right")
+        return answer(True, {"runs": ids, "settings": table.settings, "metrics": table.metrics}, ())
+    shown = Table(
+        "", *[Column(run_id, justify="right") for run_id in ids], box=None, header_style="bold", pad_edge=False
+    )
     for part in (table.settings, table.metrics):
         for name, values in part.items():
             if any(isinstance(value, list | dict) for value in values):

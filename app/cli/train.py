@@ -204,11 +204,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
         MusterError: nothing was started.
     """
     from app.cli.access import prepare_options
-    from distributed.launcher import (  # with all that a run of this machine does without
-        DistributedLauncher,
-        PlanOptions,
-        resume_run,
-    )
+    from distributed.launcher import DistributedLauncher, PlanOptions, resume_run
     from distributed.planning.document import Planning
 
     person = not request.no_input and somebody()

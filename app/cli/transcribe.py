@@ -104,10 +104,6 @@ def _tell(
 # ---------------------------------------------------------------------------------------------------------- transcripts
 
 
-def _txt(transcript: Transcript) -> str:
-    return "".join(f"{visible(one.text)}\n" for one in transcript.segments)
-
-
 def _srt(transcript: Transcript) -> str:
     cues = (
         f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_cue(one.text)}\n\n"
@@ -124,11 +120,12 @@ def _vtt(transcript: Transcript) -> str:
     return "WEBVTT\n\n" + "".join(cues)
 
 
-def _json(transcript: Transcript) -> str:
-    return json.dumps(document(transcript), ensure_ascii=False, indent=1) + "\n"
-
-
-FORMATS: Mapping[str, Callable[[Transcript], str]] = {"txt": _txt, "srt": _srt, "vtt": _vtt, "json": _json}
+FORMATS: Mapping[str, Callable[[Transcript], str]] = {
+    "txt": lambda transcript: "".join(f"{visible(one.text)}\n" for one in transcript.segments),
+    "srt": _srt,
+    "vtt": _vtt,
+    "json": lambda transcript: json.dumps(document(transcript), ensure_ascii=False, indent=1) + "\n",
+}
 
 
 def document(transcript: Transcript) -> dict[str, Any]:

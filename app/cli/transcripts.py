@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,10 @@ from app.cli.terminal import answer, reporting
 from app.console import say, visible
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
-
-if TYPE_CHECKING:
-    from training.tasks.patches import Change
+from training.runs import find_model
+from training.tasks.patches import FOLDER, PSEUDO, Change, TextBounds, recordings
+from training.tasks.speech_clips import FileSource
+from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
 
 
 def patches(
@@ -31,9 +32,6 @@ def patches(
     Raises:
         BadInput: the data set or one of the files cannot be used.
     """
-    from training.tasks.patches import FOLDER
-    from training.tasks.speech_dataset import is_on_hub, read_tables
-
     if is_on_hub(dataset):
         raise BadInput(f"{dataset}: patches belong to a data set in a folder", "name the folder of its tables")
     tables = read_tables(dataset, text_column)
@@ -91,9 +89,6 @@ def pseudo_label(
     Raises:
         BadInput: a model or a folder cannot be used, or no recording lacks a transcript.
     """
-    from training.runs import find_model
-    from training.tasks.patches import PSEUDO, TextBounds, recordings
-
     target = (into or folder).expanduser()
     if not target.is_dir():
         raise BadInput(f"{target}: no such folder", "name the folder of a data set, or none")
@@ -121,9 +116,6 @@ def pseudo_label(
 
 def _without_transcripts(files: list[tuple[str, Path]], target: Path) -> tuple[list[tuple[str, Path]], int]:
     """Take out what a person's table in ``target`` names; say how many those are."""
-    from training.tasks.speech_clips import FileSource
-    from training.tasks.speech_dataset import has_tables, read_tables
-
     known = set[Path]()
     if has_tables(target):
         clips = [clip for split in read_tables(str(target)).splits.values() for clip in split]

@@ -34,7 +34,9 @@ def options() -> argparse.ArgumentParser:
         prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
-    parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
+    parser.add_argument(
+        "--profile", metavar="NAME", default="", help="start at the plan of this profile; measures its machines"
+    )
     parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
@@ -45,8 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = options().parse_args(arguments)
     try:
         begin_to_answer()
-        services = services_for(chosen.demo)
-        profile = _checked_profile(chosen.profile, chosen.demo is not None)
+        services, profile = _chosen(chosen.demo, chosen.profile)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(HEADLESS)
             return ExitCode.BAD_INPUT
@@ -68,36 +69,22 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.STOPPED
 
 
-def services_for(scripted: int | None) -> Services:
-    """Return so many scripted machines, or the real ones.
+def _chosen(demo: int | None, name: str) -> tuple[Services, str]:
+    """Return the machines, scripted or real, and the profile to begin with; empty for none.
 
     Raises:
-        BadInput: there are not so many.
+        BadInput: there are not so many scripted machines, or no such profile, or it cannot be used.
     """
-    if scripted is None:
+    if demo is None:
         from app.wizard.services import Services
+        from profiles.resolve import load_profile  # with pydantic, which --help does without
 
-        return Services()
+        if name:
+            load_profile(name, complete=False)
+        return Services(), name
+    from app.demo import JOB
     from app.demo.services import DemoServices
 
-    return DemoServices(scripted)
-
-
-def _checked_profile(name: str | None, scripted: bool) -> str:
-    """Return the profile to begin with; empty for none.
-
-    Raises:
-        BadInput: there is no such profile, or it cannot be used.
-    """
-    if name is None:
-        return ""
-    if scripted:
-        from app.demo import JOB
-
-        if name != JOB:
-            raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {JOB}")
-        return name
-    from profiles.resolve import load_profile  # with pydantic, which --help does without
-
-    load_profile(name, complete=False)
-    return name
+    if name not in ("", JOB):
+        raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {JOB}")
+    return DemoServices(demo), name

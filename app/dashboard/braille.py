@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -106,23 +106,24 @@ class Raster:
     def draw(self, curve: Curve, window: Window) -> None:
         """Draw a curve over what is there; lines always lie over bands."""
         columns = self._columns(curve, window)
-        if curve.band:
-            self._draw_band(columns, curve, window)
+        for column, _, point in columns if curve.band else ():
+            low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
+            for row in range(high, low + 1):
+                if self._ascii or (row + column) % 2 == 0:
+                    self._set(BAND, column, row, curve.band)
         if curve.style:
             self._draw_line(columns, curve, window)
 
     def lines(self) -> Iterator[list[Run]]:
         """Yield the cells from the top line on, neighbours of one style together."""
         for row in range(self.height):
-            yield together(self._cell(row * self.width + column) for column in range(self.width))
-
-    def _cell(self, place: int) -> tuple[str, str]:
-        for layer in (LINE, BAND):
-            bits = self._bits[layer].get(place)
-            if bits:
-                sign = (":", "*")[layer] if self._ascii else chr(0x2800 + bits)
-                return sign, self._styles[layer][place]
-        return " ", ""
+            cells = [(" ", "")] * self.width
+            for column, layer in product(range(self.width), (BAND, LINE)):
+                place = row * self.width + column
+                if bits := self._bits[layer].get(place):
+                    sign = (":", "*")[layer] if self._ascii else chr(0x2800 + bits)
+                    cells[column] = (sign, self._styles[layer][place])
+            yield together(cells)
 
     def _columns(self, curve: Curve, window: Window) -> list[tuple[int, float, Point]]:
         """Return one point a column of points: means of what falls together; and the step where it stands."""
@@ -140,13 +141,6 @@ class Raster:
             else:
                 found.append((column, point.step, point, 1))
         return [(column, step, point) for column, step, point, _ in found]
-
-    def _draw_band(self, columns: list[tuple[int, float, Point]], curve: Curve, window: Window) -> None:
-        for column, _, point in columns:
-            low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
-            for row in range(high, low + 1):
-                if self._ascii or (row + column) % 2 == 0:
-                    self._set(BAND, column, row, curve.band)
 
     def _draw_line(self, columns: list[tuple[int, float, Point]], curve: Curve, window: Window) -> None:
         before: tuple[int, float, int] | None = None

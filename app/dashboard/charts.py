@@ -235,8 +235,12 @@ class Charts(Pane):
             yield Chart(id="chart")
 
     def draw(self, picture: Picture) -> None:
-        every = names(picture.state.curves)
-        self.query_one(RowTable).show([_row(name, picture) for name in every])
+        rows = []
+        for name in names(picture.state.curves):
+            last = newest(picture.state.curves, name)
+            value = "-" if last is None else value_text(last, unit_of(name, picture.state))
+            rows.append(Row(name, (literal(name), Content.styled(value, "$text-muted"))))
+        self.query_one(RowTable).show(rows)
         name = self.query_one(RowTable).cursor
         self.query_one(Chart).show(self._data(name, picture) if name else ChartData(empty=""))
 
@@ -258,7 +262,12 @@ class Charts(Pane):
         self.draw_again()
 
     def _data(self, name: str, picture: Picture) -> ChartData:
-        left, right = self._part(picture)
+        left = right = None
+        if self._zoom:
+            last = max((member.step for member in picture.state.members.values()), default=0)
+            width = max(1.0, last * ZOOMS[self._zoom])
+            right = last - self._shift * width
+            left = max(0.0, right - width)
         curves, legend = self._curves(name, picture)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
@@ -279,14 +288,6 @@ class Charts(Pane):
             right=right,
         )
 
-    def _part(self, picture: Picture) -> tuple[float | None, float | None]:
-        if not self._zoom:
-            return None, None
-        last = max((member.step for member in picture.state.members.values()), default=0)
-        width = max(1.0, last * ZOOMS[self._zoom])
-        right = last - self._shift * width
-        return max(0.0, right - width), right
-
     def _curves(self, name: str, picture: Picture) -> tuple[list[Curve], list[tuple[str, str]]]:
         ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
         if self._apart and len(ranks) > 1:
@@ -302,9 +303,3 @@ class Charts(Pane):
         dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
         shown = smoothed(points, STRENGTHS[self._strength]) if dense else points
         return Curve(shown, style, gap=8.0 * series.width if dense else float("inf"))
-
-
-def _row(name: str, picture: Picture) -> Row:
-    last = newest(picture.state.curves, name)
-    value = "-" if last is None else value_text(last, unit_of(name, picture.state))
-    return Row(name, (literal(name), Content.styled(value, "$text-muted")))

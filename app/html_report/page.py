@@ -93,7 +93,11 @@ def script_hashes(scripts: Iterable[str]) -> str:
 
 def body(evidence: Evidence, charts: list[Chart]) -> str:
     """Return everything that is seen."""
-    by_id = {chart.id: _chart(chart) for chart in charts}
+    by_id = {}
+    for chart in charts:
+        note = f"<p>{text(chart.note)}</p>" if chart.note else ""
+        drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
+        by_id[chart.id] = f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
 
     def shown(*names: str) -> str:
         return "".join(by_id.get(name, "") for name in names)
@@ -113,9 +117,3 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
     main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in parts if content)
     footer = f"<footer>Written {utc_now()} from {text(evidence.path.name)}; this page loads nothing.</footer>"
     return f"{sections.heading(evidence)}<main>{main}</main>{footer}"
-
-
-def _chart(chart: Chart) -> str:
-    note = f"<p>{text(chart.note)}</p>" if chart.note else ""
-    drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
-    return f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"

@@ -9,17 +9,16 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.figures import WAYS, changed_lines, metric_text
+from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
 from profiles.errors import BadInput
 from training.plan import RunPlan
 from training.tasks.error_analysis import Part, aligned, confusions, worst
 from training.tasks.predictions import Prediction
-
-if TYPE_CHECKING:
-    from app.html_report.evidence import Evidence
+from training.tasks.speech_clips import FileSource
+from training.tasks.speech_dataset import read_speech
 
 WORST = 10
 LONGEST = 30.0
@@ -118,8 +117,6 @@ def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path
     dataset = plan.profile.data.dataset_path if plan is not None else ""
     if len(found) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
         return found
-    from training.tasks.speech_clips import FileSource
-    from training.tasks.speech_dataset import read_speech
 
     wanted = {one.id for one in chosen}
     try:

@@ -66,7 +66,7 @@ def test_a_watched_table_has_the_signs_of_its_terminal(monkeypatch: pytest.Monke
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(discover, "interactive", lambda: True)
-    monkeypatch.setattr(discover, "_machines", lambda state: (machine("studio"),))
+    monkeypatch.setattr(discover, "machines", lambda state: (machine("studio"),))
     monkeypatch.setattr(discover, "_tell_notices", lambda discovery: None)
     with discover._until_signal() as stop:
         discover._watch(cast("Discovery", SimpleNamespace(state=None)), 0.1, stop, as_json=False)
