@@ -32,6 +32,7 @@ from training.same_data import check_same, check_unchanged, describe, other_prec
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
+from training.strategies.costs import start_of
 from training.strategies.registry import strategy_class
 from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
@@ -121,7 +122,7 @@ class Trainer:
         self.peak_rate = scaled_learning_rate(order.learning_rate, order.lr_scaling, block, alone)
         strategy = self.profile.strategy
         self.strategy: Strategy = strategy_class(strategy.strategy)(
-            StrategyContext(strategy, self.total_steps, self.settings.seed, self._warn)
+            StrategyContext(strategy, self.total_steps, self.settings.seed, self._warn, start_of(self.profile))
         )
         allowed = self.profile.data.max_broken_share
         self.samples = Samples(self.task, self.settings.seed, self.device, allowed, self.member.name)

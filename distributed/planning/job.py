@@ -11,7 +11,7 @@ from profiles.declarations import Owning
 from profiles.errors import BadInput
 from profiles.options import less_memory
 from profiles.schema import Profile
-from training.strategies.costs import Start
+from training.strategies.costs import Start, start_of
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
 Count = Bytes
@@ -129,11 +129,3 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         preference=preference,
         max_loss_increase=bound,
     )
-
-
-def start_of(profile: Profile) -> Start:
-    """Return what a profile's model is when training begins. Nobody but the person knows it of a custom one: it counts
-    as new, which asks for more frequent exchanges than a trained one needs."""
-    if profile.strategy.planned_as != "auto":
-        return profile.strategy.planned_as
-    return "scratch" if profile.model.from_scratch or profile.model.trait == "own code" else "pretrained"

@@ -130,10 +130,12 @@ def test_a_full_fine_tune_over_a_hundred_megabit_is_periodic() -> None:
 
 def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
     def interval(bound: float) -> int:
-        wanted = job(samples=32_000, strategy="diloco", preference="least-traffic", max_loss_increase=bound)
+        wanted = job(
+            samples=32_000, start="scratch", strategy="diloco", preference="least-traffic", max_loss_increase=bound
+        )
         return best_of(plan(cluster([8, 8, 8, 8], 500), wanted)).choice.interval
 
-    assert [interval(0.003), interval(0.02), interval(0.05)] == [30, 100, 200]
+    assert [interval(0.03), interval(0.05), interval(0.07)] == [20, 50, 100]
 
 
 @some
@@ -155,7 +157,7 @@ def test_a_near_tie_is_told() -> None:
 
 
 def test_no_interval_within_the_bound_is_said() -> None:
-    planning = plan(cluster([8, 8], 10), job(strategy="diloco", max_loss_increase=0.0))
+    planning = plan(cluster([8, 8], 10), job(start="scratch", strategy="diloco", max_loss_increase=0.0))
     assert best_of(planning).choice.alone
     assert "no-interval" in codes(planning, "diloco")
 
@@ -234,7 +236,7 @@ def test_systems_are_not_mixed_by_the_torch_engine() -> None:
 
 @pytest.mark.parametrize("preference", ["closest-to-exact", "least-traffic"])
 def test_preferences(preference: str) -> None:
-    wanted = job(20_000_000, samples=320_000)
+    wanted = job(20_000_000, samples=320_000, start="scratch")
     there = cluster([8, 8, 8, 8], 950)
     found = best_of(plan(there, wanted.model_copy(update={"preference": preference})))
     fastest = best_of(plan(there, wanted))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from training.strategies.costs import Start
 from training.strategies.diloco import DiLoCoOptions, nesterov_step
 
 
@@ -19,11 +20,21 @@ def test_the_outer_step_is_torchs_nesterov_sgd() -> None:
     torch.testing.assert_close(anchor, reference.detach(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(50 * 30, (0.7, 0.9)), (50 * 30 - 1, (1.0, 0.5))])
-def test_outer_defaults_follow_the_number_of_rounds(steps: int, expected: tuple[float, float]) -> None:
-    assert DiLoCoOptions(sync_interval=50).outer_optimizer(steps) == expected
+@pytest.mark.parametrize(
+    ("steps", "start", "expected"),
+    [
+        (50 * 30, "scratch", (0.7, 0.9)),
+        (50 * 30 - 1, "scratch", (1.0, 0.5)),
+        (50 * 30, "pretrained", (1.0, 0.0)),
+        (100, "pretrained", (1.0, 0.0)),
+    ],
+)
+def test_outer_defaults_follow_the_model_and_the_number_of_rounds(
+    steps: int, start: Start, expected: tuple[float, float]
+) -> None:
+    assert DiLoCoOptions(sync_interval=50).outer_optimizer(steps, start) == expected
 
 
 def test_outer_settings_given_by_hand_hold() -> None:
     options = DiLoCoOptions(sync_interval=50, outer_lr=0.3, outer_momentum=0.0)
-    assert options.outer_optimizer(10_000) == (0.3, 0.0)
+    assert options.outer_optimizer(10_000, "scratch") == (0.3, 0.0)

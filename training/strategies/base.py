@@ -21,7 +21,7 @@ from profiles.declarations import Section
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
-from training.strategies.costs import CostModel, Rhythm
+from training.strategies.costs import CostModel, Rhythm, Start
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,8 @@ class StrategyContext:
     seed: int
     warn: Callable[[str], None] = field(default=lambda message: None)
     """Takes one line for the person who watches."""
+    start: Start = "scratch"
+    """What the model is when training begins."""
 
 
 class Strategy(ABC):

@@ -11,11 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from profiles.declarations import Owning
 
+if TYPE_CHECKING:
+    from profiles.schema import Profile
+
 Start = Literal["pretrained", "scratch"]
+
+
+def start_of(profile: Profile) -> Start:
+    """Return what a profile's model is when training begins. Nobody but the person knows it of a custom one: it counts
+    as new, which asks for more frequent exchanges than a trained one needs."""
+    if profile.strategy.planned_as != "auto":
+        return profile.strategy.planned_as
+    return "scratch" if profile.model.from_scratch or profile.model.trait == "own code" else "pretrained"
+
 
 BATCH_SOURCE = {"batch": "larger batch by the learning-rate rule: own check, 0.87 M parameters, one seed, batch x 4"}
 _BATCH_GAIN = {"off": 0.37, "sqrt": 0.80, "linear": 1.0}
