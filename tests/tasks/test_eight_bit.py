@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,20 @@ def test_adapters_are_merged_into_the_weights_as_they_were_read(
     whole = before.model.decoder.layers[0].fc1.weight + change
     torch.testing.assert_close(after.model.decoder.layers[0].fc1.weight, whole)
     assert torch.equal(after.model.decoder.layers[0].fc2.weight, before.model.decoder.layers[0].fc2.weight)
+
+
+def test_weights_stored_in_16_bits_never_lie_in_memory_as_a_whole(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    """Freed, they would stay the process's, and what is published in 16 bits is what needs 8."""
+    pytest.importorskip("bitsandbytes")
+    half = Path(shutil.copytree(english_whisper, tmp_path / "half"))
+    read: Any = WhisperForConditionalGeneration.from_pretrained
+    read(half).half().save_pretrained(half)
+    task, model = built(make_profile, half, speech_folder, base_precision="int8")
+    assert next(task.wrapper._read_model().parameters()).dtype == torch.float16
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32, torch.int8}
+    task.save(model, tmp_path / "model")
+    before, after = read(half, dtype=torch.float32), read(tmp_path / "model")
+    assert all(torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
+    assert after.dtype == torch.float32

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import AutoProcessor, WhisperForConditionalGeneration, pipeline
 
 from profiles.errors import BadInput
+from training.tasks.pretrained import merged_copy
+from training.tasks.whisper.model import unwrap
 from training.tasks.whisper.task import WhisperTask, generation_bound
 
 
@@ -238,6 +240,20 @@ def test_gradient_checkpointing_gives_the_same_gradients(
         gradients.append(model.model.encoder.layers[0].fc1.weight.grad)
         assert model.model.encoder.gradient_checkpointing is checkpointing
     torch.testing.assert_close(*gradients)
+
+
+def test_merged_weights_take_no_memory_that_cannot_be_taken_away(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    model = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2).build_model()
+    layer = unwrap(model).model.decoder.layers[0].fc1
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(0.5)
+    whole = merged_copy(model, lambda: pytest.fail("the base is there"), tmp_path)
+    weight = whole.get_submodule("model.decoder.layers.0.fc1").weight
+    assert weight.untyped_storage().filename is not None
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
+    torch.testing.assert_close(weight, layer.base_layer.weight + layer.get_delta_weight("default"))
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])

@@ -151,7 +151,8 @@ class CausalLMTask(Task):
         auto: Any = AutoModelForCausalLM
         if self.profile.model.from_scratch:
             return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
-        return read_weights(auto, self.profile.model.model_path)
+        model = self.profile.model
+        return read_weights(auto, model.model_path, as_stored=model.base_precision == "int8")
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]
@@ -193,6 +194,8 @@ class CausalLMTask(Task):
         if isinstance(model, PeftModel) and not self.profile.model.lora_merge:
             save_adapter(model, directory)
         else:
-            whole: Any = merged_copy(model, self._read_model) if isinstance(model, PeftModel) else model
+            whole: Any = model
+            if isinstance(model, PeftModel):
+                whole = merged_copy(model, self._read_model, directory.parent)
             whole.save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))

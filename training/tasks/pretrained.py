@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -117,15 +118,19 @@ def _refused(path: str, what: str, local: bool, online: bool, error: Exception) 
     return BadInput(f"{what} {path} not found on the hub: {reason}", "check the name or use a folder")
 
 
-def read_weights(auto: Any, path: str) -> Any:
+def read_weights(auto: Any, path: str, as_stored: bool = False) -> Any:
     """Return the model that ``auto.from_pretrained`` reads from ``path``, on the CPU and in float32.
+
+    Args:
+        as_stored: in the file's own precision, which takes no memory but the file's pages.
 
     Raises:
         BadInput: its weights are not found, damaged or incomplete.
     """
 
     def read(local: bool) -> Any:
-        model, info = auto.from_pretrained(path, local_files_only=local, dtype=torch.float32, output_loading_info=True)
+        dtype = "auto" if as_stored else torch.float32
+        model, info = auto.from_pretrained(path, local_files_only=local, dtype=dtype, output_loading_info=True)
         missing = sorted(info["missing_keys"])
         if missing:
             hint = "name the folder of a complete model, or set from_scratch"
@@ -175,7 +180,7 @@ def with_8_bit_base(model: Any) -> Any:
         model.set_submodule(name, small)
     for parameter in model.parameters():  # lets go of the file, whose pages would count as this process's
         if parameter.is_floating_point():
-            parameter.data = parameter.data.clone()
+            parameter.data = parameter.data.to(torch.float32, copy=True)
     model.is_loaded_in_8bit = True  # what peft asks before it chooses the adapter's class
     return model
 
@@ -227,31 +232,43 @@ def _targets(model: nn.Module, wanted: str, all_linear: tuple[str, ...]) -> list
     return names
 
 
-def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], folder: Path) -> PreTrainedModel:
     """Return the base model with the adapters merged into its weights, on the CPU; ``model`` stays as it is.
 
-    Only the adapted weights are copied in memory: the others are shared with the live model where it is on the CPU.
+    Merged weights lie in files, so that a run that fits its machine can also save: a copy of a large model would not.
+    The others are shared with the live model where it is on the CPU.
 
     Args:
         read_base: reads the base model; asked where the live one has its weights in 8 bits.
+        folder: has room for the files, which have no names.
     """
     base = cast(PreTrainedModel, model.get_base_model())
     if getattr(base, "is_loaded_in_8bit", False):
         fresh = read_base()
-        for name, layer in base.named_modules():
-            if isinstance(layer, LoraLayer):
-                weight = cast(torch.Tensor, fresh.get_submodule(name).weight)
-                weight.data = weight.data + _delta(layer).cpu()
+        adapted = {f"{name}.weight": layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
+        for name, parameter in fresh.named_parameters():
+            change: torch.Tensor | float = _delta(adapted[name]).cpu() if name in adapted else 0.0
+            parameter.data = _in_file(parameter.detach().float() + change, folder)
+        fresh.config.dtype = torch.float32
         return fresh
     with torch.device("meta"):
         fresh = type(base)(base.config)
-    fresh.load_state_dict(_merged_weights(base), strict=False, assign=True)
+    fresh.load_state_dict(_merged_weights(base, folder), strict=False, assign=True)
     fresh.tie_weights()
     fresh.generation_config = base.generation_config
     return fresh
 
 
-def _merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
+def _in_file(tensor: torch.Tensor, folder: Path) -> torch.Tensor:
+    """Return what ``tensor`` holds, in pages that the system can write back and take away where memory is tight."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        tensor.contiguous().numpy().tofile(file)  # a full disk is an error here, and a signal where pages are written
+        file.flush()
+        kept = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+    return kept.view(tensor.shape)
+
+
+def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
     adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in base.state_dict().items():
@@ -260,7 +277,7 @@ def _merged_weights(base: nn.Module) -> dict[str, torch.Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         merged = tensor.detach()
         if owner and leaf == "weight":
-            merged = merged + _delta(adapted[owner])
+            merged = _in_file((merged + _delta(adapted[owner])).cpu(), folder)
         weights[f"{owner}.{leaf}" if owner else name] = merged.cpu()
     return weights
 

@@ -277,7 +277,9 @@ class WhisperModelWrapper:
         if self.settings.from_scratch:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
-        model = read_weights(WhisperForConditionalGeneration, self.path)
+        plain = self.adapter is None and not self._is_remade
+        small = plain and self.settings.base_precision == "int8"
+        model = read_weights(WhisperForConditionalGeneration, self.path, as_stored=small)
         if self.adapter is not None:
             folder = self.adapter
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
@@ -358,7 +360,9 @@ class WhisperModelWrapper:
         if isinstance(model, PeftModel) and not self.settings.lora_merge:
             save_adapter(model, directory)
         else:
-            whole = merged_copy(model, self._read_with_generation) if isinstance(model, PeftModel) else unwrap(model)
+            whole = unwrap(model)
+            if isinstance(model, PeftModel):
+                whole = merged_copy(model, self._read_with_generation, directory.parent)
             whole.save_pretrained(str(directory))
         self._generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))
