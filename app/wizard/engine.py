@@ -194,7 +194,7 @@ class Wizard:
 
     def _discover(self) -> None:
         try:
-            watch = self._services.watch(lambda sight: self._change(sighted(sight)))
+            watch = self._services.watch(lambda seen: self._change(sighted(seen)))
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the list says it, typing still works
             self._change(watch_failed(*_words(error)))
             return

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 from app.wizard.actions import INSTALLING
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures
-from app.wizard.records import FINE, Assessment, Launch, MachineRow, Sight, Status
+from app.wizard.records import FINE, Assessment, Launch, MachineRow, Machines, Status
 from app.wizard.state import Change, Kind, Part, Task
 from app.wizard.state import WizardState as State
 
@@ -181,10 +181,10 @@ def watch_failed(state: State, cause: str, fix: str = "") -> State:
 
 
 @observation
-def sighted(state: State, sight: Sight) -> State:
+def sighted(state: State, seen: Machines) -> State:
     """What discovery sees; this computer is picked by itself, once."""
-    rows = _with_pinned(sight.machines.rows, state.pinned)
-    state = _follow_keys(replace(state, machines=replace(sight.machines, rows=rows), presence=sight.presence))
+    rows = _with_pinned(seen.rows, state.pinned)
+    state = _follow_keys(replace(state, machines=replace(seen, rows=rows)))
     here = next((row.key for row in rows if row.here), None)
     if here is None or state.preselected:
         return state

@@ -13,7 +13,7 @@ from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
 from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
-from app.wizard.prompts import Prompter, prompter
+from app.wizard.prompts import BareLines, prompter
 from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
 from app.wizard.state import Action, Kind, Part, Step, WizardState, visited
@@ -35,7 +35,7 @@ class Leave(Exception):
     """The person goes."""
 
 
-def run_plain(services: Services, profile: str = "", ask: Prompter | None = None, watch: Watch | None = None) -> int:
+def run_plain(services: Services, profile: str = "", ask: BareLines | None = None, watch: Watch | None = None) -> int:
     """Ask from Home to Launch, and return the exit code.
 
     Args:
@@ -59,7 +59,7 @@ def run_plain(services: Services, profile: str = "", ask: Prompter | None = None
 class Conversation:
     """Walks a person through the set-up."""
 
-    def __init__(self, wizard: Wizard, ask: Prompter, watch: Watch | None = None) -> None:
+    def __init__(self, wizard: Wizard, ask: BareLines, watch: Watch | None = None) -> None:
         self._wizard = wizard
         self._ask = ask
         self._watch = watch

@@ -89,7 +89,7 @@ def link_lines(state: WizardState) -> Iterator[str]:
             speed = f"{figures.mbit:.0f} Mbit/s there, {figures.mbit_back:.0f} back, {figures.rtt_ms:.1f} ms"
             yield f"{ends}: {speed}, over {path_of(pair)}"
         yield from (f"     warning: {text}" for text in warnings_of(pair))
-    yield from _failure(state.links)
+    yield from _trouble(state.links, "  ")
 
 
 def job_lines(state: WizardState) -> Iterator[str]:
@@ -104,7 +104,7 @@ def job_lines(state: WizardState) -> Iterator[str]:
         size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
-    yield from _failure(state.fits)
+    yield from _trouble(state.fits, "  ")
     yield from (_option(option) for option in job.options if not option.advanced or option.changed)
 
 
@@ -128,7 +128,7 @@ def strategy_lines(state: WizardState) -> Iterator[str]:
         mark = "chosen, " if way is chosen else ""
         mark += "recommended, " if way.recommended else ""
         yield f"{number:>3}  {way.choice.name} over {way.choice.over}: {mark}{way_words(way)}"
-    yield from _failure(state.strategy)
+    yield from _trouble(state.strategy, "  ")
 
 
 def way_words(way: Way) -> str:
@@ -162,7 +162,7 @@ def plan_lines(part: Part[Plan]) -> Iterator[str]:
     yield f"  command: {plan.command}"
     if plan.hash:
         yield f"  plan {plan.hash}"
-    yield from _failure(part)
+    yield from _trouble(part, "  ")
 
 
 _SIGNS = {"+": "new", "~": "changed", "-": "removed"}
@@ -178,17 +178,10 @@ def launch_lines(launch: Launch) -> Iterator[str]:
             yield from (f"     log: {line}" for line in row.log)
 
 
-def _trouble(row: Assessment) -> Iterator[str]:
+def _trouble(row: Assessment, indent: str = "     ") -> Iterator[str]:
     if row.cause:
-        yield f"     {row.cause}"
+        yield f"{indent}{row.cause}"
         yield from _fix(row.fix)
-
-
-def _failure(part: Assessment) -> Iterator[str]:
-    """What is wrong with a whole part."""
-    if part.cause:
-        yield f"  {part.cause}"
-        yield from _fix(part.fix)
 
 
 def _fix(fix: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ import getpass
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from app.console import visible
 
@@ -17,20 +17,7 @@ if TYPE_CHECKING:
 _LOOK = 0.2
 
 
-class Prompter(Protocol):
-    """Asks a person. Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there."""
-
-    def line(self, question: str, default: str = "") -> str:
-        """Return what was typed, without white space around it; nothing typed: ``default``."""
-
-    def secret(self, question: str) -> str:
-        """Return what was typed without showing it."""
-
-    def say(self, text: str = "") -> None:
-        """Show one line; control characters in it are written out."""
-
-
-def prompter() -> Prompter:
+def prompter() -> BareLines:
     """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
     return BareLines() if can_only_print() else Questions()
 
@@ -41,24 +28,25 @@ def can_only_print() -> bool:
 
 
 class BareLines:
-    """For terminals that only print: no escape code is ever written."""
+    """Asks a person, on terminals that only print: no escape code is ever written.
+
+    Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there.
+    """
 
     def line(self, question: str, default: str = "") -> str:
+        """Return what was typed, without white space around it; nothing typed: ``default``."""
         print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
-        _until_typed()
+        while not select.select([sys.stdin], [], [], _LOOK)[0]:
+            pass  # in short turns: a ctrl+c just before a read that blocks would wait for the next line
         return input().strip() or default
 
     def secret(self, question: str) -> str:
+        """Return what was typed without showing it."""
         return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
 
     def say(self, text: str = "") -> None:
+        """Show one line; control characters in it are written out."""
         print("\n".join(visible(line) for line in text.split("\n")), flush=True)
-
-
-def _until_typed() -> None:
-    """Wait for a line in short turns: a ctrl+c just before a read that blocks would wait for the next line."""
-    while not select.select([sys.stdin], [], [], _LOOK)[0]:
-        pass
 
 
 class Questions(BareLines):

@@ -130,6 +130,8 @@ class MachineRow(Row):
 
 @dataclass(frozen=True)
 class Machines:
+    """What discovery sees at a moment."""
+
     rows: tuple[MachineRow, ...] = ()
     searched: tuple[str, ...] = ()
     """Where was looked, in words: services and interfaces, files."""
@@ -137,13 +139,6 @@ class Machines:
     """How long was looked."""
     advice: tuple[str, ...] = ()
     """What to do if a machine is missing; filled when nothing was found for some seconds."""
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What discovery sees at a moment."""
-
-    machines: Machines
     presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
     """By saved profile: which of its machines are here."""
 
@@ -193,15 +188,6 @@ class Access(Row):
         """``user@host:port``; empty where it was not asked yet."""
         report = self.report
         return "" if report is None else f"{report.user}@{report.where}" if report.user else report.where
-
-
-@dataclass(frozen=True)
-class Examination:
-    """What was found on one machine."""
-
-    findings: tuple[Finding, ...] = ()
-    memory: tuple[int, int] = (0, 0)
-    """Free bytes and all, of the smallest device that trains; 0: unknown."""
 
 
 @dataclass(frozen=True)

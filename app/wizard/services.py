@@ -16,7 +16,6 @@ from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import (
     DataSummary,
-    Examination,
     Fit,
     Home,
     Job,
@@ -24,8 +23,8 @@ from app.wizard.records import (
     KnownProfile,
     Launch,
     MachineRow,
+    Machines,
     Plan,
-    Sight,
     Strategy,
     Tell,
     Way,
@@ -91,9 +90,9 @@ class Services:
 
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
-        return self._examine([machines.this_row(self.outside.this_computer())], "whisper")[0].findings
+        return self._examine([machines.this_row(self.outside.this_computer())], "whisper")[0]
 
-    def watch(self, see: Callable[[Sight], None]) -> DiscoveryWatch:
+    def watch(self, see: Callable[[Machines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
         return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside)
 
@@ -122,15 +121,14 @@ class Services:
         except MusterError as error:
             return access.explain(target, None, error)
 
-    def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
+    def examine(self, rows: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
         """Check all machines side by side; one result a machine, in their order."""
-        found = self._examine(rows, self._profile(job).model.task)
-        self._memory.update({row.key: one.memory for row, one in zip(rows, found, strict=True)})
-        return found
+        return self._examine(rows, self._profile(job).model.task)
 
-    def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[Examination]:
+    def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[tuple[Finding, ...]]:
         found = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
-        return [Examination(tuple(one.findings), one.memory) for one in found]
+        self._memory.update({row.key: one.memory for row, one in zip(rows, found, strict=True)})
+        return [tuple(one.findings) for one in found]
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
         """Give machines without packages an environment of ours.

@@ -16,7 +16,6 @@ from app.wizard.records import (
     Assessment,
     Check,
     DataSummary,
-    Examination,
     Fit,
     Home,
     Job,
@@ -209,8 +208,6 @@ class WizardState:
     step: Step = Step.HOME
     answers: Answers = Answers()
     machines: Machines = Machines()
-    presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
-    """By saved profile: which of its machines are here."""
     parts: Mapping[tuple[Kind, str], Part[Any]] = field(default_factory=dict)
     """By kind and key; :mod:`app.wizard.dependencies` says what each depends on."""
     orders: tuple[Task, ...] = ()
@@ -233,8 +230,8 @@ class WizardState:
     home = _PartOf(Kind.HOME, Home())
     doctor = _PartOf[tuple[Any, ...]](Kind.DOCTOR, ())
     """Findings about this computer; empty: not asked."""
-    examined = _PartOf[Mapping[str, Examination]](Kind.CHECKS, {})
-    """By machine."""
+    examined = _PartOf[Mapping[str, tuple[Any, ...]]](Kind.CHECKS, {})
+    """Findings by machine."""
     links = _PartOf[tuple[Any, ...]](Kind.LINKS, ())
     """``PairFigures`` of every two members."""
     job = _PartOf(Kind.JOB, Job())
@@ -301,10 +298,10 @@ class WizardState:
         part, found = self.examined, self.examined.found.get(row.key)
         said: Assessment = part if part.status is not Status.OK else Assessment()
         if part.status is Status.OK and found is not None:
-            said = of_findings(found.findings)
+            said = of_findings(found)
         if row.key in self.under_repair:
             said = replace(said, status=Status.WORKING, words="fixing")
-        return Check(row.key, row.name, found.findings if found is not None else (), **self._shown(row, said))
+        return Check(row.key, row.name, found or (), **self._shown(row, said))
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -347,8 +344,8 @@ class WizardState:
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""
-        if profile.name in self.presence:
-            return self.presence[profile.name]
+        if profile.name in self.machines.presence:
+            return self.machines.presence[profile.name]
         seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is Status.OK}
         # saved since the search began
         return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.here) for m in profile.machines)

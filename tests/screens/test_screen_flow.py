@@ -17,7 +17,7 @@ from textual.widgets import Input
 from app.screens.app import WizardApp
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import Machines, Sight
+from app.wizard.records import Machines
 from app.wizard.state import Step, WizardState
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
 from tests.screens.states import at
@@ -150,7 +150,7 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         assert services.see is not None
         looked = Machines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
-        await asyncio.to_thread(services.see, Sight(looked))
+        await asyncio.to_thread(services.see, looked)
         await until_text(pilot, "No other machine found so far.")
         assert "switch on Remote Login there" in text(app)
         assert "Searching for 6 s: _ssh._tcp on eth0, ~/.ssh/config" in text(app)

@@ -10,7 +10,6 @@ from typing import Any
 
 from app.wizard.records import (
     DataSummary,
-    Examination,
     Fit,
     Home,
     Job,
@@ -22,7 +21,6 @@ from app.wizard.records import (
     Machines,
     Plan,
     Presence,
-    Sight,
     Status,
     Strategy,
     Tell,
@@ -74,8 +72,8 @@ def locked(machine: MachineRow) -> AccessReport:
     return refused(machine, "no_key_accepted", Stage.LOGIN, password_possible=True)
 
 
-BROKEN = Examination((Finding("torch", "problem", "no torch", fix="distributed-check --fix", safe=True),))
-FINE = Examination((Finding("torch", "ok", "2.8.0"),))
+BROKEN = (Finding("torch", "problem", "no torch", fix="distributed-check --fix", safe=True),)
+FINE = (Finding("torch", "ok", "2.8.0"),)
 
 
 def known(name: str, saved: bool = False, **more: Any) -> KnownProfile:
@@ -136,7 +134,7 @@ class FakeServices:
     access: dict[str, AccessReport] = field(default_factory=dict)
     passwords: dict[str, str] = field(default_factory=dict)
     """By machine: what its server takes; afterwards it lets us in."""
-    findings: dict[str, Examination] = field(default_factory=dict)
+    findings: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     saved: dict[str, tuple[MachineRow, ...]] = field(default_factory=dict)
     hold: dict[str, threading.Event] = field(default_factory=dict)
     """Methods that wait until their event is set."""
@@ -145,7 +143,7 @@ class FakeServices:
     requests: list[Request] = field(default_factory=list)
     forecasts: list[Request] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    see: Callable[[Sight], None] | None = None
+    see: Callable[[Machines], None] | None = None
 
     def _asked(self, name: str) -> None:
         self.asked.append(name)
@@ -160,14 +158,14 @@ class FakeServices:
         self._asked("doctor")
         return (Finding("python", "ok", "3.12"),)
 
-    def watch(self, see: Callable[[Sight], None]) -> FakeWatch:
+    def watch(self, see: Callable[[Machines], None]) -> FakeWatch:
         self.see = see
         see(self.sight())
         return FakeWatch(self)
 
-    def sight(self) -> Sight:
+    def sight(self) -> Machines:
         presence = {name: tuple(Presence(row.name, True) for row in rows) for name, rows in self.saved.items()}
-        return Sight(Machines(self.machines, ("nowhere",), 1.0), presence)
+        return Machines(self.machines, ("nowhere",), 1.0, presence=presence)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         self._asked("saved_machines")
@@ -187,7 +185,7 @@ class FakeServices:
         del self.access[machine.name]
         return let_in(machine)
 
-    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[Examination]:
+    def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
         self._asked("examine")
         return [self.findings.get(row.name, FINE) for row in machines]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import MachineRow, Machines, Sight, Status
+from app.wizard.records import MachineRow, Machines, Status
 from app.wizard.services import Services
 from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport, check_access
@@ -78,6 +78,6 @@ class InSight(Services):
         super().__init__(outside=outside)
         self._machines: Sequence[MachineRow] = machines
 
-    def watch(self, see: Callable[[Sight], None]) -> FakeWatch:
-        see(Sight(Machines(tuple(self._machines))))
+    def watch(self, see: Callable[[Machines], None]) -> FakeWatch:
+        see(Machines(tuple(self._machines)))
         return FakeWatch(None)  # type: ignore[arg-type]  # nothing is typed

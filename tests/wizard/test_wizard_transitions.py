@@ -23,7 +23,6 @@ from app.wizard.records import (
     Launch,
     Machines,
     Plan,
-    Sight,
     Status,
     Strategy,
 )
@@ -93,7 +92,7 @@ def changes(draw: st.DrawFn, state: WizardState) -> Change:
     if draw(st.booleans()):
         return cast(Action, draw(ACTIONS))
     if draw(st.integers(0, 3)) == 0:
-        return sighted(Sight(Machines(tuple(draw(ROWS)))))
+        return sighted(Machines(tuple(draw(ROWS))))
     asked = wanted(state)
     kind, key = draw(st.sampled_from(list(Kind))), draw(KEYS)
     task = Task(kind, key, draw(st.sampled_from([inputs(state, kind, key), "stale"])))
@@ -154,7 +153,7 @@ def test_a_step_back_is_the_step_before() -> None:
 
 
 def test_this_computer_is_picked_once() -> None:
-    seen = sighted(Sight(Machines((HERE, ANNA))))
+    seen = sighted(Machines((HERE, ANNA)))
     state = apply(apply(begin(), seen), do.pick("here", False))
     assert apply(state, seen).answers.picked == ()
 
@@ -176,7 +175,7 @@ def test_the_profiles_own_value_takes_a_change_back() -> None:
 
 
 def test_a_stale_result_changes_nothing() -> None:
-    state = apply(begin(), sighted(Sight(Machines((HERE, ANNA)))))
+    state = apply(begin(), sighted(Machines((HERE, ANNA))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.go_to(Step.HOME))
     old = Task(Kind.LINKS, "", inputs(state, Kind.LINKS))
     state = apply(state, do.pick(ANNA.key, False))
@@ -185,7 +184,7 @@ def test_a_stale_result_changes_nothing() -> None:
 
 def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
     """Else a spinner would turn for ever."""
-    state = apply(begin(), sighted(Sight(Machines((HERE, ANNA)))))
+    state = apply(begin(), sighted(Machines((HERE, ANNA))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.new_setup())
     task = Task(Kind.ACCESS, ANNA.key, inputs(state, Kind.ACCESS, ANNA.key))
     state = apply(state, begun(task))
@@ -196,14 +195,14 @@ def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
 
 def test_two_machines_of_one_name_stay_two() -> None:
     twin = replace(known_machine("twin", "10.0.0.9"), name="anna")
-    state = apply(begin(), sighted(Sight(Machines((HERE, ANNA, twin)))))
+    state = apply(begin(), sighted(Machines((HERE, ANNA, twin))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.pick(twin.key, True))
     assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
 
 
 def started() -> WizardState:
     """A set-up whose run has made its first step."""
-    at_plan = apply(apply(begin(), sighted(Sight(Machines((HERE, ANNA))))), do.new_setup())
+    at_plan = apply(apply(begin(), sighted(Machines((HERE, ANNA)))), do.new_setup())
     at_plan = replace(at_plan, step=Step.PLAN).putting(Kind.PLAN, status=Status.OK)
     launched = apply(at_plan, do.confirm())
     assert launched.step is Step.LAUNCH
