@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.demo import CONFIG, JOB, MOST, PROFILE, Pace
-from app.wizard.records import Assessment, Home, JobAnswers, Launch, Plan, Status, Tell
+from app.wizard.records import Assessment, Home, Launch, Plan, Status, Tell
 from app.wizard.services import Services
-from app.wizard.state import Request
+from app.wizard.state import Answers, Request
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
@@ -104,22 +104,6 @@ class DemoServices(Services):
             raise BadInput("nothing fits these machines", "pick others")
         return found
 
-    def recommended(self) -> Planned:
-        """Return the run that the set-up would recommend for all machines.
-
-        Raises:
-            BadInput: nothing fits.
-        """
-        from app.wizard.machines import Naming
-        from distributed.discovery.discovery import Sources, machines
-
-        found = machines(self.outside.search(Sources()).state)
-        rows = Naming((), (), self.outside.this_computer).rows(found)
-        request = Request(rows, JobAnswers(JOB))
-        strategy = self.forecast(request, lambda line: None)
-        chosen = next((way for way in strategy.ways if way.recommended), None)
-        return self.planned(replace(request, chosen=chosen, planning=strategy.planning))
-
     def close(self) -> None:
         self._pace.close()
 
@@ -135,7 +119,15 @@ def recommended(machines: int) -> Planned:
     Raises:
         BadInput: there are not so many.
     """
-    return DemoServices(machines, _AT_ONCE, open_doors=True).recommended()
+    from app.wizard.machines import Naming
+    from distributed.discovery import discovery
+
+    tour = DemoServices(machines, _AT_ONCE, open_doors=True)
+    found = discovery.machines(tour.outside.search(discovery.Sources()).state)
+    request = Request(Naming((), (), tour.outside.this_computer).rows(found), Answers(profile=JOB))
+    strategy = tour.forecast(request, lambda line: None)
+    chosen = next((way for way in strategy.ways if way.recommended), None)
+    return tour.planned(replace(request, chosen=chosen, planning=strategy.planning))
 
 
 def write_demo_run(

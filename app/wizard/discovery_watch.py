@@ -47,7 +47,7 @@ class DiscoveryWatch:
         self._see = see
         self._outside = outside
         self._begin = outside.now()
-        self._saved = dict(_readable(saved.items()))
+        self._saved = {name: (path, hosts) for name, path in saved.items() if (hosts := _hosts(path)) is not None}
         own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
         self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
@@ -154,10 +154,3 @@ def _hosts(path: Path) -> Hosts | None:
     with contextlib.suppress(MusterError):
         return without_strange_pythons(load_hosts(path))
     return None
-
-
-def _readable(files: Iterable[tuple[str, Path]]) -> Iterable[tuple[str, tuple[Path, Hosts]]]:
-    for name, path in files:
-        hosts = _hosts(path)
-        if hosts is not None:
-            yield name, (path, hosts)

@@ -170,9 +170,9 @@ class Wizard:
             Kind.HOME: services.home,
             Kind.DOCTOR: lambda: tuple(services.doctor()),
             Kind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
-            Kind.ACCESS: lambda: services.check_access(machines[task.key], request.trusted),
+            Kind.ACCESS: lambda: services.check_access(machines[task.key], request.answers.fingerprints),
             Kind.INSTALL_KEY: lambda: services.install_key(
-                machines[task.key], self._passwords.pop(task.key, ""), request.trusted
+                machines[task.key], self._passwords.pop(task.key, ""), request.answers.fingerprints
             ),
             Kind.CHECKS: lambda: dict(zip([row.key for row in members], services.examine(members, job), strict=True)),
             Kind.REPAIR: lambda: services.repair(

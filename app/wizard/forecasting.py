@@ -15,7 +15,7 @@ from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
-from distributed.planning.job import Figures, Preference
+from distributed.planning.job import Preference
 from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import NotReady, Ready, rooms_of
@@ -39,10 +39,6 @@ class Forecast:
     planning: Planning | None
     """``None``: one machine of which no figures are known yet; there is nothing to choose."""
 
-    @property
-    def figures(self) -> Figures:
-        return self.found.figures
-
     def at(self, index: int, steps: int) -> Candidate:
         """Return a candidate of the ranking with another H.
 
@@ -55,7 +51,7 @@ class Forecast:
         candidate = planning.ranking[index]
         if steps == candidate.choice.interval:
             return candidate
-        cluster, job = self.figures.cluster, planning.job
+        cluster, job = self.found.figures.cluster, planning.job
         predictor = Predictor(cluster, job, corrections(cluster, job))
         return predictor.predict(with_interval(candidate.choice, steps))
 
@@ -66,7 +62,7 @@ class Forecast:
             return planning
         candidate = self.at(row.index, row.interval)
         ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
-        settings = settings_of(candidate, self.figures.cluster, planning.job)
+        settings = settings_of(candidate, self.found.figures.cluster, planning.job)
         settings = on_best_paths(settings, self.found, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
@@ -97,10 +93,10 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
         NotReady: a machine cannot take part, or could not run the task.
         BadInput: the data cannot be used.
     """
-    prepare_options = PrepareOptions(tell, trust_in(request.trusted), repair=False)
+    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
     profile = fit(profile, rooms_of(profile, machines), tell)
-    plan_options = PlanOptions(preference=cast(Preference, request.preference), max_loss_increase=BOUND)
+    plan_options = PlanOptions(preference=cast(Preference, request.answers.preference), max_loss_increase=BOUND)
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
     try:

@@ -60,12 +60,12 @@ def start(kept: Saving, request: Request, tell: Tell, config: Path | None) -> tu
     """
     profile = usable_profile(kept.name, {}, config).profile
     trackers = checked_trackers(profile.run.trackers)
-    prepare_options = PrepareOptions(tell, trust_in(request.trusted))
+    prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints))
     plan_options = PlanOptions(planning=kept.planning)
     launcher = DistributedLauncher(load_hosts(kept.hosts_file), profile, prepare_options, plan_options)
     planned = launcher.plan()
     if kept.planning is not None and isinstance(request.planning, Forecast):
-        planned = replace(planned, figures=request.planning.figures)
+        planned = replace(planned, figures=request.planning.found.figures)
     path = launcher.start(planned, shlex.split(kept.command))
     start_trackers(path, trackers)
     return path, planned.plan

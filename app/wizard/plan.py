@@ -106,7 +106,7 @@ def saving(request: Request, config: Path | None = None) -> Saving:
     folder = saved_folder(library.config.path.resolve())
     hosts = hosts_of(request.machines)
     values = _values(request, planning, library, config)
-    name = request.save_as or _free_name(request, values, hosts, library, folder)
+    name = request.answers.save_as or _free_name(request, values, hosts, library, folder)
     check_name(name)
     hosts_file = folder / f"{name}.hosts.json"
     return Saving(
@@ -120,7 +120,7 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
 
     How the members work together stays ``auto`` where the recommended way was taken: another day, other figures.
     """
-    found = resolved(request.job, config)
+    found = resolved(request.answers.job, config)
     profile = found.profile
     values = {
         kind: text
@@ -147,7 +147,7 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
 
 def _free_name(request: Request, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
     """Return the saved profile's own name, or a name that nobody has, or that has just these choices."""
-    base = request.job.profile
+    base = request.answers.job.profile
     known = library.find("profile", base)
     if known is not None and known.file.path != library.config.path:
         return base
@@ -206,8 +206,11 @@ def choices(request: Request, config: Path | None = None) -> Choices:
     """
     kept, found, planned = saving(request, config), request.planning, None
     names = (*WAYS, *interval_options()) if kept.planning is not None else ()
-    options = {**dict(request.job.options), **{name: kept.values[name] for name in names if name in kept.values}}
-    profile = as_saved(resolved(JobAnswers(request.job.profile, tuple(options.items())), config).profile, kept)
+    options = {
+        **dict(request.answers.job.options),
+        **{name: kept.values[name] for name in names if name in kept.values},
+    }
+    profile = as_saved(resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile, kept)
     lines: list[str] = []
     if isinstance(found, Forecast):
         planned = found.planned(kept.planning, fit(profile, rooms_of(profile, found.machines), lines.append))

@@ -6,13 +6,9 @@ import getpass
 import os
 import select
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from app.console import visible
-
-if TYPE_CHECKING:
-    from prompt_toolkit.output import ColorDepth
-    from prompt_toolkit.styles import Style
 
 _LOOK = 0.2
 
@@ -56,22 +52,19 @@ class Questions(BareLines):
         import questionary  # with prompt_toolkit 0.1 s, which --help does without
 
         shown = f"{visible(question)}{f' [{visible(default)}]' if default else ''}"
-        answer = questionary.text(shown, qmark="", style=_style(), color_depth=_depth()).unsafe_ask()
+        answer = questionary.text(shown, **_look()).unsafe_ask()
         return str(answer).strip() or default
 
     def secret(self, question: str) -> str:
         import questionary
 
-        return str(questionary.password(visible(question), qmark="", style=_style(), color_depth=_depth()).unsafe_ask())
+        return str(questionary.password(visible(question), **_look()).unsafe_ask())
 
 
-def _style() -> Style:
+def _look() -> dict[str, Any]:
+    from prompt_toolkit.output import ColorDepth
     from prompt_toolkit.styles import Style
 
-    return Style([("question", "bold")]) if not os.environ.get("NO_COLOR") else Style([])
-
-
-def _depth() -> ColorDepth | None:
-    from prompt_toolkit.output import ColorDepth
-
-    return ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
+    plain = bool(os.environ.get("NO_COLOR"))
+    style = Style([] if plain else [("question", "bold")])
+    return {"qmark": "", "style": style, "color_depth": ColorDepth.DEPTH_1_BIT if plain else None}

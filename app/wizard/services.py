@@ -175,8 +175,8 @@ class Services:
 
     def forecast(self, request: Request, tell: Tell) -> Strategy:
         """Measure what is not known yet, and rank all ways to train."""
-        self._check_code(request.job)
-        profile = job_view.resolved(request.job, self._config).profile
+        self._check_code(request.answers.job)
+        profile = job_view.resolved(request.answers.job, self._config).profile
         return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
     def with_interval(self, planning: Any, index: int, steps: int) -> Way:
@@ -196,7 +196,7 @@ class Services:
 
         ``see`` hears every change on the way; the run goes on if the caller stops listening.
         """
-        self._check_code(request.job)
+        self._check_code(request.answers.job)
         return launching.launch(request, see, tell, self._config)
 
     def _check_code(self, job: JobAnswers) -> None:

@@ -178,6 +178,11 @@ class Answers:
         return dict(self.options).get(name)
 
     @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of new host keys that the person accepted."""
+        return tuple(dict.fromkeys(fingerprint for _, fingerprint in self.trusted))
+
+    @property
     def job(self) -> JobAnswers:
         return JobAnswers(self.profile, self.options)
 
@@ -188,13 +193,9 @@ class Request:
 
     machines: tuple[MachineRow, ...]
     """That take part; this computer alone or others with or without it."""
-    job: JobAnswers
-    preference: str = "fastest"
+    answers: Answers
     chosen: Way | None = None
     """With its interval as the person left it; ``None``: nothing was predicted."""
-    save_as: str = ""
-    trusted: tuple[str, ...] = ()
-    """Fingerprints of new host keys that a person accepted."""
     planning: Any = field(default=None, repr=False, compare=False)
     """``Strategy.planning`` of the forecast that ``chosen`` is from."""
     measure: bool = False
@@ -330,17 +331,8 @@ class WizardState:
     @property
     def request(self) -> Request:
         """Everything that a plan for these answers is made of."""
-        answers, found = self.answers, self.strategy.found
-        return Request(
-            machines=self.members,
-            job=answers.job,
-            preference=answers.preference,
-            chosen=self.chosen,
-            save_as=answers.save_as,
-            trusted=tuple(dict.fromkeys(fingerprint for _, fingerprint in answers.trusted)),
-            planning=found.planning,
-            measure=found.measure,
-        )
+        found = self.strategy.found
+        return Request(self.members, self.answers, self.chosen, found.planning, found.measure)
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""

@@ -234,14 +234,14 @@ class FakeServices:
 
     def plan(self, request: Request) -> Plan:
         self._asked("plan")
-        name = request.save_as or "demo-2"
+        name = request.answers.save_as or "demo-2"
         way = f"{request.chosen.choice.name} H={request.chosen.interval}" if request.chosen else "alone"
         return Plan(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
 
     def save(self, request: Request) -> tuple[str, ...]:
         self._asked("save")
         self.requests.append(request)
-        return (f"{request.save_as or 'demo-2'}.ini",)
+        return (f"{request.answers.save_as or 'demo-2'}.ini",)
 
     def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         self._asked("launch")

@@ -11,8 +11,8 @@ import pytest
 
 from app.wizard.launching import STEPS, Grid, _refused, tail
 from app.wizard.plan import SSH, hub_place, plan_of, saving
-from app.wizard.records import JobAnswers, Status
-from app.wizard.state import Request
+from app.wizard.records import Status
+from app.wizard.state import Answers, Request
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
@@ -77,12 +77,12 @@ def test_events_of_strangers_change_nothing() -> None:
 def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
-    plan = plan_of(Request((HERE, ANNA), JobAnswers("mine")), config)
+    plan = plan_of(Request((HERE, ANNA), Answers(profile="mine")), config)
     signs = {(row.sign, row.machine) for row in plan.changes}
     assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
     assert plan.encrypted == (SSH,) and plan.ports == ("SSH from this computer to each machine",)
     assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
-    alone = plan_of(Request((HERE,), JobAnswers("mine")), config)
+    alone = plan_of(Request((HERE,), Answers(profile="mine")), config)
     assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
 
@@ -91,7 +91,7 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
 def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: str, tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
-    request = Request((HERE, ANNA), JobAnswers("mine"))
+    request = Request((HERE, ANNA), Answers(profile="mine"))
     settings = Settings(options={}, members=(), engine="hub", hub=hub)
     planning = cast(Planning, SimpleNamespace(settings=settings))
     assert hub_place(request, replace(saving(request, config), planning=planning)) == place
