@@ -81,7 +81,7 @@ async def draw_wizard(folder: Path) -> None:
         services = DemoServices(MACHINES, _QUICK, Path(output), clock=lambda: seconds / _QUICK)
         wizard = Wizard(services)
         app = WizardApp(wizard, clock=lambda: DEMO_START)
-        unsubscribe = wizard.subscribe(app.changed)
+        wizard.subscribe(app.changed)
         await asyncio.to_thread(wizard.wait, lambda state: bool(state.machines.rows), PATIENCE)  # the search has begun
         seconds = SEEN_FOR
         try:
@@ -92,7 +92,7 @@ async def draw_wizard(folder: Path) -> None:
                     await pilot.pause()
 
                 await _tour(wizard, Pictures(app, settle, folder))
-                unsubscribe()
+                wizard.close()
         finally:
             wizard.close()
 

@@ -140,11 +140,10 @@ def run_wizard(services: Services, profile: str, ascii_only: bool, left: Callabl
     """
     wizard = Wizard(services, profile)
     app = WizardApp(wizard, ascii_only=ascii_only)
-    unsubscribe = wizard.subscribe(app.changed)
+    wizard.subscribe(app.changed)
     try:
         app.run()
     finally:
-        unsubscribe()
         wizard.close()
     run = app.run_of_interest()
     if left is not None and run is not None:

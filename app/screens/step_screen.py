@@ -30,15 +30,7 @@ GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)
 
 
-MARKS = {
-    Status.WAITING: Mark.WAITING,
-    Status.WORKING: Mark.WORKING,
-    Status.OK: Mark.OK,
-    Status.WARNING: Mark.WARNING,
-    Status.FAILED: Mark.PROBLEM,
-    Status.SKIPPED: Mark.SKIPPED,
-    Status.STOPPED: Mark.STOPPED,
-}
+MARKS = {status: Mark.PROBLEM if status is Status.FAILED else Mark[status.name] for status in Status}
 """How a status is drawn."""
 
 

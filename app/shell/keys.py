@@ -12,14 +12,12 @@ from textual.widgets import Static
 
 _GAP = "   "
 NAMES = {
-    "enter": "enter",
     "escape": "esc",
     "question_mark": "?",
     "ctrl+p": "^p",
     "slash": "/",
     "plus": "+",
     "minus": "-",
-    "space": "space",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
 }

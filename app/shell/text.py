@@ -57,10 +57,6 @@ class Mark(Enum):
     STOPPED = _Look("■", "#", "stopped", "$text-muted")
 
     @property
-    def word(self) -> str:
-        return self.value.word
-
-    @property
     def style(self) -> str:
         return self.value.style
 
@@ -70,7 +66,7 @@ class Mark(Enum):
 
     def show(self, word: str | None = None, *, ascii_only: bool = False) -> Content:
         """Return symbol and word in the state's colour; another word, or ``""`` for the symbol alone."""
-        text = self.word if word is None else word
+        text = self.value.word if word is None else word
         return Content.styled(f"{self.symbol(ascii_only)} {text}".rstrip(), self.style)
 
 

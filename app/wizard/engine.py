@@ -69,16 +69,10 @@ class Wizard:
         with self._lock:
             return self._state
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have ``listener`` called after each change; returns what ends that."""
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called after each change, until the set-up is closed."""
         with self._lock:
             self._listeners.append(listener)
-
-        def unsubscribe() -> None:
-            with self._lock, contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return unsubscribe
 
     def do(self, action: Action) -> None:
         """Carry out what a person did."""

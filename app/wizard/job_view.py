@@ -38,15 +38,12 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
     """
     given = dict(answers.options)
     found = usable_profile(answers.profile, given, config, complete=complete)
-    starter = found.origins["hosts"] == DEFAULT and not _is_saved(answers.profile, config)
+    library = Library.open(config)
+    kept = library.find("profile", answers.profile)
+    saved = kept is not None and kept.file.path != library.config.path
+    starter = found.origins["hosts"] == DEFAULT and not saved
     open_ways = {name: value for name, value in WAYS.items() if starter and name not in given}
     return usable_profile(answers.profile, {**given, **open_ways}, config, complete=complete) if open_ways else found
-
-
-def _is_saved(name: str, config: Path | None) -> bool:
-    library = Library.open(config)
-    found = library.find("profile", name)
-    return found is not None and found.file.path != library.config.path
 
 
 # ------------------------------------------------------------------------------------------------------------- options

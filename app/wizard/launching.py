@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from app.follow import Follower
@@ -95,16 +95,13 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
     raise RunFailed(ended.message or "the run ended before its first step", ended.hint or f"see {path / 'logs'}")
 
 
-@dataclass
 class Grid:
     """Steps of a start by member, from the run's events."""
 
-    plan: RunPlan
-    done: list[int] = field(default_factory=list)
-    problems: dict[int, tuple[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.done = [_CHECKED] * self.plan.world_size
+    def __init__(self, plan: RunPlan) -> None:
+        self.names = [member.name for member in plan.members]
+        self.done = [_CHECKED] * plan.world_size
+        self.problems: dict[int, tuple[str, str]] = {}
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -126,15 +123,12 @@ class Grid:
 
     def launch(self, path: Path) -> Launch:
         """Return the grid as it is."""
-        return Launch(STEPS, tuple(self._row(rank, path) for rank in range(self.plan.world_size)), str(path))
-
-    def _row(self, rank: int, path: Path) -> LaunchRow:
-        name, count = self.plan.members[rank].name, self.done[rank]
-        problem = self.problems.get(rank)
-        status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
-        log = tail(path / "logs", name) if problem else ()
-        cause, fix = problem or ("", "")
-        return LaunchRow(name, name, _cells(count, status), log, status=status, cause=cause, fix=fix)
+        rows = []
+        for rank, (name, count) in enumerate(zip(self.names, self.done)):
+            problem = self.problems.get(rank)
+            status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
+            rows.append(_row(name, count, status, problem, tail(path / "logs", name) if problem else ()))
+        return Launch(STEPS, tuple(rows), str(path))
 
 
 def _reached(event: Event) -> int:
@@ -145,9 +139,12 @@ def _reached(event: Event) -> int:
     return 0
 
 
-def _cells(done: int, now: Status) -> tuple[Status, ...]:
-    under_way = () if done == len(STEPS) else (now,)
-    return (*[Status.OK] * done, *under_way, *[Status.WAITING] * (len(STEPS) - done - len(under_way)))
+def _row(name: str, done: int, now: Status, problem: tuple[str, str] | None, log: tuple[str, ...] = ()) -> LaunchRow:
+    """Return a machine's row after so many steps, with what is wrong there and what to do."""
+    waiting = [Status.WAITING] * (len(STEPS) - done - 1)
+    cells = (*[Status.OK] * done, *([now, *waiting] if done < len(STEPS) else []))
+    cause, fix = problem or ("", "")
+    return LaunchRow(name, name, cells, log, status=now, cause=cause, fix=fix)
 
 
 def tail(logs: Path, member: str) -> tuple[str, ...]:
@@ -165,8 +162,6 @@ def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
     """Put every problem into the row of its machine; none so far: all are being checked."""
     rows = []
     for name in names:
-        own = next((problem for problem in problems if problem.machine == name), None)
-        status = Status.FAILED if own else Status.OK if problems else Status.WORKING
-        cause, fix = (own.problem, own.hint) if own else ("", "")
-        rows.append(LaunchRow(name, name, _cells(0, status), status=status, cause=cause, fix=fix))
+        own = next(((problem.problem, problem.hint) for problem in problems if problem.machine == name), None)
+        rows.append(_row(name, 0, Status.FAILED if own else Status.OK if problems else Status.WORKING, own))
     return Launch(STEPS, tuple(rows))

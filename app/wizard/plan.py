@@ -177,12 +177,6 @@ def _is_the_same(name: str, values: Mapping[str, str], hosts: Hosts, library: Li
         return False
 
 
-def as_saved(profile: Profile, kept: Saving) -> Profile:
-    """Return the profile as it will be read from its file: references that are paths are options there."""
-    names = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}
-    return profile.model_copy(update={"name": kept.name, **names})
-
-
 # ------------------------------------------------------------------------------------------------------------ as rows
 
 
@@ -210,7 +204,9 @@ def choices(request: Request, config: Path | None = None) -> Choices:
         **dict(request.answers.job.options),
         **{name: kept.values[name] for name in names if name in kept.values},
     }
-    profile = as_saved(resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile, kept)
+    profile = resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile
+    as_in_its_file = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
+    profile = profile.model_copy(update={"name": kept.name, **as_in_its_file})
     lines: list[str] = []
     if isinstance(found, Forecast):
         planned = found.planned(kept.planning, fit(profile, rooms_of(profile, found.machines), lines.append))

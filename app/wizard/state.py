@@ -37,41 +37,33 @@ T = TypeVar("T")
 class Step(str, Enum):
     """One screen of the set-up."""
 
-    HOME = "home"
-    MACHINES = "machines"
-    ACCESS = "access"
-    CHECKS = "checks"
-    LINKS = "links"
-    JOB = "job"
-    STRATEGY = "strategy"
-    PLAN = "plan"
-    LAUNCH = "launch"
+    question: str
+    """What a person decides there, in one line."""
+
+    def __new__(cls, value: str, question: str) -> Step:
+        step = str.__new__(cls, value)
+        step._value_, step.question = value, question
+        return step
+
+    HOME = "home", "What do you want to do?"
+    MACHINES = "machines", "Which machines take part?"
+    ACCESS = "access", "Can Muster log in there?"
+    CHECKS = "checks", "Are they ready to train?"
+    LINKS = "links", "How fast is the network between them?"
+    JOB = "job", "Which model, on which data?"
+    STRATEGY = "strategy", "How should they train together?"
+    PLAN = "plan", "Review and start"
+    LAUNCH = "launch", "Starting the run"
 
     @property
     def heading(self) -> str:
         """As the breadcrumb and the head of a screen say it."""
         return self.value.capitalize()
 
-    @property
-    def question(self) -> str:
-        """What a person decides there, in one line."""
-        return _QUESTIONS[self]
-
 
 ORDER = tuple(Step)
 BETWEEN_MACHINES = frozenset({Step.ACCESS, Step.CHECKS, Step.LINKS})
 """Steps about machines that are reached over the network: there is nothing to do for this computer alone."""
-_QUESTIONS = {
-    Step.HOME: "What do you want to do?",
-    Step.MACHINES: "Which machines take part?",
-    Step.ACCESS: "Can Muster log in there?",
-    Step.CHECKS: "Are they ready to train?",
-    Step.LINKS: "How fast is the network between them?",
-    Step.JOB: "Which model, on which data?",
-    Step.STRATEGY: "How should they train together?",
-    Step.PLAN: "Review and start",
-    Step.LAUNCH: "Starting the run",
-}
 
 
 def visited(far: bool) -> tuple[Step, ...]:

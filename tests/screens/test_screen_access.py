@@ -63,7 +63,7 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
             wizard.do(do.pick(name, True))
         wizard.do(do.go_on())
         app = WizardApp(wizard, clock=fixed_clock)
-        unsubscribe = wizard.subscribe(app.changed)
+        wizard.subscribe(app.changed)
 
         async def drive(pilot: Pilot[Any]) -> None:
             assert wizard.state.step is Step.ACCESS
@@ -78,5 +78,4 @@ def test_seven_failures_are_shown_with_cause_and_command_and_mended_ones_turn_gr
         try:
             run(app, drive)
         finally:
-            unsubscribe()
             wizard.close()

@@ -38,11 +38,10 @@ def set_up(services: FakeServices, opened: list[Path] | None = None) -> Iterator
         return Screen()
 
     app = WizardApp(wizard, clock=fixed_clock, dashboard=dashboard)
-    unsubscribe = wizard.subscribe(app.changed)
+    wizard.subscribe(app.changed)
     try:
         yield app
     finally:
-        unsubscribe()
         wizard.close()
 
 

@@ -81,7 +81,7 @@ def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
     name, twins = f"pair{lab.slot}", (lab["twin1"], lab["twin2"])
     wizard = Wizard(Services(tmp_path / "config.ini"))
     app = WizardApp(wizard, clock=fixed_clock)
-    unsubscribe = wizard.subscribe(app.changed)
+    wizard.subscribe(app.changed)
 
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("n")
@@ -104,5 +104,4 @@ def test_a_machine_on_two_cables_is_one_row_and_two_of_one_name_are_two_rows(
         try:
             run(app, drive, size=(160, 45))
         finally:
-            unsubscribe()
             wizard.close()
