@@ -117,9 +117,6 @@ class HomeScreen(StepScreen):
             self._watched = False
             self.action_retry()
 
-    def leave_question(self) -> str:
-        return ""
-
     def action_go_on(self) -> None:
         kind, _, name = self.table.cursor.partition(":")
         if kind in (NEW, ""):

@@ -128,9 +128,6 @@ class PlanScreen(StepScreen):
     def action_job(self) -> None:
         self.do(actions.go_to(Step.JOB))
 
-    def action_retry(self) -> None:
-        self.do(actions.retry())
-
     def action_name(self) -> None:
         def answered(name: str | None) -> None:
             if name:

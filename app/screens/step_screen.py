@@ -12,7 +12,6 @@ from textual.containers import Container, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from app.console import command_line
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.frame import WIDE, WIDEST
@@ -224,9 +223,6 @@ class StepScreen(BaseScreen):
 
     def action_retry(self) -> None:
         self.do(actions.retry(self.table.cursor))
-
-    def headless(self) -> str:
-        return command_line("--help")
 
     def copied(self) -> str:
         """The selected row, as text."""

@@ -149,6 +149,3 @@ class BaseScreen(Screen[None]):
 
     def action_retry(self) -> None:
         """Try again; a screen that can says how."""
-
-    def action_command_log(self) -> None:
-        app_of(self).action_command_log()

@@ -78,9 +78,7 @@ class Dialog(Box[bool]):
     Dialog #heading { padding-bottom: 1; }
     Dialog #content { height: auto; max-height: 100%; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "close", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", show=False)]
 
     def __init__(self, heading: str, *lines: Content) -> None:
         super().__init__(heading)

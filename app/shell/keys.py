@@ -60,7 +60,7 @@ BESIDES = (
     Key("r", "retry", "Retry", "Retry what failed, or check again."),
     Key("y", "copy", "Copy", "Copy what is selected: a command, a value, a row."),
     Key("e", "headless", "Command", "The command that does the same without this screen."),
-    Key("g", "command_log", "Log", "All commands that were run, by machine."),
+    Key("g", "app.command_log", "Log", "All commands that were run, by machine."),
     Key("t", "next_theme", "Theme", "Other colours."),
     Key("q,ctrl+q", "leave", "Leave", "Leave; a run goes on without this screen."),
     Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, even if something is running."),

@@ -24,12 +24,7 @@ _LOST = 0.01
 
 # ---------------------------------------------------------------------------------------------------------------- home
 
-_ENDINGS = {
-    "completed": Status.OK,
-    "cancelled": Status.STOPPED,
-    "failed": Status.FAILED,
-    "damaged": Status.FAILED,
-}
+_ENDINGS = {"completed": Status.OK, "cancelled": Status.STOPPED, "failed": Status.FAILED, "damaged": Status.FAILED}
 
 
 def of_run(run: RunSummary) -> Assessment:

@@ -71,7 +71,7 @@ def failed(state: State, task: Task, cause: str, fix: str = "") -> State:
         return state
     noted = state.noting(f"{cause} ({fix})" if fix else cause)
     if task.kind is Kind.REPAIR:
-        return _repaired(noted, task, None)
+        return _to_be_examined(noted)
     if task.kind is Kind.INTERVAL:
         return _as_before(noted)
     if task.kind in (Kind.DOCTOR, Kind.SAVED_MACHINES, Kind.SAVE):
@@ -101,7 +101,27 @@ def _as_before(state: State) -> State:
 def done(state: State, task: Task, found: Any) -> State:
     """A task's result, of the type that the service's method returns."""
     state = _at_rest(state, task)
-    return _RESULTS.get(task.kind, _found)(state, task, found) if is_current(state, task) else state
+    if not is_current(state, task):
+        return state
+    row = state.access_of(task.key)
+    match task.kind:
+        case Kind.SAVED_MACHINES:
+            return _with_machines_of(state, task.key, found)
+        case Kind.ACCESS if row is None or row.status is Status.OK or row.words == INSTALLING:
+            return state  # a look that was under way while a key was being installed tells of the time before
+        case Kind.INSTALL_KEY if row is not None:
+            words = "accepts the login: a key is installed there" if found.ok else found.problem
+            part = Task(Kind.ACCESS, task.key, inputs(state, Kind.ACCESS, task.key))
+            return _found(state, part, found).noting(f"{row.name}: {words}")
+        case Kind.INSTALL_KEY:
+            return state
+        case Kind.REPAIR:
+            return _to_be_examined(state)
+        case Kind.SAVE:
+            return _found(state, task, found).noting(f"saved: {', '.join(found)}")
+        case Kind.LAUNCH:
+            return state.putting(Kind.LAUNCH, status=Status.OK, found=replace(state.launch.found, run=str(found)))
+    return _found(state, task, found)
 
 
 def _found(state: State, task: Task, found: Any) -> State:
@@ -115,9 +135,9 @@ def _found(state: State, task: Task, found: Any) -> State:
     return state.putting(task.kind, task.key, part)
 
 
-def _saved_machines(state: State, task: Task, found: Any) -> State:
+def _with_machines_of(state: State, profile: str, found: Iterable[MachineRow]) -> State:
     """A profile brings its machines along."""
-    if state.answers.profile != task.key:
+    if state.answers.profile != profile:
         return state
     pinned = tuple({row.key: row for row in (*state.pinned, *found)}.values())
     rows = _with_pinned(state.machines.rows, found)
@@ -125,44 +145,9 @@ def _saved_machines(state: State, task: Task, found: Any) -> State:
     return replace(state, pinned=pinned, machines=replace(state.machines, rows=rows)).answering(picked=picked)
 
 
-def _access(state: State, task: Task, found: Any) -> State:
-    """A look that was under way while a key was being installed tells of the time before."""
-    row = state.access_of(task.key)
-    if row is None or row.status is Status.OK or row.words == INSTALLING:
-        return state
-    return _found(state, task, found)
-
-
-def _installed(state: State, task: Task, found: Any) -> State:
-    row = state.access_of(task.key)
-    if row is None:
-        return state
-    words = "accepts the login: a key is installed there" if found.ok else found.problem
-    part = Task(Kind.ACCESS, task.key, inputs(state, Kind.ACCESS, task.key))
-    return _found(state, part, found).noting(f"{row.name}: {words}")
-
-
-def _repaired(state: State, task: Task, found: Any) -> State:
+def _to_be_examined(state: State) -> State:
     """Mended or not, all is looked at again."""
     return state.putting(Kind.CHECKS, part=replace(state.empty(Kind.CHECKS), inputs=inputs(state, Kind.CHECKS)))
-
-
-def _saved(state: State, task: Task, found: Any) -> State:
-    return _found(state, task, found).noting(f"saved: {', '.join(found)}")
-
-
-def _launched(state: State, task: Task, found: Any) -> State:
-    return state.putting(Kind.LAUNCH, status=Status.OK, found=replace(state.launch.found, run=str(found)))
-
-
-_RESULTS: Mapping[Kind, Callable[[State, Task, Any], State]] = {
-    Kind.SAVED_MACHINES: _saved_machines,
-    Kind.ACCESS: _access,
-    Kind.INSTALL_KEY: _installed,
-    Kind.REPAIR: _repaired,
-    Kind.SAVE: _saved,
-    Kind.LAUNCH: _launched,
-}
 
 
 @observation

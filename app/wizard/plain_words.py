@@ -7,17 +7,7 @@ from collections.abc import Iterable, Iterator
 from app.console import bytes_text, command_line, duration_text
 from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.dependencies import MEASURES
-from app.wizard.records import (
-    Access,
-    Assessment,
-    Check,
-    JobOption,
-    Launch,
-    MachineRow,
-    Plan,
-    Status,
-    Way,
-)
+from app.wizard.records import Access, Assessment, Check, JobOption, Launch, MachineRow, Plan, Status, Way
 from app.wizard.state import Part, WizardState
 from profiles.counts import counted
 

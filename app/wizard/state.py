@@ -58,7 +58,7 @@ class Step(str, Enum):
     @property
     def heading(self) -> str:
         """As the breadcrumb and the head of a screen say it."""
-        return self.value.capitalize()
+        return self.capitalize()
 
 
 ORDER = tuple(Step)
