@@ -159,7 +159,8 @@ class Naming:
     ) -> tuple[MachineRow, ...]:
         """Return one row a machine; ``aliases``: what a machine was called before, by its id."""
         self._before = aliases or {}
-        hosts = [self._local_name(machine) for machine in found]
+        local = ([name.casefold() for name in machine.names if name.casefold().endswith(".local")] for machine in found)
+        hosts = [names[0] if names else "" for names in local]
         claimed = {host for host in hosts if host and hosts.count(host) > 1}
         return tuple(
             self._row(machine, host if host not in claimed else "") for machine, host in zip(found, hosts, strict=True)
@@ -206,10 +207,6 @@ class Naming:
         if known is not None and {Origin.HOSTS_FILE, Origin.PROFILE} & set(machine.found_by):
             return known
         return _found_entry(machine, host), ""
-
-    @staticmethod
-    def _local_name(machine: FoundMachine) -> str:
-        return next((name for name in machine.names if name.casefold().endswith(".local")), "").casefold()
 
 
 def _found_entry(machine: FoundMachine, host: str) -> Machine:
