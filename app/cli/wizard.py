@@ -34,9 +34,7 @@ def options() -> argparse.ArgumentParser:
         prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
-    parser.add_argument(
-        "--profile", metavar="NAME", default="", help="start at the plan of this profile; measures its machines"
-    )
+    parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
     parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
@@ -69,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.STOPPED
 
 
-def _chosen(demo: int | None, name: str) -> tuple[Services, str]:
+def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
     """Return the machines, scripted or real, and the profile to begin with; empty for none.
 
     Raises:
@@ -79,12 +77,12 @@ def _chosen(demo: int | None, name: str) -> tuple[Services, str]:
         from app.wizard.services import Services
         from profiles.resolve import load_profile  # with pydantic, which --help does without
 
-        if name:
+        if name is not None:
             load_profile(name, complete=False)
-        return Services(), name
+        return Services(), name or ""
     from app.demo import JOB
     from app.demo.services import DemoServices
 
-    if name not in ("", JOB):
+    if name not in (None, JOB):
         raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {JOB}")
-    return DemoServices(demo), name
+    return DemoServices(demo), name or ""
