@@ -129,7 +129,7 @@ class NetworkTrainer(ObjectTrainer):
             raise
         outcome = attempt.outcome(path)
         if outcome.status == "failed":
-            message = _with_machine(attempt.error, plan) if attempt.error is not None else outcome.message
+            message = with_machine(attempt.error, plan) if attempt.error is not None else outcome.message
             outcome = dataclasses.replace(outcome, message=message, hint=outcome.hint or f"see {path / 'logs'}")
         if outcome.status == "completed":
             shutil.rmtree(path / JOB, ignore_errors=True)  # it is needed to resume only
@@ -216,7 +216,7 @@ def _stop(path: Path) -> None:
                 continue
 
 
-def _with_machine(error: ErrorEvent, plan: RunPlan) -> str:
+def with_machine(error: ErrorEvent, plan: RunPlan) -> str:
     names: dict[int | None, str] = {member.rank: member.name for member in plan.members}
     name = names.get(error.member, "")  # one that came later is not in the plan
     return error.message if name in error.message else f"{name}: {error.message}"

@@ -44,12 +44,12 @@ def select_precision(wanted: str, device: torch.device, on_cpu: bool = False) ->
     """
     if wanted == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and _cpu_multiplies_bf16())
+        has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and cpu_multiplies_bf16())
         return torch.bfloat16 if has_bf16 else None
     return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
 
 
-def _cpu_multiplies_bf16() -> bool:
+def cpu_multiplies_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

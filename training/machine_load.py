@@ -16,7 +16,7 @@ from training.events import MachineEvent
 from training.sensors import Claim, Gpu, Meter, OtherLoad, Packages, battery, nvidia_library, processor_celsius
 
 INTERVAL = 5.0
-_PATIENCE = 2.0
+PATIENCE = 2.0
 """Seconds to wait for the last event: a driver that hangs must not keep a worker from ending."""
 
 
@@ -52,7 +52,7 @@ def machine_events(
         yield
     finally:
         stop.set()
-        thread.join(_PATIENCE)
+        thread.join(PATIENCE)
 
 
 class MachineLoad:

@@ -33,7 +33,7 @@ from torch import nn
 
 from profiles.errors import MusterError
 from training.device import select_device
-from training.events import StepEvent, _Event
+from training.events import Event, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Control
 from training.pace import MOST_SECONDS, PaceTaker
@@ -74,7 +74,7 @@ class _Steps:
         limit = quota()
         self.taker = PaceTaker(limit.period if limit is not None and limit.cores < granted_cores() else 0.0)
 
-    def __call__(self, event: _Event) -> None:
+    def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):
             self.taker.add(event.compute)
             if self.taker.enough:

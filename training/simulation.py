@@ -109,7 +109,7 @@ class ObjectTrainer(ABC):
         model = make_model(self.model, profile.training.seed)
         self.outcome = self._resume(*earlier, job) if earlier else self._run(profile, job)
         if self.outcome.status != "completed":
-            raise _failure(self.outcome)
+            raise failure_of(self.outcome)
         load_result(model, self.outcome.run_dir / "model")
         self.model = model
         return model
@@ -180,7 +180,7 @@ class LocalTrainer(ObjectTrainer):
             return run.wait()
 
 
-def _failure(outcome: RunOutcome) -> MusterError:
+def failure_of(outcome: RunOutcome) -> MusterError:
     """Return what :meth:`ObjectTrainer.fit` raises; it says how to go on where there is something to go on from."""
     hints = [outcome.hint] if outcome.hint else []
     if has_snapshots(outcome.run_dir) and NOT_THIS_RUN not in outcome.hint:

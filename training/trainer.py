@@ -21,7 +21,7 @@ from training.checkpoint import Snapshot, SnapshotStore
 from training.data import SampleSchedule
 from training.device import Precision, select_device, select_precision, start_training
 from training.evaluation import Evaluator
-from training.events import MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent, _Event
+from training.events import Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Anchor, Exchange, Traffic
 from training.orders import Control
 from training.plan import RunPlan
@@ -37,7 +37,7 @@ from training.strategies.registry import strategy_class
 from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
 
-Emit = Callable[[_Event], None]
+Emit = Callable[[Event], None]
 
 
 class Ending(enum.Enum):

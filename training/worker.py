@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from profiles.errors import ExitCode, MusterError, RunFailed
-from training.events import ErrorEvent, EventSink, MemberEvent, ProgressEvent, RequestEvent, StepEvent, _Event
+from training.events import ErrorEvent, Event, EventSink, MemberEvent, ProgressEvent, RequestEvent, StepEvent
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import Laps
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 START_DEADLINE = 3600.0
 """Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
 
-Emit = Callable[[_Event], None]
+Emit = Callable[[Event], None]
 
 
 def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device) -> Exchange:
@@ -166,7 +166,7 @@ def _timed(emit: Emit, laps: Laps) -> Emit:
     """Add the parts of the start that can be told from the events."""
     begun = False
 
-    def timed(event: _Event) -> None:
+    def timed(event: Event) -> None:
         nonlocal begun
         emit(event)
         if isinstance(event, MemberEvent) and event.status == "ready":

@@ -49,7 +49,7 @@ def ask(
     path = find_run(output, run)
     _refuse_ended(path)
     newcomer = typed_machine(machine) if action == "add" and machine and _is_unknown(path, machine) else None
-    event = _answer(path, leave_request(path, action, machine, newcomer))
+    event = answer_to(path, leave_request(path, action, machine, newcomer))
     document = {"action": action, "machine": machine, "outcome": event.outcome, "message": event.message,
                 "run_id": RunFolder.open(path).metadata.run_id}  # fmt: skip
     told = f"{f'{action} {machine}'.strip()}: {event.outcome}{f', {event.message}' if event.message else ''}"
@@ -69,7 +69,7 @@ def _is_unknown(path: Path, machine: str) -> bool:
     return (path / RUN_HOSTS).is_file() and all(one.name != machine for one in all_hosts(path).machines)
 
 
-def _answer(path: Path, identity: str) -> RequestEvent:
+def answer_to(path: Path, identity: str) -> RequestEvent:
     """Wait for the last word on a request; take back what nobody has taken in time."""
     end = time.monotonic() + PATIENCE
     paused = waits = False

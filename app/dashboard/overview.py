@@ -60,7 +60,7 @@ class Overview(Pane):
     def draw(self, picture: Picture) -> None:
         state = picture.state
         width, height = self.size
-        self.query_one("#progress", Words).show(_progress(state, picture.now, width))
+        self.query_one("#progress", Words).show(progress_line(state, picture.now, width))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         if self.screen.has_class("-wide"):
             self.query_one("#error-rate", Chart).show(_error_chart(state))
@@ -93,7 +93,7 @@ def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
     )
 
 
-def _progress(state: RunState, now: float, width: int) -> Content:
+def progress_line(state: RunState, now: float, width: int) -> Content:
     if state.total_steps is None:
         busy = [member.preparing for member in state.members.values() if member.phase]
         return literal(busy[0] if busy else state.status, "$text-muted")

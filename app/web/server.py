@@ -30,7 +30,7 @@ from profiles.errors import BadInput, MusterError
 REPORT = "/report"
 MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
-_PATIENCE = 5.0
+PATIENCE = 5.0
 _SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
 _TIGHT = {
@@ -174,7 +174,7 @@ async def _end(screen: AppService) -> None:
     """Ask a screen to leave, and end it where it does not."""
     process = screen._process
     try:
-        await asyncio.wait_for(screen.stop(), _PATIENCE)
+        await asyncio.wait_for(screen.stop(), PATIENCE)
     except (asyncio.TimeoutError, ConnectionError):
         pass
     finally:

@@ -116,13 +116,13 @@ class DiscoveryWatch:
         if here != self._online:
             self._online = here
             self._present = {
-                name: tuple(Presence(m.name, _is_present(m, hosts, online), not m.here) for m in hosts.machines)
+                name: tuple(Presence(m.name, is_present(m, hosts, online), not m.here) for m in hosts.machines)
                 for name, (_, hosts) in self._saved.items()
             }
         return self._present
 
 
-def _is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
+def is_present(machine: Machine, hosts: Hosts, online: Sequence[FoundMachine]) -> bool:
     if machine.here:
         return True
     with contextlib.suppress(MusterError):

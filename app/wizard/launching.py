@@ -42,12 +42,12 @@ def launch(request: Request, see: See, tell: Tell, config: Path | None = None) -
     """
     kept = saving(request, config)
     names = [machine.name for machine in kept.hosts.machines]
-    see(_refused(names, ()))
+    see(refused(names, ()))
     kept.write(config)
     try:
         path, plan = start(kept, request, tell, config)
     except NotReady as error:
-        see(_refused(names, error.problems))
+        see(refused(names, error.problems))
         raise
     return follow(path, plan, see)
 
@@ -158,7 +158,7 @@ def tail(logs: Path, member: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
 
 
-def _refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
+def refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
     """Put every problem into the row of its machine; none so far: all are being checked."""
     rows = []
     for name in names:

@@ -38,7 +38,7 @@ BEAT = 1.0
 LONGEST_LINE = 1 << 18
 """Bytes of a worker's line in one record; six times as much in JSON is still a line that the far side takes."""
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
-_OLD_AGENT_PATIENCE = 10.0
+OLD_AGENT_PATIENCE = 10.0
 _TICK = 0.1
 _INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
 exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
@@ -306,7 +306,7 @@ def start(folder: Path, document: dict[str, Any]) -> None:
         if os.fork() == 0:
             become_daemon(folder, document)
         os._exit(0)
-    end = time.monotonic() + _OLD_AGENT_PATIENCE
+    end = time.monotonic() + OLD_AGENT_PATIENCE
     while not can_connect():
         if time.monotonic() > end:
             raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
@@ -336,12 +336,12 @@ def can_connect() -> bool:
 
 def end_old_agent() -> None:
     """End an agent that an earlier attempt of the same run left here."""
-    end = time.monotonic() + _OLD_AGENT_PATIENCE
+    end = time.monotonic() + OLD_AGENT_PATIENCE
     while can_connect():
         if time.monotonic() > end:
             raise OSError("another agent of this run is active here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
-            old.settimeout(_OLD_AGENT_PATIENCE)  # it may be stopped
+            old.settimeout(OLD_AGENT_PATIENCE)  # it may be stopped
             old.connect(SOCKET)
             old.sendall(b'{"after": 0}\n')
             commands = json.loads(old.makefile("rb").readline())["commands"]

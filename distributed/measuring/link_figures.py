@@ -29,7 +29,7 @@ from profiles.errors import MusterError
 PATIENCE = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4."""
 _SHORT_PATIENCE = 10.0
-_MODULES = ("distributed.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
+PROBE_MODULES = ("distributed.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
 _THUNDERBOLT = ("thunderbolt", "bridge0")
 """As Linux and macOS call it."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0
@@ -142,7 +142,7 @@ class Probe:
 
     def __enter__(self) -> Probe:
         self._process = self._link.connection().stream(
-            [self._link.python, "-c", packed(*_MODULES), "muster-link-probe"]
+            [self._link.python, "-c", packed(*PROBE_MODULES), "muster-link-probe"]
         )
         try:
             own = self.ask({"op": "addresses"}, _SHORT_PATIENCE)

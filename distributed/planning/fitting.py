@@ -170,11 +170,11 @@ def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
         if changed is not profile:
             profile = _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
             yield profile
-    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and _has_8_bits():
+    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and has_8_bits():
         yield _changed(profile, "model", base_precision="int8")
 
 
-def _has_8_bits() -> bool:
+def has_8_bits() -> bool:
     """Whether bitsandbytes is installed here, and so on machines that are prepared from here."""
     return importlib.util.find_spec("bitsandbytes") is not None
 

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 PATIENCE = 60.0
 """Seconds without a byte more on the far side after which a broken transfer is given up."""
 _PIECE = 1 << 18
-_TELL = 0.5
+TELL = 0.5
 """Seconds between two words about progress."""
 _BREAKS = (Dropped, CommandTimeout, ConnectTimeout, NoRoute, PortClosed)
 """What may be over when one tries again."""
@@ -156,7 +156,7 @@ def packed(
         OSError: a file cannot be read, or is not what it was.
     """
     yield json.dumps(header).encode() + b"\n"
-    buffer, done, due = io.BytesIO(), 0, time.monotonic() + _TELL
+    buffer, done, due = io.BytesIO(), 0, time.monotonic() + TELL
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as zipped:
         for blob, path in blobs.items():
             with open(path, "rb") as content:
@@ -174,7 +174,7 @@ def packed(
                     zipped.write(piece)
                     yield _drained(buffer)
                     if time.monotonic() > due:
-                        due = time.monotonic() + _TELL
+                        due = time.monotonic() + TELL
                         tell(done)
                 zipped.write(bytes(-entry.size % tarfile.BLOCKSIZE))
         zipped.write(bytes(2 * tarfile.BLOCKSIZE))

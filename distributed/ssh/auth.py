@@ -58,7 +58,7 @@ def _agent_keys(path: str) -> Iterator[tuple[Any, ...]]:
         yield agent.get_keys()
 
 
-class _Prompts:
+class Prompts:
     """Answers the questions of ``keyboard-interactive`` (RFC 4256): the first hidden one is the password's."""
 
     def __init__(self, password: str) -> None:
@@ -182,7 +182,7 @@ class Login:
             return _Candidate(str(path), problem=f"cannot be read: {error}")
 
     def _try_password(self, password: str, directly: bool) -> str:
-        prompts = _Prompts(password)
+        prompts = Prompts(password)
         try:
             if directly:
                 missing = self._transport.auth_password(self._host.user, password, fallback=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.ask import _answer
+from app.cli.ask import answer_to
 from app.cli.main import main
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
@@ -71,5 +71,5 @@ def test_who_adds_a_machine_to_a_paused_run_is_told_why_it_waits(
         RequestEvent(request="1", action="add", machine="b", outcome="done", message="trains with the others"),
     ]
     folder = write_run(tmp_path, said)
-    assert _answer(folder, "1").outcome == "done"
+    assert answer_to(folder, "1").outcome == "done"
     assert re.search(r"the run is paused; the machine joins when it resumes: .* ask .* resume", capsys.readouterr().err)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, new_folder, started, steps
 
-from app.dashboard.overview import _progress, loss_chart
+from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
 from training.events import EvaluationEvent, MemberEvent
@@ -22,7 +22,7 @@ def evaluated(step: int, wer: float) -> EvaluationEvent:
 
 def line(width: int, *evaluations: EvaluationEvent) -> str:
     events = [*started(total=2700), *steps(1, 30), *evaluations]
-    return _progress(reduce_events(events), BEGAN + 754, width).plain
+    return progress_line(reduce_events(events), BEGAN + 754, width).plain
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_an_agent_that_is_stopped_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agent, "_OLD_AGENT_PATIENCE", 0.3)
+    monkeypatch.setattr(agent, "OLD_AGENT_PATIENCE", 0.3)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(agent.SOCKET)
         listener.listen(1)

@@ -34,7 +34,7 @@ def whispers(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def without_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed on this machine."""
-    monkeypatch.setattr(fitting, "_has_8_bits", lambda: False)
+    monkeypatch.setattr(fitting, "has_8_bits", lambda: False)
 
 
 def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, **options: object) -> Fitted:
@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(fitting, "_has_8_bits", lambda: installed)
+    monkeypatch.setattr(fitting, "has_8_bits", lambda: installed)
     found = fit(whispers / "large-v3", 10)
     tight = "which is tight" in found.line
     assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("fp32", True))

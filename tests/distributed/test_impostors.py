@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.wizard.discovery_watch import _is_present
+from app.wizard.discovery_watch import is_present
 from app.wizard.machines import Naming
 from app.wizard.records import Status as RowStatus
 from distributed.discovery import reachability
@@ -175,4 +175,4 @@ def test_an_entry_of_a_file_is_expected_to_have_the_key_that_ssh_knows(tmp_path:
 def test_a_saved_machine_is_only_present_with_its_own_key(answer: Identified) -> None:
     entry = Machine(name="studio")
     online = [one for one in machines(folded(sighted("studio"), answer)) if one.status is Status.ONLINE]
-    assert _is_present(entry, Hosts(machines=(entry,)), online) == (answer.fingerprint == "SHA256:studio")
+    assert is_present(entry, Hosts(machines=(entry,)), online) == (answer.fingerprint == "SHA256:studio")

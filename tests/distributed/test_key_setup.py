@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distributed.ssh.access import INSTALL, check_access, install_key, own_key, own_key_path, read_own_key
-from distributed.ssh.auth import _Prompts
+from distributed.ssh.auth import Prompts
 from distributed.ssh.connection import SshConnection
 from distributed.ssh.errors import PasswordRefused, Stage, UserRefused
 from profiles.errors import BadInput
@@ -211,7 +211,7 @@ def test_many_keys_before_it_do_not_use_up_the_attempts(lab: Lab, home: Path) ->
 
 
 def test_the_password_answers_one_hidden_question_only() -> None:
-    prompts = _Prompts(SECRET)
+    prompts = Prompts(SECRET)
     assert prompts.answer("", "", []) == []
     assert prompts.answer("", "", [("Password: ", False)]) == [SECRET]
     assert prompts.answer("", "", [("Verification code: ", False)]) == [""]
@@ -219,13 +219,13 @@ def test_the_password_answers_one_hidden_question_only() -> None:
 
 
 def test_the_same_question_again_means_a_wrong_password() -> None:
-    prompts = _Prompts(SECRET)
+    prompts = Prompts(SECRET)
     assert [prompts.answer("", "", [("Password: ", False)]) for _ in range(2)] == [[SECRET], [""]]
     assert not prompts.beyond
 
 
 def test_a_question_whose_answer_is_shown_gets_no_password() -> None:
-    prompts = _Prompts(SECRET)
+    prompts = Prompts(SECRET)
     assert prompts.answer("", "", [("Favourite colour? ", True)]) == [""] and prompts.beyond
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distributed.machine.link import packed
 from distributed.measuring import link_probe
-from distributed.measuring.link_figures import _MODULES, Figures, Together
+from distributed.measuring.link_figures import PROBE_MODULES, Figures, Together
 from distributed.measuring.link_probe import Listener, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.ssh.process import LIMIT, encode
@@ -113,7 +113,7 @@ def test_nobody_listens() -> None:
 
 
 def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
-    program = packed(*_MODULES)
+    program = packed(*PROBE_MODULES)
     assert len(encode([program])) < LIMIT
     command = [sys.executable, "-I", "-S", "-c", program]
     done = subprocess.run(command, input=b'{"op": "addresses"}\n', capture_output=True, timeout=60)

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from distributed.hosts.file import RUN_HOSTS, Hosts, Machine, save_hosts
 from distributed.launcher import DistributedLauncher
-from distributed.network_trainer import NetworkTrainer, _with_machine
+from distributed.network_trainer import NetworkTrainer, with_machine
 from distributed.preparation.code_sync import collect
 from profiles.errors import BadInput, MachinesNotReady, MusterError, RunFailed
 from profiles.resolve import profile_from_options
@@ -131,9 +131,9 @@ def refused(tmp_path: Path, model: Any, data: Any = (1.0, 2.0), **settings: Any)
 def test_an_error_names_its_machine_if_the_plan_has_it() -> None:
     options = {"task": "custom", "model_path": "a:b"}
     plan = plan_local_run(profile_from_options("p", options), 2)
-    assert _with_machine(ErrorEvent(member=1, message="out of memory"), plan) == "worker-1: out of memory"
+    assert with_machine(ErrorEvent(member=1, message="out of memory"), plan) == "worker-1: out of memory"
     for member in (None, -1, 2):  # the last one came while the run was on
-        assert _with_machine(ErrorEvent(member=member, message="out of memory"), plan) == "out of memory"
+        assert with_machine(ErrorEvent(member=member, message="out of memory"), plan) == "out of memory"
 
 
 def test_a_run_that_failed_without_a_word_points_to_its_logs(

@@ -228,8 +228,8 @@ def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(tmp_path: Path) 
     with lab(tmp_path, 2) as running:
         running.connect_all()
         running.members[1].close()
-        for _ in range(hub._MOST_HELLOS - 1):
+        for _ in range(hub.MOST_HELLOS - 1):
             running.connect(1).close()
         with pytest.raises(ExchangeError, match="reconnects too often"):
             running.connect(1)
-        assert len(running.events) < 3 * hub._MOST_HELLOS
+        assert len(running.events) < 3 * hub.MOST_HELLOS

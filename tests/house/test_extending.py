@@ -27,7 +27,7 @@ from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask, toy_plan
-from training.events import EvaluationEvent, SyncEvent, _Event
+from training.events import EvaluationEvent, Event, SyncEvent
 from training.exchange import codecs
 from training.exchange.codecs import registry as codec_registry
 from training.orders import Control
@@ -76,11 +76,11 @@ def _command(flags: dict[str, str]) -> None:
     """Train."""
 
 
-def train(run: RunPlan, make: Callable[[], Task], folder: Path) -> list[tuple[Trainer, list[_Event]]]:
+def train(run: RunPlan, make: Callable[[], Task], folder: Path) -> list[tuple[Trainer, list[Event]]]:
     """Let two members train in threads of this process."""
 
-    def body(exchange: RoomExchange) -> tuple[Trainer, list[_Event]]:
-        task, events = make(), list[_Event]()
+    def body(exchange: RoomExchange) -> tuple[Trainer, list[Event]]:
+        task, events = make(), list[Event]()
         task.prepare(lambda *_: None)
         trainer = Trainer(run, exchange.rank, task, exchange, events.append, Control(), folder)
         trainer.run()

@@ -25,7 +25,7 @@ from training.outcome import NOT_THIS_RUN, RunOutcome, Tally, write_end
 from training.plan import RunPlan
 from training.run_folder import RunFolder, remove_run_folder, remove_unused
 from training.runs import summarise
-from training.simulation import _failure
+from training.simulation import failure_of
 
 
 def new_folder(output: Path) -> RunFolder:
@@ -266,7 +266,7 @@ def test_nobody_is_told_to_resume_what_cannot_go_on(tmp_path: Path, hint: str, g
         assert ("--resume" in failure_hint(ended)) is goes_on
         (folder.path / "checkpoints/member-0/step-00000080").mkdir(parents=True)
         outcome = RunOutcome("failed", folder.path, {}, ExitCode.BAD_INPUT, "m", hint)
-        assert ("fit(resume=" in _failure(outcome).hint) is goes_on
+        assert ("fit(resume=" in failure_of(outcome).hint) is goes_on
 
 
 def test_an_end_without_an_outcome_keeps_the_figures(tmp_path: Path) -> None:

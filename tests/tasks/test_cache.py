@@ -95,7 +95,7 @@ def test_a_damaged_entry_is_built_anew_and_told_once(
 
 @pytest.mark.parametrize("place", [0, 39, 159])
 def test_of_a_big_file_some_blocks_are_looked_at(tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_BLOCK", 4)
+    monkeypatch.setattr(cache, "BLOCK", 4)
     built: list[Path] = []
 
     def build(folder: Path) -> None:

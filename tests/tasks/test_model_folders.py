@@ -47,7 +47,7 @@ def test_unknown_name_without_a_network_is_told_at_once(
 
 
 def test_hub_that_does_not_resolve_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in hub._PROXIES:
+    for name in hub.PROXIES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
     assert not hub.reachable()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from training.events import _Event
+from training.events import Event
 from training.exchange.base import Exchange
 from training.orders import Control
 from training.plan import RunPlan
@@ -23,13 +23,13 @@ class Member:
     """One trainer and what came of it."""
 
     trainer: Trainer
-    events: list[_Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     ending: Ending | None = None
     error: BaseException | None = None
 
 
 def run_member(
-    plan: RunPlan, rank: int, exchange: Exchange, task: Task, run_dir: Path, control: Control, events: list[_Event]
+    plan: RunPlan, rank: int, exchange: Exchange, task: Task, run_dir: Path, control: Control, events: list[Event]
 ) -> Member:
     """Train one member to its end; its exception is in ``error``."""
     task.prepare(lambda *_: None)

@@ -13,7 +13,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from profiles.schema import DataSettings, StrategySettings
-from training.events import EvaluationEvent, WarningEvent, _Event
+from training.events import EvaluationEvent, Event, WarningEvent
 from training.orders import Control
 from training.plan import RunPlan
 from training.trainer import Trainer
@@ -51,7 +51,7 @@ def allowing(share: float, workers: int = 1, **training: Any) -> RunPlan:
     return plan.model_copy(update={"profile": plan.profile.model_copy(update={"data": data})})
 
 
-def warnings(events: list[_Event]) -> list[str]:
+def warnings(events: list[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, WarningEvent)]
 
 
@@ -83,7 +83,7 @@ def test_members_go_on_together_where_one_has_nothing_left_of_a_step(tmp_path: P
     plan = plan.model_copy(update={"profile": profile.model_copy(update={"strategy": way})})
 
     def start(exchange: Any) -> Any:
-        task, events = DamagedTask(1, 2, 3, 5, samples=8), list[_Event]()
+        task, events = DamagedTask(1, 2, 3, 5, samples=8), list[Event]()
         task.prepare(lambda *_: None)
         trainer = Trainer(plan, exchange.rank, task, exchange, events.append, Control(), tmp_path)
         trainer.run()

@@ -56,7 +56,7 @@ class FakeNvml:
 def _nothing_to_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine of this test alone: what the real one tells must not matter."""
     monkeypatch.setattr(sensors, "RAPL", tmp_path / "none")
-    monkeypatch.setattr(machine_load, "_PATIENCE", 60.0)  # on a busy machine too its thread has ended after that
+    monkeypatch.setattr(machine_load, "PATIENCE", 60.0)  # on a busy machine too its thread has ended after that
     monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
 
@@ -228,7 +228,7 @@ def test_a_reader_that_is_gone_ends_the_sampler_and_not_the_training(
 
 def test_a_sensor_that_hangs_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     release = threading.Event()
-    monkeypatch.setattr(machine_load, "_PATIENCE", 0.05)
+    monkeypatch.setattr(machine_load, "PATIENCE", 0.05)
     monkeypatch.setattr(psutil, "sensors_battery", release.wait, raising=False)
     with machine_events(lambda event: None, CPU, tmp_path):
         pass
@@ -254,7 +254,7 @@ import sys, torch
 from pathlib import Path
 from training import machine_load
 from training.events import EventSink
-machine_load._PATIENCE = 60.0  # a busy machine takes its time, and who does not wait for the thread breaks it off
+machine_load.PATIENCE = 60.0  # a busy machine takes its time, and who does not wait for the thread breaks it off
 with machine_load.machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1])):
     pass
 """

@@ -14,7 +14,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from training.device import is_out_of_memory
-from training.events import EvaluationEvent, WarningEvent, _Event
+from training.events import EvaluationEvent, Event, WarningEvent
 from training.orders import Command, Control
 from training.trainer import Trainer
 
@@ -34,7 +34,7 @@ class Tight(ToyTask):
         return super().loss(model, batch)
 
 
-def warnings(events: Sequence[_Event]) -> list[str]:
+def warnings(events: Sequence[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, WarningEvent)]
 
 
@@ -109,7 +109,7 @@ def test_what_was_sent_before_the_memory_ran_out_stays_and_the_rest_follows(tmp_
         def start(exchange: Any, tasks: Any = tasks) -> Trainer:
             task = tasks[exchange.rank]()
             task.prepare(lambda *_: None)
-            events: list[_Event] = []
+            events: list[Event] = []
             trainer = Trainer(plan, exchange.rank, task, exchange, events.append, Control(), tmp_path)
             trainer.run()
             assert bool(warnings(events)) == isinstance(task, Late)

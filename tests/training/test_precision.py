@@ -47,6 +47,6 @@ def test_there_is_a_loss_scale_only_with_fp16() -> None:
 def test_auto_is_bf16_on_a_cpu_that_has_it_for_a_task_that_gains(
     monkeypatch: pytest.MonkeyPatch, hardware: bool, pays: bool, found: torch.dtype | None
 ) -> None:
-    monkeypatch.setattr(precision_module, "_cpu_multiplies_bf16", lambda: hardware)
+    monkeypatch.setattr(precision_module, "cpu_multiplies_bf16", lambda: hardware)
     assert select_precision("auto", CPU, pays) is found
     assert select_precision("off", CPU, pays) is None

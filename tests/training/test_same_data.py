@@ -181,7 +181,7 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
     task = ToyTask()
     task.bf16_pays = True
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision_module, "_cpu_multiplies_bf16", lambda: True)
+        patch.setattr(precision_module, "cpu_multiplies_bf16", lambda: True)
         _, other = train(toy_plan(**changes, resume=True), tmp_path, task)
     (message,) = warned(other)
     assert "computed in float32 before and does in bfloat16 now" in message

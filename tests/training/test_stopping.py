@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
-from training.events import EvaluationEvent, RunEvent, SnapshotEvent, StepEvent, _Event
+from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
 from training.outcome import kept_step, kept_text
@@ -24,14 +24,14 @@ class Member:
     """A trainer alone, with its events and what it is told."""
 
     def __init__(self, run_dir: Path, task: ToyTask | None = None, **plan: Any) -> None:
-        self.events: list[_Event] = []
+        self.events: list[Event] = []
         self.control = Control()
         task = task or ToyTask()
         task.prepare(lambda *_: None)
-        self.on_event: Callable[[_Event], None] = lambda event: None
+        self.on_event: Callable[[Event], None] = lambda event: None
         self.trainer = Trainer(toy_plan(**plan), 0, task, SoloExchange(), self._note, self.control, run_dir)
 
-    def _note(self, event: _Event) -> None:
+    def _note(self, event: Event) -> None:
         self.events.append(event)
         self.on_event(event)
 
@@ -49,7 +49,7 @@ def test_a_paused_member_writes_a_snapshot_there_and_then(tmp_path: Path) -> Non
     member = Member(tmp_path)
     member.tell("pause", at_step=3)
 
-    def answer(event: _Event) -> None:
+    def answer(event: Event) -> None:
         if isinstance(event, RunEvent) and event.status == "paused":
             threading.Thread(target=lambda: member.tell("snapshot", "resume")).start()
 

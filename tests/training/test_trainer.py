@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput, RunFailed
-from training.events import EvaluationEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent, _Event
+from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
 from training.plan import RunPlan
@@ -21,8 +21,8 @@ from training.trainer import Ending, Trainer
 
 def train(
     plan: RunPlan, run_dir: Path, task: ToyTask | None = None, control: Control | None = None
-) -> tuple[Trainer, list[_Event]]:
-    events: list[_Event] = []
+) -> tuple[Trainer, list[Event]]:
+    events: list[Event] = []
     task = task or ToyTask()
     task.prepare(lambda *_: None)
     trainer = Trainer(plan, 0, task, SoloExchange(), events.append, control or Control(), run_dir)
@@ -30,11 +30,11 @@ def train(
     return trainer, events
 
 
-def steps(events: list[_Event]) -> list[StepEvent]:
+def steps(events: list[Event]) -> list[StepEvent]:
     return [event for event in events if isinstance(event, StepEvent)]
 
 
-def losses(events: list[_Event]) -> list[float]:
+def losses(events: list[Event]) -> list[float]:
     return [event.loss for event in steps(events)]
 
 

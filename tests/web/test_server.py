@@ -128,7 +128,7 @@ def test_a_page_from_outside_gets_nothing_even_with_the_cookie(headers: dict[str
 
 
 def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_PATIENCE", 0.2)
+    monkeypatch.setattr(server_module, "PATIENCE", 0.2)
 
     async def test(door: Door) -> None:
         cookie = await door.enter()

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from app.wizard.launching import STEPS, Grid, _refused, tail
+from app.wizard.launching import STEPS, Grid, refused, tail
 from app.wizard.plan import SSH, hub_place, plan_of, saving
 from app.wizard.records import Status
 from app.wizard.state import Answers, Request
@@ -65,7 +65,7 @@ def test_a_member_without_a_log_has_none(tmp_path: Path) -> None:
 
 
 def test_machines_that_refuse_have_a_row_each() -> None:
-    launch = _refused(["a", "b"], [PortClosed("b", "its port is closed", "start sshd")])
+    launch = refused(["a", "b"], [PortClosed("b", "its port is closed", "start sshd")])
     assert [(row.status, row.cause) for row in launch.rows] == [(Status.OK, ""), (Status.FAILED, "its port is closed")]
 
 

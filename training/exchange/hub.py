@@ -24,7 +24,7 @@ from training.exchange.wire import WireError
 
 _TICK = 0.1
 _CONTROL_BYTES = 1 << 16
-_MOST_HELLOS = 30
+MOST_HELLOS = 30
 _MOST_REFUSALS = 120
 _IDENTIFY_WITHIN = 10.0
 """Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
@@ -46,7 +46,7 @@ class Hub:
         self._streams: set[_Stream] = set()
         self._streams_lock = threading.Lock()
         self._refusals = _PerMinute(_MOST_REFUSALS)
-        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
+        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(MOST_HELLOS))
         streams = 4 * (len(config.names) + config.spare) + 8
         self._server = grpc.server(
             ThreadPoolExecutor(streams, thread_name_prefix="hub"),

@@ -28,7 +28,7 @@ from training.run_files import add_file
 logger = logging.getLogger("muster.data")
 
 _SEAL = "seal.json"
-_BLOCK = 1 << 24
+BLOCK = 1 << 24
 _BLOCKS = 16
 """Blocks of a file that are looked at; they are spread over it if it has more, so that opening it stays quick."""
 
@@ -139,9 +139,9 @@ def _is_sealed(entry: Path) -> bool:
 def _sum_of(file: Path) -> list[int]:
     """Return the size of a file and a checksum of its blocks."""
     size, found = file.stat().st_size, 0
-    last = max(0, size - 1) // _BLOCK
+    last = max(0, size - 1) // BLOCK
     with file.open("rb") as stream:
         for block in sorted({last * part // (_BLOCKS - 1) for part in range(_BLOCKS)}):
-            stream.seek(block * _BLOCK)
-            found = zlib.crc32(stream.read(_BLOCK), found)
+            stream.seek(block * BLOCK)
+            found = zlib.crc32(stream.read(BLOCK), found)
     return [size, found]

@@ -34,7 +34,7 @@ from profiles.schema import ModelSettings
 T = TypeVar("T")
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _GET_8_BITS = (
     "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = fp32"
 )
@@ -72,7 +72,7 @@ def check_model_path(path: str) -> bool:
 
 def reachable() -> bool:
     """Whether the hub's name resolves (or a proxy does that for us). The hub's own client takes 23 s to find out."""
-    if any(os.environ.get(name) for name in _PROXIES):
+    if any(os.environ.get(name) for name in PROXIES):
         return True
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
     try:
