@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from transformers import WhisperForConditionalGeneration
 from profiles.errors import BadInput
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
+from training.tasks.whisper import features
 from training.tasks.whisper.encoder import encode
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask
@@ -186,12 +186,16 @@ def step_gradient(task: WhisperTask, model: nn.Module, batch_sizes: dict[int, in
 
 @pytest.mark.parametrize("augmentation", [0.0, 1.0])
 def test_members_and_micro_batches_equal_one_with_the_joint_batch(
-    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path, augmentation: float
+    make_profile: ProfileMaker,
+    english_whisper: Path,
+    lengths_folder: Path,
+    augmentation: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever holds a step's longest clip, and wherever the others are: all hear as much silence."""
+    monkeypatch.setattr(features, "GRID", 0.1)
+    monkeypatch.setattr(features, "MARGIN", 0.0)
     task = prepared(make_profile, english_whisper, lengths_folder, augmentation=augmentation)
-    task.windows = replace(task.windows, grid=0.1, margin=0.0)
-    task.train = replace(task.train, windows=task.windows)
     assert set(task.lengths()) == {20, 40, 60, 100}
     model = task.build_model().eval()
     joint = step_gradient(task, model, {0: 4}, 1)
