@@ -78,7 +78,7 @@ class Discovery:
         self._paths = PathWatch(self._observe, self._known.names)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        self._stop, self._look_ups_due = asyncio.Event(), asyncio.Event()
+        self._stop, self._look_ups_due, self._all_due = asyncio.Event(), asyncio.Event(), True
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
     def __enter__(self) -> Discovery:
@@ -176,9 +176,11 @@ class Discovery:
                 self._observe(sighting)
 
         while True:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._look_ups_due.wait(), _FAILED_EVERY)
-            every = self._look_ups_due.is_set()
+            # Not wait_for: before Python 3.12 it may swallow that this task is cancelled, and closing would hang.
+            timer = self._loop.call_later(_FAILED_EVERY, self._look_ups_due.set)
+            await self._look_ups_due.wait()
+            timer.cancel()
+            every, self._all_due = self._all_due, False
             self._look_ups_due.clear()
             await asyncio.gather(*(one(each) for each in self._candidates if every or each.key in failed))
 
@@ -191,4 +193,5 @@ class Discovery:
         if found != self._interfaces:
             self._interfaces = found
             self._listen()
+            self._all_due = True
             self._look_ups_due.set()
