@@ -228,17 +228,17 @@ class Outgoing(_Link):
         else:
             pieces = [memoryview(HEADER.pack(self._counter, operation, len(part), left)), part]
             self._counter += 1
-        turn = self._rotation is not None and len(part) >= _FEWEST
-        if turn:
-            self._rotation.enter(self.peer)  # type: ignore[union-attr]
+        rotation = self._rotation if len(part) >= _FEWEST else None
+        if rotation is not None:
+            rotation.enter(self.peer)
         try:
             begin = time.perf_counter()
             for piece in pieces:
                 self._socket.sendall(piece)
             self._note(len(part), time.perf_counter() - begin)
         finally:
-            if turn:
-                self._rotation.leave(self.peer)  # type: ignore[union-attr]
+            if rotation is not None:
+                rotation.leave(self.peer)
         self.bytes += sum(map(len, pieces))
         if lost is not None:
             self._cut = True  # for the jobs behind; the peer still reads what was sent

@@ -62,7 +62,7 @@ class MusterGroup(dist.ProcessGroup):
         world_ranks: Sequence[int],
         listener: Listener,
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub names the store, the class takes both
         self._rank, self._size = rank, size
         self._name = self._description = ""
         self._seconds = timeout.total_seconds()

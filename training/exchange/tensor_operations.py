@@ -27,7 +27,8 @@ def view(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor."""
     if not tensor.numel():
         return memoryview(bytearray())
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    data: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # numpy's stubs for 3.10 know no Buffer
+    return memoryview(data)
 
 
 def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
