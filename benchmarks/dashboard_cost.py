@@ -184,7 +184,7 @@ def new_run(folder: Path) -> Path:
         run_id=new_run_id(),
         profile=profile_from_options("cost", options),
         members=tuple(MemberPlan(rank=rank, name=f"machine-{rank}", batch_size=8) for rank in range(3)),
-        engine="hub",
+        engine="mesh",
     )
     run = RunFolder.create(folder, plan, ["benchmark"], run_type="distributed")
     run.close()

@@ -31,11 +31,11 @@ SHORT = 4
 """Interval that is really run."""
 ROUNDS = 3
 CASES: tuple[tuple[str, str, str], ...] = (
-    ("allreduce", "fp32", "hub"),
-    ("allreduce", "bf16", "hub"),
-    ("allreduce", "bf16", "torch"),
-    ("diloco", "bf16", "hub"),
-    ("diloco", "mxfp4", "hub"),
+    ("allreduce", "fp32", "mesh"),
+    ("allreduce", "bf16", "mesh"),
+    ("allreduce", "bf16", "nccl"),
+    ("diloco", "bf16", "mesh"),
+    ("diloco", "mxfp4", "mesh"),
 )
 
 
@@ -73,7 +73,7 @@ def excess_seconds(run: Measured) -> float:
 def exchange_seconds(weights: int, codec: str, engine: str, mbit: float) -> float:
     """Predict one exchange."""
     size = ideal_times.payload_bytes(weights, codec)
-    return ideal_times.star(size, mbit) if engine == "hub" else ideal_times.ring(size, len(NAMES), mbit)
+    return ideal_times.star(size, mbit) if engine == "mesh" else ideal_times.ring(size, len(NAMES), mbit)
 
 
 def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int, compute: float) -> dict[str, Any]:

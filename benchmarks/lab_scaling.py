@@ -66,7 +66,7 @@ class Scaling:
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.lab.train(self.lab.names, "demo-scratch", self.options(1) | {"strategy": "allreduce", "engine": "hub"})
+        self.lab.train(self.lab.names, "demo-scratch", self.options(1) | {"strategy": "allreduce", "engine": "mesh"})
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
@@ -77,12 +77,12 @@ class Scaling:
     def side_by_side(self, members: int) -> None:
         """Hosts that train at the same time and never exchange: what this machine's cores allow at most."""
         steps = 2 * INTERVAL
-        run = self.train(members, steps, {"strategy": "diloco", "sync_interval": 10 * steps, "engine": "hub"})
+        run = self.train(members, steps, {"strategy": "diloco", "sync_interval": 10 * steps, "engine": "mesh"})
         self.add("no exchange", members, 100, run, INTERVAL, self.compute)
 
     def diloco(self, members: int, delay: int = 0) -> None:
         """``delay``: steps that go on while an exchange is under way."""
-        options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
+        options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "mesh"}
         run = self.train(members, self.samples // BATCH // members, options | {"sync_delay": delay})
         exchange = 0.0 if delay else ideal_times.star(ideal_times.payload_bytes(WEIGHTS, "mxfp4"), 100)
         predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
@@ -97,7 +97,7 @@ class Scaling:
         options = {"strategy": "allreduce", "codec": "bf16", "engine": engine}
         run = self.train(members, steps, options | ({"bucket_mb": self.bucket_mb} if self.bucket_mb else {}))
         size = ideal_times.payload_bytes(WEIGHTS, "bf16")
-        exchange = ideal_times.star(size, mbit) if engine == "hub" else ideal_times.ring(size, members, mbit)
+        exchange = ideal_times.star(size, mbit) if engine == "mesh" else ideal_times.ring(size, members, mbit)
         buckets = f", bucket_mb {self.bucket_mb:g}" if self.bucket_mb else ""
         self.add(
             f"allreduce bf16, {engine}{buckets}", members, mbit, run, skip, ideal_times.per_step(self.compute, exchange)
@@ -179,7 +179,7 @@ def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
             scaling.side_by_side(members)
     per_step = [(mbit, members) for mbit in arguments.mbit for members in arguments.hosts]
     for mbit, members in per_step:
-        for engine in ("hub", "torch") if "allreduce" in arguments.parts else ():
+        for engine in ("mesh", "nccl") if "allreduce" in arguments.parts else ():
             scaling.allreduce(members, mbit, engine, arguments.steps, arguments.steps // 4)
         if "peers" in arguments.parts:
             attempt(scaling.ddp, members, mbit, arguments.steps, arguments.steps // 4)
@@ -208,7 +208,7 @@ def ratio_beside(scaling: Scaling, members: int) -> float:
     One machine is not equally fast all the time, and a run before or after would meet another one.
     """
     steps = 3 * INTERVAL
-    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "hub"}
+    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "mesh"}
     with ThreadPoolExecutor(1) as pool:
         single = pool.submit(scaling.lab.train, [ALONE], "demo-scratch", scaling.options(2 * steps))
         run = scaling.train(members, steps, diloco)

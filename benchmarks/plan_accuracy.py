@@ -85,10 +85,10 @@ class Cell:
     @property
     def choice(self) -> Choice:
         if self.hosts == 1:
-            return Choice(strategy="allreduce", codec="fp32", engine="hub", members=self.names)
+            return Choice(strategy="allreduce", codec="fp32", engine="mesh", members=self.names)
         interval = INTERVAL if self.strategy == "diloco" else 1
         codec = CODECS[self.strategy]
-        return Choice(strategy=self.strategy, codec=codec, engine="hub", hub=NAMES[0], members=self.names,
+        return Choice(strategy=self.strategy, codec=codec, engine="mesh", hub=NAMES[0], members=self.names,
                       interval=interval)  # fmt: skip
 
     def options(self, steps: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Cell:
         return options(self.size) | {
             "strategy": self.strategy,
             "codec": CODECS[self.strategy] if self.hosts > 1 else "fp32",
-            "engine": "hub",
+            "engine": "mesh",
             "sync_interval": INTERVAL,
             "max_steps": steps,
         }

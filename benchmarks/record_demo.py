@@ -91,7 +91,7 @@ OPTIONS = {
     "strategy": "diloco",
     "sync_interval": 10,
     "codec": "mxfp4",
-    "engine": "hub",
+    "engine": "mesh",
     "threads": 1,
     "lease": 12,
 }

@@ -23,7 +23,7 @@ CASES = {
     "one worker, one core": (1, {0}, {}),
     "allreduce fp32": (2, {0, 1}, {"strategy": "allreduce"}),
     "allreduce bf16": (2, {0, 1}, {"strategy": "allreduce", "codec": "bf16"}),
-    "allreduce fp32, torch engine": (2, {0, 1}, {"strategy": "allreduce", "engine": "torch"}),
+    "allreduce fp32, torch engine": (2, {0, 1}, {"strategy": "allreduce", "engine": "nccl"}),
     "diloco H=50 mxfp4": (2, {0, 1}, {"strategy": "diloco", "sync_interval": 50}),
 }
 

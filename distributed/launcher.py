@@ -57,7 +57,7 @@ class Planned:
     @property
     def in_clear(self) -> bool:
         """Whether training traffic goes over a network without encryption."""
-        return self.plan.engine == "torch" and self.plan.world_size > 1 and len(self.machines) > 1
+        return self.plan.engine == "nccl" and self.plan.world_size > 1 and len(self.machines) > 1
 
 
 def plan_machines(
@@ -171,11 +171,11 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     if unknown:
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
-    asked = "torch" in (profile.strategy.engine, planning.job.engine)
+    asked = "nccl" in (profile.strategy.engine, planning.job.engine)
     several = len({name.partition(":")[0] for name in chosen}) > 1
-    if planning.settings.engine == "torch" and not asked and several:
-        hint = "add --set engine=torch if you want that, or make the plan again"
-        raise BadInput("the plan sends training traffic unencrypted (engine torch), and you did not ask for that", hint)
+    if planning.settings.engine == "nccl" and not asked and several:
+        hint = "add --set engine=nccl if you want that, or make the plan again"
+        raise BadInput("the plan sends training traffic unencrypted (engine nccl), and you did not ask for that", hint)
     overlaid = planning.overlay(profile)
     hub = _machine_of(planning.settings.hub, machines)
     kept = _chosen_seats(machines, names, chosen, hub)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, option, owners
 
@@ -228,11 +228,20 @@ class SnapshotSettings(Section):
     snapshot_keep: int = option(2, "how many snapshots are kept; a group of members keeps 2 at least", ge=1)
 
 
+AskedEngine = Annotated[
+    Literal["auto", "mesh", "nccl"],
+    BeforeValidator(lambda name: {"hub": "mesh", "torch": "auto"}.get(name, name) if isinstance(name, str) else name),
+]
+"""An engine as a person asks for it, or as earlier versions called it."""
+
+
 class StrategySettings(Owning, Section):
     """How the members work together."""
 
     strategy: str = option("auto", "{strategy}; auto: on several machines the fastest as measured")
-    engine: Literal["auto", "hub", "torch"] = option("auto", "transport between the members (torch does not encrypt)")
+    engine: AskedEngine = option(
+        "auto", "transport between the members; nccl joins CUDA devices of one network, and does not encrypt"
+    )
     codec: str = option("auto", "{codec}; auto: the strategy's own")
     error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
     verify_interval: int = option(

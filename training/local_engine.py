@@ -68,7 +68,7 @@ class LocalEngine:
         """
         if self._plan.world_size == 1:
             return ""
-        if self._plan.engine == "torch":
+        if self._plan.engine == "nccl":
             self._store = StoreServer(self._plan.profile.strategy.hub_port)
             for rank in range(self._plan.world_size):
                 self._store.admit(self._folder.secrets / f"member-{rank}")

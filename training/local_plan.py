@@ -51,7 +51,7 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
             )
             for rank, size in enumerate(batch_sizes)
         ),
-        engine="torch" if strategy.engine == "torch" else "hub",
+        engine="nccl" if strategy.engine == "nccl" else "mesh",
         resume=resume,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,10 @@ _FIRST = {
 done before: so a run that began without them goes on."""
 _SECOND = {"model": "teacher_path distill_alpha distill_temperature student_layers encoder_path", "data": "languages"}
 """Those that one later version counted too."""
+_HASHED = {"mesh": "hub", "nccl": "torch", "auto": "auto"}
+"""What an engine is called in hashes: as the one that had its place when they were first made."""
+_PLACE = {"local", "share", "addresses"}
+"""What decides no result of a member."""
 
 
 class MemberPlan(BaseModel):
@@ -51,10 +56,18 @@ class MemberPlan(BaseModel):
     """Samples in one forward pass: this member's share of every step."""
     threads: int = 0
     interface: str = ""
-    """Network interface of the torch engine; empty: loopback."""
+    """Network interface of engine nccl; empty: loopback."""
     local: bool = False
-    """On the machine of the hub, or of the torch engine's store. Whether it lives is seen by its process and its
+    """On the machine of the hub, or of nccl's store. Whether it lives is seen by its process and its
     connections: where others take the processors, signs of life may be late."""
+    share: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """How much of every vector it owns (averages and sends back), relative to the others."""
+    addresses: tuple[str, ...] = ()
+    """Hosts at which the others can dial it, the fastest way first; empty: what its machine has."""
+
+
+def _all_cuda(members: Any) -> bool:
+    return isinstance(members, list) and all(isinstance(m, dict) and m.get("device") == "cuda" for m in members)
 
 
 class RunPlan(BaseModel):
@@ -66,9 +79,9 @@ class RunPlan(BaseModel):
     run_id: str
     profile: Profile
     members: tuple[MemberPlan, ...]
-    engine: Literal["hub", "torch"]
+    engine: Literal["mesh", "nccl"]
     hub_address: str = ""
-    """``host:port`` of the hub, or of the rendezvous store of the torch engine (always loopback)."""
+    """``host:port`` of the hub, or of the rendezvous store of nccl (always loopback)."""
     added: tuple[MemberPlan, ...] = ()
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
@@ -77,11 +90,15 @@ class RunPlan(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_it_began(cls, document: Any) -> Any:
-        """Read a plan that was written before an option as what was done then, not as today's default."""
+        """Read a plan that was written before an option as what was done then, not as today's default; and an engine of
+        an earlier version as the one that has its place."""
         profile = document.get("profile") if isinstance(document, dict) else None
         if not isinstance(profile, dict):
             return document
         known = {name: _LATER[name] for name in _LATER if isinstance(profile.get(name), dict)}
+        if document.get("engine") in ("hub", "torch"):
+            in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
+            document = {**document, "engine": "nccl" if in_clear else "mesh"}
         return {**document, "profile": {**profile, **{name: {**known[name], **profile[name]} for name in known}}}
 
     @property
@@ -100,19 +117,23 @@ class RunPlan(BaseModel):
 
     def hash(self) -> str:
         """Hash of what decides the result: not the run's id, address or resume flag, nor names, folders and places."""
-        return self._hash(_FIRST)
+        return self._hash(_FIRST, _HASHED[self.engine], _HASHED[self.profile.strategy.engine])
 
     def hashes(self) -> tuple[str, ...]:
-        """Hashes that this and earlier versions have for this plan."""
+        """Hashes that this and earlier versions have for this plan, whatever its engine: all have the same result."""
         second = {section: f"{names} {_SECOND.get(section, '')}" for section, names in _FIRST.items()}
-        return self._hash(_FIRST), self._hash(second)
+        engines, asked = list(_HASHED.values())[:2], _HASHED.values()
+        others = (self._hash(*way) for way in itertools.product((_FIRST, second), engines, asked))
+        return tuple(dict.fromkeys((self.hash(), *others)))
 
-    def _hash(self, always: Mapping[str, str]) -> str:
+    def _hash(self, always: Mapping[str, str], engine: str, asked: str) -> str:
         document = self.model_dump(
             exclude={"run_id", "hub_address", "resume", "added", "profile", "members"}, mode="json"
         )
-        document["members"] = [member.model_dump(exclude={"local"}, mode="json") for member in self.members]
+        document["engine"] = engine
+        document["members"] = [member.model_dump(exclude=_PLACE, mode="json") for member in self.members]
         profile = self.profile.model_dump(exclude={"name", "run"}, mode="json")
+        profile["strategy"]["engine"] = asked
         for owner in (self.profile.model, self.profile.strategy):
             own = profile[owner.owned_section]
             own.pop("owned", None)

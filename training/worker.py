@@ -43,7 +43,7 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
 
         return SoloExchange()
     seat, keys = plan.seats[rank], secrets / f"member-{rank}"
-    if plan.engine == "torch":
+    if plan.engine == "nccl":
         from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup
 

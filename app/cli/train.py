@@ -248,4 +248,4 @@ def _tell_plan(planned: Planned) -> None:
         for name in planned.planning.settings.left_out if planned.planning.settings else ():
             say(f"{visible(name)} is left out: it would cost more than it adds")
     if planned.in_clear:
-        say("training traffic is NOT encrypted (engine = torch): anybody on that network can read it")
+        say("training traffic is NOT encrypted (engine = nccl): anybody on that network can read it")

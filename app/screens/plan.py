@@ -122,7 +122,7 @@ class PlanScreen(StepScreen):
                 self.do(action(said))
 
         about = [literal(text, "$text-warning") for text in self.state.plan.found.in_clear]
-        about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = hub' at the Job encrypts it."))
+        about.append(muted(f"Type '{actions.IN_CLEAR}' to accept that; 'engine = mesh' at the Job encrypts it."))
         self.app.push_screen(TextDialog("This training is not encrypted", about, accept="Agree"), answered)
 
     def action_job(self) -> None:

@@ -121,7 +121,7 @@ def _row(app: MusterApp, way: Way, chosen: bool, wide: bool) -> Row:
     look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
     best = " recommended" if way.recommended else ""
     who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
-    who += " torch" if choice.engine == "torch" and not way.recommended else ""
+    who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
     symbol = Content.styled(app.symbol(look) + " ", look.style)
     name = Content.assemble(symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
     if way.problem:
@@ -149,7 +149,7 @@ def _figures(app: MusterApp, way: Way, wide: bool) -> tuple[Content, ...]:
 def _about(way: Way) -> list[Content]:
     found, choice = way.candidate, way.choice
     who = ", ".join(choice.members)
-    over = f"{choice.over} (not encrypted)" if choice.engine == "torch" else choice.over
+    over = f"{choice.over} (not encrypted)" if choice.engine == "nccl" else choice.over
     lines = [literal(f"over {over}: {who}" if not choice.alone else who)]
     if found.step:
         faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"

@@ -118,7 +118,7 @@ def strategy_of(found: Forecast) -> Strategy:
     if found.planning is not None:
         return ranked(found.planning, found)
     name = found.found.names[0]
-    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="hub", members=(name,))), recommended=True)
+    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True)
     return Strategy((way,), (f"{name} is the only machine: it trains alone",), planning=found)
 
 

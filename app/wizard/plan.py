@@ -38,7 +38,7 @@ _REFERENCES = ("model", "dataset")
 _FITTED = frozenset((*FITTED, "gradient_accumulation"))
 SSH = "commands, code, data and logs: SSH"
 TLS = "training traffic: TLS with certificates made for this run"
-CLEAR = "training traffic of the torch engine: plain TCP, anyone on that network can read it"
+CLEAR = "training traffic of engine nccl: plain TCP, anyone on that network can read it"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         with suppress(MusterError, OSError):  # starting will say why
             size = outside.input_bytes(run)
     changes = (*_changes(request, kept, size), *(Change("fit", "every machine", line, "~") for line in fitted))
-    engine = run.engine if run is not None else "hub"
+    engine = run.engine if run is not None else "mesh"
     together = run is not None and run.world_size > 1
     return Plan(
         changes=changes,
@@ -233,7 +233,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         ports=tuple(_ports(far, profile, engine if together else "", hub_place(request, kept))),
         seconds=(request.chosen.seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
-        encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "hub" else ())),
+        encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
         profile=kept.name,
         files=tuple(change.what for change in changes if change.key.startswith("file:")),
@@ -278,7 +278,7 @@ def hub_place(request: Request, kept: Saving) -> str:
 def _ports(far: bool, profile: Profile, engine: str, hub: str) -> Iterator[str]:
     if far:
         yield "SSH from this computer to each machine"
-    if engine == "hub":
+    if engine == "mesh":
         yield f"TCP {profile.strategy.hub_port or 'one free port'} on {hub}, from each machine (the hub)"
     elif engine:
-        yield "free TCP ports between all machines (the torch engine)"
+        yield "free TCP ports between all machines (engine nccl)"

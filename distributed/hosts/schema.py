@@ -92,7 +92,7 @@ class Hosts(BaseModel):
 
     @property
     def master(self) -> Machine:
-        """Rank 0; with the torch engine its store runs there."""
+        """Rank 0; with engine nccl its store runs there."""
         return self.machines[0]
 
     @property

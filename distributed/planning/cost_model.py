@@ -26,10 +26,10 @@ and 0.050 s as bf16."""
 HUB_MBIT = 9200.0
 """Payload, in and out together, that a hub process works through in a second of one core beside that, with TLS. With
 frames 5200 in fp32: 40 MB of two members in 0.234 s, of three in 0.372 s (benchmarks/exchange_work.py)."""
-MEMBER_MBIT = {"hub": 7000.0, "torch": 6800.0}
+MEMBER_MBIT = {"mesh": 7000.0, "nccl": 6800.0}
 """The same for a member's own part, by engine; with frames 4400 in fp32: 80 MB in and out in 0.144 s, torch 0.094 s."""
 FP32_HUB_MBIT = 5200.0
-OPERATION = {"hub": 0.003, "torch": 0.0011}
+OPERATION = {"mesh": 0.003, "nccl": 0.0011}
 """Seconds of an exchange of nothing, by engine, where every process has a core: 4 kB took 0.0019 to 0.0044 s on the hub
 and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from distributed.planning.cluster import Document, DocumentFile, Name, Text
 from distributed.planning.job import Job, Preference
@@ -18,7 +18,10 @@ from profiles.errors import BadInput
 from profiles.options import canonical, options_by_name
 from profiles.schema import Profile
 
-Engine = Literal["hub", "torch"]
+Engine = Annotated[
+    Literal["mesh", "nccl"],
+    BeforeValidator(lambda name: "mesh" if name in ("hub", "torch") else name),  # plans of an earlier version
+]
 _RESULT_SECTIONS = ("model", "data", "training")
 
 
@@ -43,7 +46,7 @@ class Choice(Document):
     codec: Text
     engine: Engine
     hub: Text = ""
-    """Machine that carries the hub; empty with the torch engine and for one machine alone."""
+    """Machine that carries the hub; empty with nccl and for one machine alone."""
     members: Annotated[tuple[Name, ...], Field(min_length=1)]
     interval: Annotated[int, Field(ge=1)] = 1
     """Steps between exchanges, H."""
@@ -61,10 +64,10 @@ class Choice(Document):
 
     @property
     def over(self) -> str:
-        """The machine that trains alone, ``hub NAME``, or ``torch``."""
+        """The machine that trains alone, ``hub NAME``, or ``nccl``."""
         if self.alone:
             return self.members[0]
-        return "torch" if self.engine == "torch" else f"hub {self.hub}"
+        return "nccl" if self.engine == "nccl" else f"hub {self.hub}"
 
     @property
     def way(self) -> tuple[object, ...]:

@@ -83,14 +83,14 @@ class _Group:
         up = cost_model.payload_bytes(elements, choice.codec)
         down = codec_by_name(choice.codec).expected_reply_bytes(elements, members)
         self.flows = self._flows(up, down)
-        self._carried = up + down if choice.engine == "hub" else 2 * (members - 1) / members * (up + down)
+        self._carried = up + down if choice.engine == "mesh" else 2 * (members - 1) / members * (up + down)
         """Bytes that each member moves."""
 
     def _flows(self, up: float, down: float) -> dict[tuple[str, str], float]:
         places = [self._places[name] for name in self._choice.members]
         if self._choice.alone:
             return {}
-        if self._choice.engine == "torch":
+        if self._choice.engine == "nccl":
             return cost_model.sharded_flows(places, up, down)
         return cost_model.star_flows(places, self._places[self._choice.hub], up, down)
 
@@ -99,7 +99,7 @@ class _Group:
         if choice.alone:
             return Exchange((0.0,), cost_model.NOTHING, (), (0.0,))
         network = cost_model.slowest_part(self._cluster, self.flows)
-        if choice.engine == "torch":
+        if choice.engine == "nccl":
             factor = cost_model.all_to_all_factor(len(choice.members))
             network = replace(network, seconds=network.seconds * factor)
         processes = self._processes()
@@ -165,7 +165,7 @@ class _Group:
 
     def _own_work(self) -> float:
         """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""
-        choice, decoded = self._choice, 1.0 if self._choice.engine == "hub" else 2.0
+        choice, decoded = self._choice, 1.0 if self._choice.engine == "mesh" else 2.0
         moving = cost_model.transfer(self._carried, cost_model.MEMBER_MBIT[choice.engine]) + self._frames(1)
         return moving + cost_model.codec_seconds(self._elements, choice.codec, 1.0, decoded)
 
@@ -179,7 +179,7 @@ class _Group:
     def _frames(self, members: int) -> float:
         """Return the core seconds for the frames of so many members, up and down."""
         chunks = max(1.0, self._elements / CHUNK_ELEMENTS)
-        return 2 * members * chunks * cost_model.FRAME if self._choice.engine == "hub" else 0.0
+        return 2 * members * chunks * cost_model.FRAME if self._choice.engine == "mesh" else 0.0
 
     def _core(self, name: str) -> float:
         """Return how much of one core a process there has; one where it is unknown."""

@@ -10,7 +10,7 @@ from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile,
 from profiles.declarations import Owning
 from profiles.errors import BadInput
 from profiles.options import less_memory
-from profiles.schema import Profile
+from profiles.schema import AskedEngine, Profile
 from training.strategies.costs import Start, start_of
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
@@ -63,7 +63,7 @@ class Job(Owning, ModelCounts):
     """Whether its task can recompute activations and train adapters."""
     lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
     strategy: Text = "auto"
-    engine: Literal["auto", "hub", "torch"] = "auto"
+    engine: AskedEngine = "auto"
     codec: Text = "auto"
     preference: Preference = "fastest"
     max_loss_increase: Annotated[float, Field(ge=0, le=1)] = 0.02

@@ -53,11 +53,11 @@ def plan(
 
 def simplicity(candidate: Candidate) -> tuple[object, ...]:
     """Return a key that orders ways which are about equally fast, the surest first: one machine before a group; exact
-    gradients before merged weights, whose loss is known from small models only; the hub before the torch engine, which
+    gradients before merged weights, whose loss is known from small models only; the hub before engine nccl, which
     is not encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
     choice = candidate.choice
     merged = not choice.alone and not known_costs(choice).exact
-    return (not choice.alone, merged, choice.engine == "torch", choice.codec != "fp32", len(choice.members))
+    return (not choice.alone, merged, choice.engine == "nccl", choice.codec != "fp32", len(choice.members))
 
 
 def signed(planning: Planning, cluster: Cluster, profile: Profile) -> Planning:
@@ -93,7 +93,7 @@ class _Planner:
     def plan(self) -> Planning:
         usual = usual_strategy()
         alone = [
-            self._predictor.predict(Choice(strategy=usual, codec="fp32", engine="hub", members=(name,)))
+            self._predictor.predict(Choice(strategy=usual, codec="fp32", engine="mesh", members=(name,)))
             for name in self._predictor.workable
         ]
         if self._job.strategy != "auto" and cost_model(check_strategy(self._job.strategy)) is None:
@@ -124,9 +124,9 @@ class _Planner:
     def _unpredicted(self, alone: list[Candidate]) -> Planning:
         """Return a plan that carries out what the profile says with all machines, where its cost is not known."""
         job = self._job
-        ways = [_Way(job.strategy, job.codec, "torch", "")]
-        if job.engine != "torch":
-            ways = [_Way(job.strategy, job.codec, "hub", hub) for hub in sorted(self._hubs, key=self._hub_order)]
+        ways = [_Way(job.strategy, job.codec, "nccl", "")]
+        if job.engine != "nccl":
+            ways = [_Way(job.strategy, job.codec, "mesh", hub) for hub in sorted(self._hubs, key=self._hub_order)]
         able = ((way, self._able(way)) for way in ways)
         way, members = max(able, key=lambda found: len(found[1]), default=(None, ()))
         split = self._predictor.split(members, way.strategy, way.hub) if way is not None and len(members) > 1 else None
@@ -147,10 +147,10 @@ class _Planner:
                 self._note("no-cost-model", strategy)
                 continue
             for codec in costs.codecs if job.codec == "auto" else (job.codec,):
-                if job.engine != "torch":
-                    yield from (_Way(strategy, codec, "hub", hub) for hub in self._hubs)
-                if job.engine != "hub":
-                    yield _Way(strategy, codec, "torch", "")
+                if job.engine != "nccl":
+                    yield from (_Way(strategy, codec, "mesh", hub) for hub in self._hubs)
+                if job.engine != "mesh":
+                    yield _Way(strategy, codec, "nccl", "")
 
     def _groups(self, way: _Way) -> Iterator[Candidate]:
         members = self._able(way)
@@ -172,11 +172,11 @@ class _Planner:
                 if memory_model.largest_batch(self._job, machine, ""):  # else it has a reason of its own
                     needed = memory_model.member_bytes(self._job, machine, way.strategy, 1)
                     self._note("strategy-does-not-fit", name, way.strategy, needed=needed, free=machine.memory_free)
-            elif way.engine == "hub" and not self._reaches(name, way.hub):
+            elif way.engine == "mesh" and not self._reaches(name, way.hub):
                 self._note("no-link", name, way.hub)
             else:
                 found.append(name)
-        return tuple(found) if way.engine == "hub" else self._connected(found)
+        return tuple(found) if way.engine == "mesh" else self._connected(found)
 
     def _reaches(self, name: str, hub: str) -> bool:
         return self._cluster.on_one_machine((name, hub)) or self._cluster.link(name, hub) is not None
@@ -273,7 +273,7 @@ class _Planner:
     def _unasked(self, candidate: Candidate) -> bool:
         """Whether it sends training traffic in clear over a network, and nobody asked for the engine that does."""
         choice = candidate.choice
-        in_clear = choice.engine == "torch" and not self._cluster.on_one_machine(choice.members)
+        in_clear = choice.engine == "nccl" and not self._cluster.on_one_machine(choice.members)
         return in_clear and self._job.engine == "auto"
 
     def _hub_order(self, hub: str) -> tuple[object, ...]:

@@ -68,7 +68,7 @@ class Predictor:
         if costs_of(choice.strategy) is None:
             known = ", ".join(name for name in strategies() if costs_of(name))
             raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known}")
-        if not choice.alone and choice.engine == "hub":
+        if not choice.alone and choice.engine == "mesh":
             self.cluster.machine(choice.hub)  # or it is refused
         unknown = [name for name in choice.members if name not in self.workable]
         if unknown:

@@ -106,7 +106,7 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     (least, first), *_, (most, last) = sorted((member.micro_batch, member.name) for member in best.members)
     if least != most:
         yield Reason.of("unequal-shares", first, last, least=least, most=most)
-    if choice.engine == "torch":
+    if choice.engine == "nccl":
         yield Reason.of("on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
     elif cluster.machine(choice.hub).wifi:
         yield Reason.of("hub-on-wifi", choice.hub)
@@ -212,11 +212,11 @@ WORDS = {
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}: a batch of {batch:.0f} "
     "where it was chosen for {reference:.0f})",
     "unequal-shares": "shares follow the measured speed: from {least:.0f} samples ({subject}) to {most:.0f} ({other})",
-    "in-clear": "training traffic of the torch engine is not encrypted, and a lost member ends the run",
-    "on-one-machine": "training traffic of the torch engine is not encrypted, and does not leave the machine; a lost "
+    "in-clear": "training traffic of engine nccl is not encrypted, and a lost member ends the run",
+    "on-one-machine": "training traffic of engine nccl is not encrypted, and does not leave the machine; a lost "
     "member ends the run",
-    "faster-in-clear": "{subject} over the torch engine would be worth {open:.2f} instead of {useful:.2f}; anybody on "
-    "the network could read its training traffic, so it is only used if you ask for it: --set engine=torch",
+    "faster-in-clear": "{subject} over engine nccl would be worth {open:.2f} instead of {useful:.2f}; anybody on "
+    "the network could read its training traffic, so it is only used if you ask for it: --set engine=nccl",
     "hub-on-wifi": "the hub is on {subject}, which is on Wi-Fi: a cable would help most there",
     "hub-on-battery": "the hub is on {subject}, which runs on battery: plug it in",
     "costs-more": "{subject} is left out: with it the plan would be worth {joined:.2f}, without it {useful:.2f}",
@@ -234,12 +234,12 @@ WORDS = {
     "strategy-does-not-fit": "{subject} lacks the memory for {other}: {needed_gb:.1f} GB, {free_gb:.1f} GB are free",
     "no-speed": "{subject} is left out: its speed was not measured",
     "no-link": "{subject} has no measured link to {other} as the hub",
-    "no-link-torch": "{subject} does not have a link to every machine, which the torch engine needs",
+    "no-link-torch": "{subject} does not have a link to every machine, which engine nccl needs",
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says (--set {other}=auto compares all)",
-    "mixed-systems": "the torch engine joins machines of one operating system only",
+    "mixed-systems": "engine nccl joins machines of one operating system only",
     "no-cost-model": "{subject} was not considered: its cost is not known",
     "no-interval": "{subject} was not considered: no interval keeps the expected loss within {bound_percent:.2g} %",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",

@@ -248,8 +248,8 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
     """
     seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
     local = plan_local_run(profile, len(seats), here=False)
-    engine = "torch" if _wants_torch(profile, seats) else "hub"
-    network = engine == "torch" and len({machine.name for machine, *_ in seats}) > 1
+    engine = "nccl" if _wants_nccl(profile, seats) else "mesh"
+    network = engine == "nccl" and len({machine.name for machine, *_ in seats}) > 1
     far = [link.host for link, _ in machines if link.host and not link.machine.here]
     members = []
     for (machine, facts, device), planned in zip(seats, local.members, strict=True):
@@ -286,13 +286,13 @@ def _seat_name(machine: Machine, device: str) -> str:
     return f"{machine.name}:{device}" if len(machine.devices) > 1 else machine.name
 
 
-def _wants_torch(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
-    """Whether the torch engine is asked for, or is faster and safe: on one machine that has a CUDA device for each.
+def _wants_nccl(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -> bool:
+    """Whether nccl is asked for, or is faster and safe: on one machine that has a CUDA device for each.
 
     Its data plane is not encrypted, so over a network only a person chooses it.
     """
     if profile.strategy.engine != "auto":
-        return profile.strategy.engine == "torch"
+        return profile.strategy.engine == "nccl"
     one_machine = len({machine.name for machine, *_ in seats}) < 2
     if len(seats) < 2 or not one_machine or profile.training.device not in ("auto", "cuda"):
         return False

@@ -26,8 +26,8 @@ def seats_of(links: Sequence[Link], members: int) -> list[Link]:
 
 
 def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the hub, or of the torch engine's store."""
-    hub = hub_machine(seats) if plan.engine == "hub" else None
+    """Return the plan that says which members are on the machine of the hub, or of the store of engine nccl."""
+    hub = hub_machine(seats) if plan.engine == "mesh" else None
     local = [link.machine.here if hub is None else link is hub for link in seats]
     members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
@@ -48,11 +48,11 @@ def hub_machine(links: Sequence[Link]) -> Link | None:
 def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
-    The hub is dialled directly where that is possible; the store of the torch engine listens on loopback only and is
+    The hub is dialled directly where that is possible; the store of engine nccl listens on loopback only and is
     reached through an SSH forward.
     """
 
-    hub = hub if plan.engine == "hub" else None
+    hub = hub if plan.engine == "mesh" else None
 
     def reach(address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -61,9 +61,9 @@ def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str]
             host = LOOPBACK if link is hub else hub.host
         elif link.machine.here:
             host = LOOPBACK if host == "0.0.0.0" else host
-        elif plan.engine == "hub" and link.host and host == "0.0.0.0":
+        elif plan.engine == "mesh" and link.host and host == "0.0.0.0":
             host = address_towards(link.host)
-        if link is hub or link.machine.here or (plan.engine == "hub" and link.host):
+        if link is hub or link.machine.here or (plan.engine == "mesh" and link.host):
             way = link.machine.hub_at or host
             return f"[{way}]:{port}" if ":" in way else f"{way}:{port}"
         near = LOOPBACK if host == "0.0.0.0" else host
@@ -142,7 +142,7 @@ class StartWatch:
 
     Args:
         names: of the members, by rank.
-        engine: ``hub`` or ``torch``.
+        engine: ``mesh`` or ``nccl``.
     """
 
     def __init__(self, names: Sequence[str], engine: str) -> None:
@@ -176,6 +176,6 @@ class StartWatch:
         if work is not None and (work.total is None or work.done < work.total):
             total = f" of {work.total}" if work.total else ""
             return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
-        if self._engine == "torch":
+        if self._engine == "nccl":
             return f"waiting for {name}: its worker runs; it has not joined the others yet"
         return f"waiting for {name}: its worker runs and has not reached the hub here; does a firewall block it?"

@@ -22,7 +22,7 @@ def new_folder(output: Path, machines: int = 3, run_id: str = "") -> Path:
         run_id=run_id or new_run_id(),
         profile=profile_from_options("p", {"model_path": "none", "dataset_path": "none", "strategy": "diloco"}),
         members=tuple(MemberPlan(rank=rank, name=NAMES[rank], batch_size=8) for rank in range(machines)),
-        engine="hub",
+        engine="mesh",
     )
     run = RunFolder.create(output, plan, ["test"], run_type="distributed")
     run.close()

@@ -15,7 +15,7 @@ from training.events import SyncEvent
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0) -> Candidate:
-    choice = Choice(strategy=strategy, codec="fp32", engine="hub", members=members)
+    choice = Choice(strategy=strategy, codec="fp32", engine="mesh", members=members)
     return Candidate(choice=choice, useful_speed_up=speed_up, step=0.5, samples_per_second=samples)
 
 

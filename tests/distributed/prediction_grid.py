@@ -48,7 +48,7 @@ def jobs() -> dict[str, Job]:
         "least traffic": job(preference="least-traffic", max_loss_increase=0.05),
         "closest to exact": job(preference="closest-to-exact", samples=100_000),
         "sparse": job(codec="topk:0.03", samples=200_000, strategy="diloco"),
-        "small buckets": job(bucket_mb=0.5, strategy="allreduce", engine="torch"),
+        "small buckets": job(bucket_mb=0.5, strategy="allreduce", engine="nccl"),
     }
 
 
@@ -83,9 +83,9 @@ def cells() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for (where, machines), (what, job_) in itertools.product(clusters().items(), jobs().items()):
         found[f"plan: {what} on {where}"] = planned(machines, job_)
-    for (where, machines), engine, codec in itertools.product(clusters().items(), ("hub", "torch"), CODECS):
+    for (where, machines), engine, codec in itertools.product(clusters().items(), ("mesh", "nccl"), CODECS):
         members = tuple(sorted(one.name for one in machines.machines))
-        hub = "a" if engine == "hub" else ""
+        hub = "a" if engine == "mesh" else ""
         for strategy, interval, delay in (("allreduce", 1, 0), ("diloco", 20, 0), ("diloco", 50, 5)):
             choice = Choice(
                 strategy=strategy, codec=codec, engine=engine, hub=hub, members=members, interval=interval, delay=delay

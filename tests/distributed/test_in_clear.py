@@ -36,12 +36,12 @@ def best(planning: Planning) -> str:
 
 def test_torch_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> None:
     planning = plan(FOUR, MUCH)
-    rival = max(c.useful_speed_up for c in planning.ranking if c.choice.engine == "torch")
+    rival = max(c.useful_speed_up for c in planning.ranking if c.choice.engine == "nccl")
     assert planning.best is not None and rival > 1.05 * planning.best.useful_speed_up
-    assert best(planning) == "hub"
+    assert best(planning) == "mesh"
     (reason,) = [reason for reason in planning.reasons if reason.code == "faster-in-clear"]
-    assert "--set engine=torch" in sentence(reason)
-    assert best(plan(FOUR, MUCH.model_copy(update={"engine": "torch"}))) == "torch"
+    assert "--set engine=nccl" in sentence(reason)
+    assert best(plan(FOUR, MUCH.model_copy(update={"engine": "nccl"}))) == "nccl"
 
 
 @settings(max_examples=20, deadline=None)
@@ -49,13 +49,13 @@ def test_torch_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> No
 def test_no_plan_is_in_clear_unasked(speeds: list[float], mbit: float) -> None:
     there = cluster(speeds, mbit)
     planning = plan(there, job())
-    assert best(planning) == "hub"
+    assert best(planning) == "mesh"
 
 
 def test_devices_of_one_machine_may_use_torch() -> None:
     box = joined([machine("box:cuda:0", 80, identity="box"), machine("box:cuda:1", 80, identity="box")])
     planning = plan(box, job(37_800_000))
-    assert "torch" in {candidate.choice.engine for candidate in planning.ranking}
+    assert "nccl" in {candidate.choice.engine for candidate in planning.ranking}
     assert "faster-in-clear" not in {reason.code for reason in planning.reasons}
 
 
@@ -63,13 +63,13 @@ def forced(there: Cluster, engine: str) -> Planning:
     """A plan that chose torch, as one of an earlier time or of somebody else may have."""
     wanted = job(engine=engine)
     planning = plan(there, wanted)
-    index = next(i for i, c in enumerate(planning.ranking) if c.choice.engine == "torch")
+    index = next(i for i, c in enumerate(planning.ranking) if c.choice.engine == "nccl")
     chosen = settings_of(planning.ranking[index], there, wanted)
     return planning.model_copy(update={"chosen": index, "settings": chosen})
 
 
 @pytest.mark.parametrize(("planned_as", "started_as", "taken"), [
-    ("auto", "auto", False), ("auto", "torch", True), ("torch", "auto", True),
+    ("auto", "auto", False), ("auto", "nccl", True), ("nccl", "auto", True),
 ])  # fmt: skip
 def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: str, taken: bool) -> None:
     machines: list[tuple[object, Facts]] = [(link(name, f"10.0.0.{n}"), SOUND) for n, name in enumerate("ab", 1)]

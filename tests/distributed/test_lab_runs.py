@@ -54,7 +54,7 @@ def test_three_hosts_train_to_a_model_and_nothing_is_left(make_lab: MakeLab, sta
 def test_both_engines_give_the_same_losses(make_lab: MakeLab, start: Start) -> None:
     muster = start(make_lab("a", "b"), 0.0)
     curves = []
-    for engine in ("hub", "torch"):
+    for engine in ("mesh", "nccl"):
         run_id = muster.detach("--max-steps", "8", "--engine", engine)
         assert muster.wait_for_end(run_id).returncode == 0
         curves.append([loss for _, loss in muster.losses(run_id)])
@@ -93,7 +93,7 @@ def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start
 def test_the_torch_engine_names_the_first_cause(make_lab: MakeLab, start: Start, accident: str) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "400", "--engine", "torch", "--lease", "6")
+    run_id = muster.detach("--max-steps", "400", "--engine", "nccl", "--lease", "6")
     muster.until_step(run_id, 5)
     if accident == "cable":
         lab["b"].cut()

@@ -23,7 +23,7 @@ def config_with_jump(lab: Lab, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("engine", ["hub", "torch"])
+@pytest.mark.parametrize("engine", ["mesh", "nccl"])
 def test_this_machine_trains_along(make_lab: MakeLab, tmp_path: Path, engine: str) -> None:
     lab = make_lab("a")
     here = Machine(name="here", address="localhost", python=sys.executable, project_path=str(tmp_path / "muster"))

@@ -25,9 +25,9 @@ def nobody() -> NoReturn:
 
 @pytest.mark.parametrize(
     ("engine", "hub", "local"),
-    [("hub", "", [True, False, False]), ("hub", "a", [False, True, False]), ("torch", "a", [True, False, False])],
+    [("mesh", "", [True, False, False]), ("mesh", "a", [False, True, False]), ("nccl", "a", [True, False, False])],
 )
-def test_who_is_beside_the_hub(engine: Literal["hub", "torch"], hub: str, local: list[bool]) -> None:
+def test_who_is_beside_the_hub(engine: Literal["mesh", "nccl"], hub: str, local: list[bool]) -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=2) for rank, name in enumerate(("here", "a", "b")))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine=engine)
     placed = with_places(plan, seats_of(links(hub), 3))

@@ -21,8 +21,8 @@ some = settings(max_examples=25, deadline=None)
 ratios = st.floats(0.05, 20)
 MACHINES = cluster([8.0, 4.0], mbit=100)
 JOB = job(10_000_000, batch=8)
-EVERY_STEP = Choice(strategy="allreduce", codec="fp32", engine="hub", hub="a", members=("a", "b"))
-MERGED = Choice(strategy="diloco", codec="mxfp4", engine="hub", hub="a", members=("a", "b"), interval=10)
+EVERY_STEP = Choice(strategy="allreduce", codec="fp32", engine="mesh", hub="a", members=("a", "b"))
+MERGED = Choice(strategy="diloco", codec="mxfp4", engine="mesh", hub="a", members=("a", "b"), interval=10)
 NOW = 1e9
 
 
@@ -96,7 +96,7 @@ def test_a_run_with_other_members_tells_nothing() -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     events = run(candidate, 20)
     assert compare(candidate, [*events, step(2, 1, 1.0, 0.0)]) is None
-    alone = predict(MACHINES, JOB, Choice(strategy="allreduce", codec="fp32", engine="hub", members=("a",)))
+    alone = predict(MACHINES, JOB, Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a",)))
     assert compare(alone, events) is None
 
 
@@ -160,8 +160,8 @@ def test_another_strategy_takes_the_compute_only(tmp_path: Path) -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     remember(MACHINES, compared(candidate, run(candidate, 30, 2.0, 2.0)), cache, NOW)
     learnt = corrections(MACHINES, JOB, cache, NOW)
-    assert learnt.exchange_of(("a", "b"), "diloco", "hub") == 1.0
-    assert learnt.exchange_of(("a", "b"), "allreduce", "hub") == pytest.approx(math.sqrt(2))
+    assert learnt.exchange_of(("a", "b"), "diloco", "mesh") == 1.0
+    assert learnt.exchange_of(("a", "b"), "allreduce", "mesh") == pytest.approx(math.sqrt(2))
     assert learnt.compute.get("b", 1.0) == pytest.approx(math.sqrt(2))
 
 
@@ -226,7 +226,7 @@ def test_a_machine_that_proved_slow_gets_less_to_do() -> None:
 
 def test_an_exchange_that_proved_slow_can_change_the_plan() -> None:
     fast = cluster([8.0, 8.0], mbit=1000)
-    way = {"strategy": "diloco", "engine": "hub"}
+    way = {"strategy": "diloco", "engine": "mesh"}
     learnt = Corrections(exchange=tuple(ExchangeCorrection(machine=name, factor=3.0, **way) for name in "ab"))
     merged = MERGED.model_copy(update={"codec": "bf16"})
     assert predict(fast, JOB, merged, learnt).step > predict(fast, JOB, merged).step

@@ -141,7 +141,7 @@ def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
 @some
 @given(speeds, rates, jobs)
 def test_the_simplest_of_those_that_are_about_equal_is_chosen(speeds: list[float], mbit: float, job: Job) -> None:
-    wanted = job.model_copy(update={"preference": "fastest", "engine": "hub"})
+    wanted = job.model_copy(update={"preference": "fastest", "engine": "mesh"})
     ranking = [one for one in plan(cluster(speeds, mbit), wanted).ranking if one.fits]
     best, fastest = ranking[0], max(one.useful_speed_up for one in ranking)
     assert best.useful_speed_up * WORTH >= fastest * 0.99
@@ -164,17 +164,17 @@ def test_no_interval_within_the_bound_is_said() -> None:
 
 def test_a_hub_on_a_slow_link_is_not_chosen() -> None:
     there = cluster([8, 8, 8], 950, slow={"a": 50})
-    planning = plan(there.model_copy(update={"here": "a"}), job(engine="hub"))
+    planning = plan(there.model_copy(update={"here": "a"}), job(engine="mesh"))
     assert best_of(planning).choice.hub in ("b", "c")
 
 
 def test_between_equals_the_hub_is_where_the_run_starts() -> None:
     there = cluster([8, 8, 8], 950)
-    assert best_of(plan(there.model_copy(update={"here": "b"}), job(engine="hub"))).choice.hub == "b"
+    assert best_of(plan(there.model_copy(update={"here": "b"}), job(engine="mesh"))).choice.hub == "b"
 
 
 def test_the_hub_stays_where_it_is_allowed() -> None:
-    planning = plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="hub"), hubs=["a"])
+    planning = plan(cluster([8, 8, 8], 950, slow={"a": 400}), job(engine="mesh"), hubs=["a"])
     assert best_of(planning).choice.hub == "a"
 
 
@@ -186,7 +186,7 @@ def test_a_wired_machine_is_the_hub_of_wireless_ones() -> None:
         Link(source="a", target="c", mbit=100, mbit_back=100, medium="wifi", air="home"),
         Link(source="b", target="c", mbit=100, mbit_back=100, medium="wifi", air="home"),
     )
-    planning = plan(Cluster(machines=machines, links=links), job(engine="hub", samples=100_000))
+    planning = plan(Cluster(machines=machines, links=links), job(engine="mesh", samples=100_000))
     best = best_of(planning)
     assert best.choice.hub == "c"
     assert "slowest-air" in codes(planning, "home")
@@ -198,7 +198,7 @@ def test_a_wired_machine_is_the_hub_of_wireless_ones() -> None:
 
 def test_a_machine_that_only_carries_the_hub_gets_no_share() -> None:
     there = joined((machine("a"), machine("b"), machine("desk", 0, trains=False, interface_mbit=10_000)))
-    planning = plan(there, job(1_000_000, engine="hub", strategy="allreduce"), hubs=["desk"])
+    planning = plan(there, job(1_000_000, engine="mesh", strategy="allreduce"), hubs=["desk"])
     best = best_of(planning)
     assert (best.choice.hub, best.choice.members) == ("desk", ("a", "b"))
     assert planning.settings is not None
@@ -229,7 +229,7 @@ def test_a_machine_without_a_link_is_left_out_with_a_reason() -> None:
 
 def test_systems_are_not_mixed_by_the_torch_engine() -> None:
     there = joined((machine("a"), machine("b"), machine("mac", 8, system="darwin")))
-    planning = plan(there, job(engine="torch"))
+    planning = plan(there, job(engine="nccl"))
     assert all("mac" not in c.choice.members for c in planning.ranking if not c.choice.alone)
     assert "mixed-systems" in codes(planning)
 
@@ -309,7 +309,7 @@ def lab(members: int, line: float, seconds: float, cores: float) -> Cluster:
 
 
 def averaging(codec: str, engine: str, members: int) -> Choice:
-    hub = "controller" if engine == "hub" else ""
+    hub = "controller" if engine == "mesh" else ""
     members_of = tuple("abcd"[:members])
     return Choice.model_validate(
         {"strategy": "allreduce", "codec": codec, "engine": engine, "hub": hub, "members": members_of}
@@ -319,12 +319,12 @@ def averaging(codec: str, engine: str, members: int) -> Choice:
 @pytest.mark.parametrize(
     ("members", "line", "engine", "measured"),
     [
-        (2, 100, "hub", 111.0),
-        (2, 100, "torch", 128.8),
-        (4, 100, "hub", 192.3),
-        (4, 100, "torch", 173.0),
-        (2, 1000, "hub", 197.1),
-        (2, 1000, "torch", 204.0),
+        (2, 100, "mesh", 111.0),
+        (2, 100, "nccl", 128.8),
+        (4, 100, "mesh", 192.3),
+        (4, 100, "nccl", 173.0),
+        (2, 1000, "mesh", 197.1),
+        (2, 1000, "nccl", 204.0),
     ],
 )
 def test_samples_per_second_of_the_demo(members: int, line: float, engine: str, measured: float) -> None:
@@ -337,12 +337,12 @@ def test_samples_per_second_of_the_demo(members: int, line: float, engine: str, 
 @pytest.mark.parametrize(
     ("line", "codec", "engine", "measured"),
     [
-        (200, "fp32", "hub", 6.726),
-        (200, "bf16", "hub", 3.628),
-        (200, "bf16", "torch", 6.651),
-        (50, "fp32", "hub", 27.501),
-        (50, "bf16", "hub", 13.701),
-        (50, "bf16", "torch", 27.468),
+        (200, "fp32", "mesh", 6.726),
+        (200, "bf16", "mesh", 3.628),
+        (200, "bf16", "nccl", 6.651),
+        (50, "fp32", "mesh", 27.501),
+        (50, "bf16", "mesh", 13.701),
+        (50, "bf16", "nccl", 27.468),
     ],
 )
 def test_steps_of_a_whisper_tiny_shape_on_slow_links(line: float, codec: str, engine: str, measured: float) -> None:
@@ -386,13 +386,13 @@ def test_files_that_are_no_plan(text: str, tmp_path: Path) -> None:
 
 def test_choices_that_cannot_be_are_refused() -> None:
     there = cluster([8, 8, 0])
-    way = Choice(strategy="allreduce", codec="fp32", engine="torch", members=("a", "c"))
+    way = Choice(strategy="allreduce", codec="fp32", engine="nccl", members=("a", "c"))
     with pytest.raises(BadInput, match="c has no measured speed"):
         predict(there, job(), way)
     with pytest.raises(BadInput, match="no link"):
         predict(there.model_copy(update={"links": ()}), job(), way.model_copy(update={"members": ("a", "b")}))
     with pytest.raises(BadInput, match="no machine ''"):
-        predict(there, job(), way.model_copy(update={"engine": "hub"}))
+        predict(there, job(), way.model_copy(update={"engine": "mesh"}))
     with pytest.raises(BadInput, match="cost of strategy 'demo'"):
         predict(there, job(), way.model_copy(update={"strategy": "demo"}))
     with pytest.raises(BadInput, match="fewer samples"):
@@ -423,7 +423,7 @@ def test_strategies_of_the_registry_whose_cost_is_known_are_candidates() -> None
 
 
 @pytest.mark.usefixtures("sparta")
-@pytest.mark.parametrize("engine", ["auto", "torch"])
+@pytest.mark.parametrize("engine", ["auto", "nccl"])
 def test_a_strategy_of_unknown_cost_is_carried_out_and_not_predicted(engine: str) -> None:
     planning = plan(cluster([8, 4]), job(strategy="sparta", engine=engine))
     best = best_of(planning)

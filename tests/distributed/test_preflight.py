@@ -104,22 +104,22 @@ def engine(facts: Facts, **options: str) -> str:
 
 def test_the_engine_is_torch_only_where_it_is_asked_for() -> None:
     cuda = replace(SOUND, torch="2.13.0+cu130", gpus=2)
-    assert engine(cuda) == "hub"  # torch would be faster, and its traffic could be read on the network
-    assert engine(SOUND) == "hub"
-    assert engine(cuda, engine="hub") == "hub"
-    assert engine(cuda, device="cpu") == "hub"
-    assert engine(SOUND, engine="torch") == "torch"
+    assert engine(cuda) == "mesh"  # nccl would be faster, and its traffic could be read on the network
+    assert engine(SOUND) == "mesh"
+    assert engine(cuda, engine="mesh") == "mesh"
+    assert engine(cuda, device="cpu") == "mesh"
+    assert engine(SOUND, engine="nccl") == "nccl"
 
 
 def test_devices_of_one_machine_use_torch_over_loopback() -> None:
     profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c"})
     box = (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), replace(SOUND, torch="2.13.0+cu130", gpus=2))
     plan = plan_run(profile, [box])
-    assert plan.engine == "torch" and [member.interface for member in plan.members] == ["", ""]
+    assert plan.engine == "nccl" and [member.interface for member in plan.members] == ["", ""]
 
 
 def test_every_device_is_a_member() -> None:
-    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": "torch"})
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c", "engine": "nccl"})
     machines = [(link("a"), SOUND), (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), SOUND)]
     members = plan_run(profile, machines).members
     assert [member.name for member in members] == ["a", "b:cuda:0", "b:cuda:1"]

@@ -70,7 +70,7 @@ def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
 
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     run = write_run(tmp_path, events())
-    choice = Choice(strategy="allreduce", codec="fp32", engine="hub", members=("a", "b"))
+    choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b"))
     both: dict[str, Any] = {"predicted_step": 0.5, "measured_step": 0.6, "predicted_wait": 0.1, "measured_wait": 0.2}
     shares = {"predicted_share": 0.2, "measured_share": 0.3, "predicted_bytes_per_hour": 1e9}
     found = Comparison(choice=choice, steps=40, members=(), measured_bytes_per_hour=2e9, **both, **shares)

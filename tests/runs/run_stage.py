@@ -58,7 +58,7 @@ class Stage:
     """A run of scripted workers; what they say is merged by :meth:`take`."""
 
     def __init__(self, folder: Path, workers: int = 3) -> None:
-        options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce", "engine": "hub"}
+        options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce", "engine": "mesh"}
         plan = plan_local_run(profile_from_options("scripted", options), workers)
         self.workers = [Script() for _ in range(workers)]
         self.hub = Script()

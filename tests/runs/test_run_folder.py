@@ -17,7 +17,7 @@ from training.run_folder import RUN_ID, RunFolder, folder_name, new_run_id
 
 def make_plan(run_id: str = "20261121-013005-ab12", name: str = "demo") -> RunPlan:
     members = tuple(MemberPlan(rank=rank, name="here", batch_size=4) for rank in range(2))
-    return RunPlan(run_id=run_id, profile=Profile(name=name), members=members, engine="hub")
+    return RunPlan(run_id=run_id, profile=Profile(name=name), members=members, engine="mesh")
 
 
 def make(output: Path, run_id: str = "20261121-013005-ab12") -> RunFolder:

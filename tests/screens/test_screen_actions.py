@@ -45,7 +45,7 @@ SENT: list[tuple[Step, list[str], Action | tuple[str, str]]] = [
     (Step.JOB, ["down", "down", "enter", *"mine", "enter"], do.set_option("model", "mine")),
     (Step.JOB, [*["down"] * 5, "enter", "8", "enter"], do.set_option("batch_size", "8")),
     (Step.JOB, [*["down"] * 5, "d"], do.reset_option("batch_size")),
-    (Step.JOB, ["o", "end", "enter", "down", "enter"], do.set_option("engine", "hub")),
+    (Step.JOB, ["o", "end", "enter", "down", "enter"], do.set_option("engine", "mesh")),
     (Step.STRATEGY, ["down"], do.choose_strategy(1)),
     (Step.STRATEGY, ["right_square_bracket"], do.set_interval(20)),
     (Step.STRATEGY, ["left_square_bracket"], do.set_interval(5)),

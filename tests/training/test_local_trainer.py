@@ -159,7 +159,7 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
 
 
 def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, max_steps=4000, strategy="allreduce", engine="torch")
+    run = Run(tmp_path, max_steps=4000, strategy="allreduce", engine="nccl")
     until(lambda: run.step() > 10)
     os.kill(run.pids[1], signal.SIGKILL)
     run.end()
@@ -190,7 +190,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(tmp_path: Path) -
 
 def test_both_engines_give_the_same_bits(tmp_path: Path) -> None:
     hashes = []
-    for engine in ("hub", "torch"):
+    for engine in ("mesh", "nccl"):
         run = Run(tmp_path, max_steps=40, strategy="diloco", sync_interval=10, codec="mxfp4", engine=engine)
         run.end()
         hashes.append([e.weight_hash for e in run.events if isinstance(e, SyncEvent) and e.member == 0])

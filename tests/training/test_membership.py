@@ -52,7 +52,7 @@ def test_the_last_one_cannot_leave() -> None:
         membership.dismiss([1])
 
 
-@pytest.mark.parametrize(("members", "engine"), [(1, "hub"), (2, "torch")])
+@pytest.mark.parametrize(("members", "engine"), [(1, "mesh"), (2, "nccl")])
 def test_some_runs_keep_their_members(members: int, engine: str) -> None:
     membership = of(members, engine=engine)
     for change in (lambda: membership.dismiss([0]), lambda: membership.announce(fourth(membership))):

@@ -26,7 +26,7 @@ STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1
 
 def grid(*events: Event) -> Grid:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    found = Grid(RunPlan(run_id="1", profile=Profile(name="x"), members=members, engine="hub"))
+    found = Grid(RunPlan(run_id="1", profile=Profile(name="x"), members=members, engine="mesh"))
     for event in events:
         found.take(event)
     return found
@@ -92,6 +92,6 @@ def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: s
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
     request = Request((HERE, ANNA), Answers(profile="mine"))
-    settings = Settings(options={}, members=(), engine="hub", hub=hub)
+    settings = Settings(options={}, members=(), engine="mesh", hub=hub)
     planning = cast(Planning, SimpleNamespace(settings=settings))
     assert hub_place(request, replace(saving(request, config), planning=planning)) == place
