@@ -9,8 +9,10 @@ floor imports nothing of the rooms above: it knows their registries as text, and
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -23,6 +25,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+
+from profiles.errors import BadInput, where_it_failed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -153,6 +157,27 @@ def _load(section: str) -> None:
     if section in _REGISTRIES and section not in _loaded:
         importlib.import_module(_REGISTRIES[section]).load()
         _loaded.add(section)
+
+
+def import_all(folder: Path, package: str, besides: Collection[str] = ()) -> None:
+    """Import all modules of a folder, whose registry they are in; anybody may put one there.
+
+    Args:
+        package: what the folder is called in imports.
+        besides: modules that are left out.
+
+    Raises:
+        BadInput: one of them cannot be imported.
+    """
+    for module in pkgutil.iter_modules([str(folder)]):
+        if module.name in besides:
+            continue
+        try:
+            importlib.import_module(f"{package}.{module.name}")
+        except Exception as error:  # code of somebody's own may raise anything
+            file = folder / f"{module.name}.py"
+            said = error.message if isinstance(error, BadInput) else where_it_failed(error)
+            raise BadInput(f"cannot be used: {said}", "repair it, or take it out of this folder", file=file) from error
 
 
 def forms(section: str) -> list[str]:

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
+import traceback
 from enum import IntEnum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 
 class ExitCode(IntEnum):
@@ -92,3 +93,14 @@ class StoppedByUser(MusterError):
     """Somebody asked for the stop."""
 
     exit_code = ExitCode.STOPPED
+
+
+def where_it_failed(error: Exception) -> str:
+    """Return an error of the user's code in one line, with the innermost place."""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, SyntaxError):  # its text ends with the place
+        return f"{type(error).__name__}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
+    place = f" ({Path(last.filename).name}, line {last.lineno})" if last is not None else ""
+    return f"{type(error).__name__}: {text}{place}"

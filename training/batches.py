@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from profiles.counts import counted
-from profiles.errors import MusterError, RunFailed
+from profiles.errors import MusterError, RunFailed, where_it_failed
 from training.data import Cursor, SampleSchedule
 from training.device import is_out_of_memory
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
 from training.tasks.base import Batch, SizedDataset, Task
-from training.tasks.user_code import where_it_failed
 
 V = TypeVar("V")
 _CPU = torch.device("cpu")

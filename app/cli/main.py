@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -129,14 +129,15 @@ def command_list() -> typer.Typer:
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code."""
     called = next((word for word in arguments if not word.startswith("-")), "")
-    return run_app(command_tree([called]) if called in COMMANDS else command_list(), arguments, name)
+    return run_app(lambda: command_tree([called]) if called in COMMANDS else command_list(), arguments, name)
 
 
-def run_app(app: typer.Typer, arguments: Sequence[str], name: str) -> int:
-    """Run a command line and return its exit code."""
+def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str) -> int:
+    """Run a command line and return its exit code; making the commands may fail as they may."""
     as_json = "--json" in arguments
     try:
-        begin_to_answer()
+        app = made()
+        begin_to_answer()  # not sooner: a stop among imports may be caught by them
         result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         if result == ExitCode.STOPPED and not isinstance(result, ExitCode):

@@ -27,12 +27,12 @@ def app() -> typer.Typer:
 
 
 def test_ctrl_c_is_one_document_with_json(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["interrupted", "--json"], "x") == 130
+    assert run_app(lambda: app, ["interrupted", "--json"], "x") == 130
     assert json.loads(capsys.readouterr().out) == {"error": {"message": "stopped", "hint": ""}, "exit_code": 130}
 
 
 def test_ctrl_c_is_one_line_and_not_told_twice(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["interrupted"], "x") == 130
+    assert run_app(lambda: app, ["interrupted"], "x") == 130
     assert capsys.readouterr().err == "error: stopped\n"
-    assert run_app(app, ["told"], "x") == 130
+    assert run_app(lambda: app, ["told"], "x") == 130
     assert capsys.readouterr().err == ""

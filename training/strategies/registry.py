@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from pathlib import Path
 from typing import TypeVar
 
-from profiles.declarations import declare, withdraw
+from profiles.declarations import declare, import_all, withdraw
 from profiles.errors import BadInput
 from profiles.options import hint_for
 from training.exchange.codecs import one_of_each
 from training.strategies.base import Strategy
+from training.strategies.checked_costs import CheckedCosts
 from training.strategies.costs import BATCH_SOURCE, CostModel
 
 S = TypeVar("S", bound=Strategy)
 
-_PARTS = ("base", "costs", "registry", "weights")
+_PARTS = ("base", "checked_costs", "costs", "registry", "weights")
 """Files of this folder that hold no strategy."""
 _known: dict[str, type[Strategy]] = {}
 
@@ -41,10 +40,12 @@ def forget(name: str) -> None:
 
 @functools.cache
 def load() -> None:
-    """Import every strategy of this folder."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.name not in _PARTS:
-            importlib.import_module(f"{__package__}.{module.name}")
+    """Import every strategy of this folder.
+
+    Raises:
+        BadInput: one of them cannot be imported.
+    """
+    import_all(Path(__file__).parent, __package__, besides=_PARTS)
 
 
 def strategies() -> dict[str, type[Strategy]]:
@@ -75,9 +76,18 @@ def strategy_class(name: str) -> type[Strategy]:
 
 
 def cost_model(name: str) -> CostModel | None:
-    """Return what a strategy costs; ``None`` where that is not known, or the strategy is not."""
+    """Return what a strategy costs; ``None`` where that is not known, or the strategy is not.
+
+    Raises:
+        BadInput: what it states cannot be.
+    """
     found = strategies().get(name)
-    return found.costs if found is not None else None
+    return _checked(found) if found is not None else None
+
+
+@functools.cache
+def _checked(strategy: type[Strategy]) -> CostModel | None:
+    return None if strategy.costs is None else CheckedCosts(strategy.costs, strategy.name)
 
 
 def interval_options() -> tuple[str, ...]:

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from profiles.errors import BadInput, MusterError, RunFailed
+from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
 from training.randomness import seed_everything
 from training.tasks.base import Batch, Progress, SizedDataset, Task
-from training.tasks.user_code import call_factory, find_factory, where_it_failed
+from training.tasks.user_code import call_factory, find_factory
 
 TARGETS = ("target", "targets", "label", "labels")
 

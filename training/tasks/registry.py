@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
-from profiles.declarations import Section, Trait, declare, owners, withdraw
+from profiles.declarations import Section, Trait, declare, import_all, owners, withdraw
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Task
@@ -45,9 +43,12 @@ def forget(name: str) -> None:
 
 
 def load() -> None:
-    """Import every file of ``kinds``."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent / "kinds")]):
-        importlib.import_module(f"{__package__}.kinds.{module.name}")
+    """Import every file of ``kinds``.
+
+    Raises:
+        BadInput: one of them cannot be imported.
+    """
+    import_all(Path(__file__).parent / "kinds", f"{__package__}.kinds")
 
 
 def task_from_profile(profile: Profile) -> Task:

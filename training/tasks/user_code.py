@@ -10,13 +10,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, where_it_failed
 
 
 def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
@@ -116,12 +115,3 @@ def _script_name(what: str) -> str:
         message = f"{what} is defined in {path.name}, which would train again wherever it is imported"
         raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
     return path.stem
-
-
-def where_it_failed(error: Exception) -> str:
-    """Return an error of the user's code in one line, with the innermost place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
-    text = " ".join(str(error).split()) or "no message"
-    place = f" ({Path(last.filename).name}, line {last.lineno})" if last is not None else ""
-    return f"{type(error).__name__}: {text}{place}"

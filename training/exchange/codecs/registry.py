@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiles.declarations import Section, declare, withdraw
+from profiles.declarations import Section, declare, import_all, withdraw
 from profiles.errors import BadInput
 from training.exchange.codecs.base import Codec
 
@@ -60,9 +58,12 @@ def forget(name: str) -> None:
 
 
 def load() -> None:
-    """Import every codec of this folder."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{__package__}.{module.name}")
+    """Import every codec of this folder.
+
+    Raises:
+        BadInput: one of them cannot be imported.
+    """
+    import_all(Path(__file__).parent, __package__)
 
 
 def codec_by_name(name: str) -> Codec:

@@ -1,0 +1,94 @@
+"""What a strategy states of its costs, looked at before the planner reckons with it: anybody may write a strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from profiles.declarations import Owning
+from profiles.errors import BadInput, MusterError, where_it_failed
+from training.exchange.codecs import codec_by_name
+from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
+
+T = TypeVar("T")
+
+MOST_RHYTHMS = 1000
+
+
+class CheckedCosts(CostModel):
+    """The costs that a strategy states, held to what they are by definition. A guess that is possible passes: the run
+    measures what comes of it, which corrects the next plan.
+
+    Args:
+        stated: by the strategy.
+        name: of the strategy, for messages.
+
+    Raises:
+        BadInput: (from every function) they raise, or give what cannot be: a share above 1, an interval of 0, NaN.
+    """
+
+    def __init__(self, stated: CostModel, name: str) -> None:
+        self._stated, self._name = stated, name
+        for part in ("codecs", "exact", "vectors", "on_device", "interval_option", "merge_ns", "sources"):
+            setattr(self, part, getattr(stated, part))
+        for codec in self.codecs:
+            self._asked("codecs", partial(codec_by_name, codec), lambda _: True, "")
+        self._asked("codecs", lambda: self.codecs, bool, "none")
+        for part in ("vectors", "merge_ns"):
+            self._asked(part, partial(getattr, self, part), _is_amount, "no finite number of at least 0")
+
+    def _asked(self, part: str, ask: Callable[[], T], is_right: Callable[[T], bool], wrong: str) -> T:
+        where = f"strategy '{self._name}': its costs cannot be used: {part}"
+        hint = f"correct its cost model, or set costs = None: then '{self._name}' is taken where a person asks for it"
+        try:
+            found = ask()
+            right = is_right(found)
+        except Exception as error:  # code of somebody's own may raise anything
+            said = error.message if isinstance(error, MusterError) else where_it_failed(error)
+            raise BadInput(f"{where}: {said}", hint) from error
+        if not right:
+            raise BadInput(f"{where} gives {found}: {wrong}", hint)
+        return found
+
+    def elements(self, trainable: int) -> int:
+        return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        def some() -> list[Rhythm]:
+            return list(islice(self._stated.rhythms(course), MOST_RHYTHMS + 1))
+
+        wrong = f"at most {MOST_RHYTHMS}, with an interval of at least 1 and a delay of at least 0"
+        found = self._asked("rhythms", some, _are_rhythms, wrong)
+        return iter(found)
+
+    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+        def ask() -> float:
+            return self._stated.hidden(exchange, compute, rhythm, settings)
+
+        wrong = f"no part of an exchange of {exchange:.3g} s"
+        return self._asked("hidden", ask, lambda found: 0 <= found <= exchange, wrong)
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        def ask() -> Learning:
+            return self._stated.learning(course, rhythm, worth)
+
+        wrong = "a share is at most 1, a loss at least -1, a source one of its sources"
+        return self._asked("learning", ask, _is_learning, wrong)
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        return self._asked("settings", lambda: self._stated.settings(course, rhythm), lambda _: True, "")
+
+
+def _is_amount(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
+def _are_rhythms(found: list[Rhythm]) -> bool:
+    return len(found) <= MOST_RHYTHMS and all(one.interval >= 1 and one.delay >= 0 for one in found)
+
+
+def _is_learning(found: Learning) -> bool:
+    return math.isfinite(found.share) and found.share <= 1 + 1e-9 and math.isfinite(found.loss) and found.loss >= -1
