@@ -86,6 +86,14 @@ def test_a_student_that_agrees_has_no_divergence_and_no_gradient() -> None:
     assert logits.grad is not None and float(logits.grad.abs().max()) < 1e-3
 
 
+def test_kept_answers_are_compared_in_the_mixed_precision_of_a_processor_too() -> None:
+    """Its autocast refuses fp16, which the answers are kept in."""
+    teacher, student = torch.randn(2, 6, 300).unbind()
+    soft, alone = soften(teacher, 2.0), divergence(soften(teacher, 2.0), student, 2.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(divergence(soft, student, 2.0), alone)
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)

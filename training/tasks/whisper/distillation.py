@@ -75,7 +75,8 @@ def divergence(soft: Soft, logits: torch.Tensor, temperature: float) -> torch.Te
     """
     scaled = torch.log_softmax(logits.float() / temperature, dim=-1)
     named = scaled.gather(-1, soft.indices)
-    target = torch.cat([soft.top, soft.rest[:, None]], dim=-1).float().log_softmax(-1)  # a sum of 1, but for rounding
+    said = torch.cat([soft.top.float(), soft.rest.float()[:, None]], dim=-1)  # autocast on a processor refuses fp16
+    target = said.log_softmax(-1)  # a sum of 1, but for rounding
     if named.shape[-1] == scaled.shape[-1]:
         return (target[:, :-1].exp() * (target[:, :-1] - named)).sum(-1)
     others = scaled.scatter(-1, soft.indices, -torch.inf).logsumexp(-1, keepdim=True)
