@@ -96,24 +96,41 @@ class _Link:
         self._on_error = on_error
         self._jobs: queue.SimpleQueue[tuple[Job, Ended] | None] = queue.SimpleQueue()
         self._pending = 0
+        self._closed = False
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"{type(self).__name__} {peer}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, done: Ended) -> None:
         """Have ``job`` carried out after those that were submitted before; ``done`` hears of its end."""
         with self._lock:
-            self._pending += 1
-        self._jobs.put((job, done))
+            closed = self._closed
+            if not closed:
+                self._pending += 1
+                self._jobs.put((job, done))
+        if closed:
+            done(self.lost("it was ended"))
 
     def try_now(self, job: Job) -> bool:
         """Carry a small job out in the calling thread if nothing is under way; return whether that was so."""
         with self._lock:
-            if self._pending:
+            if self._pending or self._closed:
                 return False
-            if (error := self._carry_out(job)) is not None:
-                raise error
-            return True
+            self._pending = 1
+            self._turn.acquire()
+        try:  # without the lock: who loses a member in here, or elsewhere meanwhile, submits a farewell
+            error = self._carry_out(job)
+        except BaseException:  # ctrl+c in the middle of a frame
+            self.cut()
+            raise
+        finally:
+            self._turn.release()
+            with self._lock:
+                self._pending -= 1
+        if error is not None:
+            raise error
+        return True
 
     @property
     def idle(self) -> bool:
@@ -133,7 +150,9 @@ class _Link:
 
     def close(self, seconds: float) -> None:
         """Let what was submitted end within ``seconds``, and hang up."""
-        self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
         self.cut()
@@ -143,7 +162,8 @@ class _Link:
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
-            error = self._carry_out(job)
+            with self._turn:
+                error = self._carry_out(job)
             with self._lock:
                 self._pending -= 1
             done(error)
@@ -159,6 +179,8 @@ class _Link:
             job(self)
         except PeerLost as error:
             lost = error
+        except ConnectionError:
+            lost = self.lost("it hung up")
         except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
             lost = self.lost(str(error) or type(error).__name__)
         else:
@@ -310,28 +332,32 @@ class Incoming(_Link):
                 break
             self._keep(coming, length, left)
         if length + left > len(into):
+            self._take(length, memoryview(bytearray(length)))  # only then is the header known to be the peer's
             raise self._too_long(operation, length + left, len(into))
+        self._take(length, into[:length])
         return self._read(operation, length, left, into)
 
     def _keep(self, operation: int, length: int, left: int) -> None:
+        first = memoryview(bytearray(length))
+        self._take(length, first)
         self._early_bytes += length + left
         if self._early_bytes > MAX_EARLY:
             raise self.lost("it is at another operation than this machine")
         message = bytearray(length + left)
+        message[:length] = first
         self._read(operation, length, left, memoryview(message))
         self._early.setdefault(operation, deque()).append(message)
 
     def _read(self, operation: int, length: int, left: int, into: memoryview) -> int:
-        """Read the rest of a message whose first header was read."""
-        start = 0
-        while True:
-            self._take(length, into[start : start + length])
-            start += length
-            if not left:
-                return start
+        """Read the rest of a message whose first frame was read."""
+        start = length
+        while left:
             expected, (coming, length, left) = left, self._read_header()
             if coming != operation or length + left != expected or not length:
                 raise FrameError("the rest of a message is another one's")
+            self._take(length, into[start : start + length])
+            start += length
+        return start
 
     def _take(self, length: int, part: memoryview) -> None:
         """Read what follows a header."""
