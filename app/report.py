@@ -73,7 +73,7 @@ def completed_lines(ended: Ended) -> list[str]:
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
     lines += run_lines(ended.run_dir)
-    if remark := ends_in_warm_up(steps, ended.plan.profile.training.warmup_steps):
+    if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]

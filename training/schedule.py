@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from training.strategies.costs import start_of
+
+if TYPE_CHECKING:
+    from profiles.schema import Profile
 
 Schedule = Literal["constant", "linear", "cosine"]
 ScalingRule = Literal["off", "sqrt", "linear"]
@@ -27,12 +32,20 @@ def learning_rate_at(step: int, total_steps: int, warmup_steps: int, schedule: S
     return peak
 
 
-def ends_in_warm_up(steps: int, warmup_steps: int) -> str:
-    """Return what a person is told of a run whose learning rate never reaches its peak; empty: it does."""
+def ends_in_warm_up(steps: int, profile: Profile) -> str:
+    """Return what a person is told of a run whose learning rate never reaches its peak; empty: it does.
+
+    A fine-tune of few recordings is better for it: with more steps their wrong transcripts are learnt by heart
+    (docs/whisper.md, "Few recordings").
+    """
+    warmup_steps = profile.training.warmup_steps
     if not 0 < steps < warmup_steps:
         return ""
-    reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak; raise epochs, or lower warmup_steps"
-    return f"all of its {steps} steps are in the warm-up of {warmup_steps}: {reached}"
+    said = f"all of its {steps} steps are in the warm-up of {warmup_steps}"
+    reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
+    if start_of(profile) == "pretrained" and not profile.model.teacher_path:
+        return f"{said}: {reached}, which suits few recordings; before you raise epochs, look for wrong transcripts"
+    return f"{said}: {reached}; raise epochs, or lower warmup_steps"
 
 
 def scaled_learning_rate(peak: float, rule: ScalingRule, global_batch: int, reference_batch: int) -> float:

@@ -84,7 +84,7 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
             return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
         measured = measure(plan, folder.events(), ended.state)
     document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total}
-    remark = ends_in_warm_up(measured.total_steps, plan.profile.training.warmup_steps)
+    remark = ends_in_warm_up(measured.total_steps, plan.profile)
     return answer(request.as_json, document, [*lines(measured), *([f"short         {remark}"] if remark else [])])
 
 

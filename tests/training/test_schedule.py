@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles.schema import Profile, TrainingSettings
 from training.schedule import ScalingRule, Schedule, ends_in_warm_up, learning_rate_at, scaled_learning_rate
 
 SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
@@ -52,11 +54,28 @@ def test_same_batch_keeps_the_rate_exactly(rule: ScalingRule) -> None:
     assert scaled_learning_rate(1e-3, rule, 8, 8) == 1e-3
 
 
+TUNED = Profile(name="tuned", training=TrainingSettings(warmup_steps=50))
+
+
 @pytest.mark.parametrize(("steps", "told"), [(0, False), (9, True), (49, True), (50, False)])
 def test_a_run_that_ends_in_its_warm_up_is_told(steps: int, told: bool) -> None:
-    said = ends_in_warm_up(steps, 50)
+    said = ends_in_warm_up(steps, TUNED)
     assert bool(said) is told
     if steps == 9:
         assert "18% of its peak" in said
     if told:
         assert f"reaches {learning_rate_at(steps - 1, steps, 50, 'linear', 1.0):.0%}" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ({}, "before you raise epochs, look for wrong transcripts"),
+        ({"from_scratch": True}, "raise epochs, or lower warmup_steps"),
+        ({"teacher_path": "large"}, "raise epochs, or lower warmup_steps"),
+    ],
+)
+def test_more_epochs_are_advised_where_they_were_better(change: dict[str, Any], advice: str) -> None:
+    """A published model becomes worse with them on few recordings (docs/whisper.md)."""
+    model = TUNED.model.model_copy(update=change)
+    assert advice in ends_in_warm_up(9, TUNED.model_copy(update={"model": model}))
