@@ -14,6 +14,7 @@ most; ``looked_at`` says how many that were.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -26,9 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
-from profiles.schema import DataSettings, Profile
+from profiles.schema import EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.tasks.patches import BLACKLIST, PSEUDO
-from training.tasks.speech_clips import SPLITS, Clip, FileSource, held_out
+from training.tasks.published_models import model_folder
+from training.tasks.speech_clips import (
+    SPLITS,
+    Clip,
+    FileSource,
+    SpeechSplits,
+    held_out,
+    longer_than,
+    refused_as_long,
+)
 from training.tasks.speech_dataset import (
     SpeechTables,
     in_train_too,
@@ -43,6 +53,8 @@ from training.tasks.tables import read_table
 PATIENCE = 20.0
 _SHORT_PATIENCE = 5.0
 """Seconds that headers are read for before a run."""
+_HEADERS_ERR = 0.1
+"""Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
 _BYTES_A_TOKEN = 3
 """Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
@@ -147,7 +159,36 @@ def check_data(profile: Profile) -> None:
         else:
             text_files(data.dataset_path)
     elif profile.model.trait == "speech":
-        read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        _refuse_long(profile, read_divided(data.dataset_path, data.text_column, data.pseudo_share))
+
+
+def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
+    """Refuse clips that the model does not hear whole, as far as tables and headers tell: who trains decodes them all
+    before it says so. Those of other languages may be left out yet.
+
+    Raises:
+        BadInput: there are some, and the settings neither cut nor skip them.
+    """
+    data, window = profile.data, _window(profile.model)
+    if data.long_audio != "refuse" or data.languages != EVERY_LANGUAGE or window is None:
+        return
+    end = time.monotonic() + _SHORT_PATIENCE
+    for split, clips in splits.items():
+        limit = data.max_train_samples if split == "train" else data.max_eval_samples
+        looked_at = itertools.takewhile(lambda _: time.monotonic() < end, clips[: limit or None])
+        long = [clip for clip in looked_at if (_length(clip) or 0.0) > window + _HEADERS_ERR]
+        if long:
+            raise refused_as_long(long, longer_than(window), window)
+
+
+def _window(model: ModelSettings) -> float | None:
+    """Return the seconds that a Whisper hears; ``None`` where its folder is not here, or does not tell."""
+    folder = model_folder(model.model_path or model.teacher_path)
+    try:
+        said = json.loads((folder / "preprocessor_config.json").read_bytes()) if folder is not None else {}
+        return float(said["chunk_length"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -188,21 +229,26 @@ def _seconds(clips: Sequence[Clip]) -> float | None:
     for clip in clips:
         if time.monotonic() > end:
             return None
-        found = clip.duration if clip.duration is not None else _of_file(clip)
+        found = _length(clip)
         if found is None:
             return None
         longest = max(longest, found)
     return longest
 
 
-def _of_file(clip: Clip) -> float | None:
-    """Return the length that a file's header tells, 0 for a broken file: it is left out."""
+def _length(clip: Clip) -> float | None:
+    """Return how long a clip is by its table or its file's header, 0 for a broken file: it is left out."""
+    if clip.duration is not None:
+        return clip.duration
+    return _of_header(clip.audio.path, clip.audio.stamp()) if isinstance(clip.audio, FileSource) else None
+
+
+@lru_cache(maxsize=1 << 17)
+def _of_header(path: Path, stamp: str) -> float:
     import soundfile  # which tables with a column for it do without
 
-    if not isinstance(clip.audio, FileSource):
-        return None
     try:
-        return float(soundfile.info(str(clip.audio.path)).duration)
+        return float(soundfile.info(str(path)).duration)
     except (RuntimeError, TypeError):
         return 0.0
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from profiles.schema import Profile
 from training.data_findings import Longest, longest_clip
-from training.tasks.published_models import hub_snapshots, local_folder
+from training.tasks.published_models import model_folder
 
 _LONGEST_HEADER = 100_000_000
 _SECONDS = 30
@@ -46,15 +46,6 @@ class ModelSize:
     """Parameters in linear layers, which can be held in 8 bits."""
     teacher: ModelSize | None = None
     """Of the model that this one learns from."""
-
-
-def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
-    """Return the folder of a model on this machine: its own, or what the hub's library has kept; ``None`` if none."""
-    path = Path(local_folder(model_path)).expanduser()
-    if path.is_dir():
-        return path
-    found = hub_snapshots(model_path, cache, "config.json") if model_path.count("/") == 1 else []
-    return found[-1] if found else None
 
 
 def size_for(profile: Profile) -> ModelSize | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from fake_run import FakeRun, training
 
 from app.cli.main import main
@@ -71,6 +74,51 @@ def test_a_text_that_is_not_there(name: str, words: str) -> None:
     Path("empty.txt").touch()
     with pytest.raises(BadInput, match=words):
         check_data(profile_from_options("text", {"task": "causal_lm", "dataset_path": name}))
+
+
+@pytest.fixture
+def long_clip(table: Path) -> dict[str, object]:
+    """Options of a model that hears 2 s, and clips of 1 and 3 s."""
+    for name, seconds in (("short", 1), ("long", 3)):
+        soundfile.write(f"speech/{name}.wav", np.zeros(8000 * seconds), 8000)
+    table.write_text("id,audio_path,text\na,short.wav,one\nb,short.wav,one\nc,long.wav,two\n")
+    shutil.copy(table, "speech/validation.csv")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    Path("model/preprocessor_config.json").write_text('{"chunk_length": 2}')
+    return {"dataset_path": "speech", "model_path": "model"}
+
+
+def test_clips_longer_than_the_window_are_named_before_anything_starts(
+    long_clip: dict[str, object],
+) -> None:
+    said = r"1 clip longer than the model's window of 2 s: c \(.*train\.csv, line 4\)"
+    with pytest.raises(BadInput, match=said) as refused:
+        check_data(profile_from_options("speech", long_clip))
+    assert "long_audio = cut or skip, or take a model that hears more" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"long_audio": "cut"},
+        {"long_audio": "skip"},
+        {"languages": "de"},
+        {"max_train_samples": 2, "max_eval_samples": 2},
+        {"model_path": "owner/unknown"},
+    ],
+)
+def test_long_clips_that_may_be_left_out_are_not_refused(
+    long_clip: dict[str, object], change: dict[str, object]
+) -> None:
+    check_data(profile_from_options("speech", {**long_clip, **change}))
+
+
+def test_the_table_s_own_length_counts_without_a_look_at_the_file(long_clip: dict[str, object]) -> None:
+    text = Path("speech/train.csv").read_text().replace("text", "text,duration").replace("one", "one,9")
+    Path("speech/train.csv").write_text(text.replace("two", "two,1"))
+    with pytest.raises(BadInput, match="2 clips longer than the model's window of 2 s: a "):
+        check_data(profile_from_options("speech", long_clip))
 
 
 def test_a_data_set_of_the_hub_or_of_a_factory_is_not_looked_at() -> None:

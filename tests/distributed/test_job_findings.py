@@ -23,12 +23,13 @@ from distributed.planning.cluster import Machine as Measured
 from distributed.planning.cluster import Measurement, MeasurementCache
 from distributed.planning.job import Workload
 from distributed.planning.memory_model import RUNTIME, need_of
-from distributed.planning.model_size import ModelSize, model_folder, size_for, size_of
+from distributed.planning.model_size import ModelSize, size_for, size_of
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import Facts, plan_run
 from distributed.preparation.transfer import Lack, Tree, send_trees
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile
+from training.tasks.published_models import model_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = Facts((3, 11, 7), "2.13.0", (), 0.0, 10**12, True, "/r", "Linux", 0, "eth0", "key")

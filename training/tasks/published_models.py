@@ -87,6 +87,15 @@ def local_folder(model_path: str) -> str:
     return str(made) if is_made else model_path
 
 
+def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
+    """Return the folder of a model on this machine: its own, or what the hub's library has kept; ``None`` if none."""
+    path = Path(local_folder(model_path)).expanduser()
+    if path.is_dir():
+        return path
+    found = hub_snapshots(model_path, cache, "config.json") if model_path.count("/") == 1 else []
+    return found[-1] if found else None
+
+
 def made_folder(name: str) -> Path:
     """Return where the folder of the model ``name`` of the hub stands once it is made, in the user's cache folder."""
     return cache_root("") / "models" / name.replace("/", "--")

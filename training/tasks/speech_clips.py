@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from profiles.counts import counted
 from profiles.errors import BadInput
 from training.tasks.tables import Table
 
@@ -140,3 +141,26 @@ def find_text_column(columns: Sequence[str], text_column: str, table: Table | No
             return name
     message = f"{where}: no column {' or '.join(names)} for the transcripts; it has: {', '.join(columns)}"
     raise BadInput(message, "name the column with text_column")
+
+
+def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput:
+    """Return the error of clips, ordered as they are in their table, that are ``what``.
+
+    Args:
+        window: seconds that the model hears.
+    """
+    names = named(clips)
+    short = "window" in what and window < 30
+    longer = ", or take a model that hears more: whisper-scratch hears 30 s" if short else ""
+    hint = f"divide them (segment), set long_audio = cut or skip{longer}"
+    return BadInput(f"{counted(len(clips), 'clip')} {what}: {names}", hint)
+
+
+def named(clips: Sequence[Clip]) -> str:
+    """Return the first of some clips, with their places."""
+    return ", ".join(f"{clip.id} ({clip.where})" for clip in clips[:3]) + (", ..." if len(clips) > 3 else "")
+
+
+def longer_than(window: float) -> str:
+    """What clips are said to be that the model does not hear whole."""
+    return f"longer than the model's window of {window:g} s"

@@ -22,7 +22,7 @@ from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
 from training.tasks.predictions import Prediction, prediction_of
-from training.tasks.speech_clips import HOW_TO_MEND, Clip
+from training.tasks.speech_clips import HOW_TO_MEND, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment
@@ -109,7 +109,7 @@ class WhisperTask(Task):
         """
         data, window, room = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.room
         languages = [self._language_of(clip) for clip in clips]
-        too_long = f"longer than the model's window of {window:g} s"
+        too_long = longer_than(window)
         if data.long_audio == "refuse":  # the column ``duration`` gives it away before hours of decoding
             self._without_long(
                 clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long
@@ -190,15 +190,11 @@ class WhisperTask(Task):
         """Return the positions that go on, when those in ``long`` are too long: all of them where they are cut."""
         if not long:
             return positions
-        named = [clips[i] for i in sorted(long)]
-        names = ", ".join(f"{clip.id} ({clip.where})" for clip in named[:3]) + (", ..." if len(named) > 3 else "")
-        many, policy = counted(len(named), "clip"), self.profile.data.long_audio
+        ones, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
         if policy == "refuse":
-            short = "window" in what and self.wrapper.log_mel.seconds < 30
-            longer = ", or take a model that hears more: whisper-scratch hears 30 s" if short else ""
-            raise BadInput(f"{many} {what}: {names}", f"divide them (segment), set long_audio = cut or skip{longer}")
+            raise refused_as_long(ones, what, self.wrapper.log_mel.seconds)
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
-        logger.warning("%s %s %s: %s", many, what, done, names)
+        logger.warning("%s %s %s: %s", counted(len(ones), "clip"), what, done, named(ones))
         return [i for i in positions if i not in long] if policy == "skip" else positions
 
     def _require_language(self, data: SpeechData) -> None:
