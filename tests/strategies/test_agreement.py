@@ -6,18 +6,40 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import Vectors, attached, in_a_group
 
 from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.strategies.allreduce import AllReduce
 from training.strategies.diloco import DiLoCo
-from training.strategies.weights import taken_from, usual
+from training.strategies.weights import taken_from, usual, weight_hash
 
 
 def test_most_members_are_right_and_else_the_lowest_rank() -> None:
     assert usual({0: b"x", 1: b"a", 2: b"a"}) == 1
     assert usual({1: b"a", 2: b"b"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "digest"),
+    [
+        (torch.empty(0), "2d06800538d394c2"),
+        (torch.tensor([1.0, -2.5, 0.1]), "844a8c331979ad64"),
+        (torch.arange(8.0)[::2], "a1758c94c6d3b9bf"),
+        (torch.arange(0.0, 8.0, 2.0), "a1758c94c6d3b9bf"),
+    ],
+)
+def test_the_hash_of_weights_is_the_written_one(weights: torch.Tensor, digest: str) -> None:
+    assert weight_hash(weights) == digest
+
+
+@given(place=st.integers(0, 299_999), bit=st.integers(0, 31))
+def test_one_other_bit_is_another_hash(place: int, bit: int) -> None:
+    weights = torch.ones(300_000)
+    weights.view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+    assert weight_hash(weights) != weight_hash(torch.ones(300_000))
 
 
 @pytest.mark.parametrize("make", [AllReduce, DiLoCo])

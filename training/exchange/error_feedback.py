@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from training.exchange.base import MeanResult
-from training.exchange.codecs import Codec, SparseCodec, roundtrip
+from training.exchange.codecs import Codec, SparseCodec, all_finite, roundtrip
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class MeanResiduals:
         with self._lock:
             known = any(name == stream for name, _ in self._kept)
             size = values.numel() + sum(part.numel() for part in self._restored.values())
-            if not known and size <= self.limit and bool(values.isfinite().all()):
+            if not known and size <= self.limit and all_finite(values):
                 self._restored[stream, start] = values
 
     def _take(self, key: tuple[str, int], like: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,8 @@ else:
 MANY_ROUNDS = 30
 FEWEST_ROUNDS = 3
 """With fewer nothing was measured."""
+_AT_ONCE = 1 << 17
+"""Elements of an outer step whose four vectors stay in a processor's cache until the step is done."""
 LORA_INTERVAL = 20
 """The mean of two adapters is not the adapter of the mean, and the difference grows with the interval."""
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
@@ -151,11 +153,11 @@ def nesterov_step(anchor: torch.Tensor, momentum: torch.Tensor, mean: torch.Tens
     Products and sums stay separate operations, so that every processor rounds alike and members on different
     hardware keep the same bits.
     """
-    momentum.mul_(mu).add_(mean)
-    update = momentum * mu
-    update.add_(mean)
-    update.mul_(rate)
-    anchor.sub_(update)
+    scratch = torch.empty_like(anchor[:_AT_ONCE])
+    for start in range(0, anchor.numel(), _AT_ONCE):
+        part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, momentum, mean))
+        speed.mul_(mu).add_(by)
+        part.sub_(torch.mul(speed, mu, out=scratch[: part.numel()]).add_(by).mul_(rate))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec
+from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec, all_finite
 from training.exchange.codecs.registry import codec_by_name, load, one_of_each
 from training.exchange.codecs.sparsification import SparseCodec
 from training.lazy import lazy
@@ -34,6 +34,7 @@ __all__ = [
     "CastCodec",
     "Codec",
     "SparseCodec",
+    "all_finite",
     "chunk_bounds",
     "codec_by_name",
     "one_of_each",

@@ -52,7 +52,7 @@ class Codec(ABC):
 
     def carries(self, values: torch.Tensor) -> bool:
         """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
-        return values.numel() == 0 or bool(torch.stack(values.detach().aminmax()).isfinite().all())
+        return all_finite(values)
 
     def encode_view(self, values: torch.Tensor) -> torch.Tensor:
         """Like :meth:`encode`, but the result may share memory with ``values``."""
@@ -120,6 +120,11 @@ class CastCodec(Codec):
 
     def max_encoded_bytes(self, elements: int) -> int:
         return elements * self._width
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Return whether no element is NaN or infinite: both show in the extremes, a tenth of the work of asking each."""
+    return values.numel() == 0 or bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
 
 def check_length(codec: Codec, data: torch.Tensor, expected: int) -> None:

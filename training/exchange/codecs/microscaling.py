@@ -8,7 +8,6 @@ largest magnitude is below about 2^-119 (int8) or 2^-123 (mxfp4) lose precision 
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -25,13 +24,22 @@ else:
     torch, functional = lazy("torch"), lazy("torch.nn.functional")
 
 BLOCK = 32
-_NOT_FINITE = 255
+_EXPONENT = 0x7F80_0000
+"""Bits of an fp32 number that alone make the power of two below it."""
+_TWO_OVER = 255 << 23
+"""Bits of a power of two, taken from these, leave those of two over that power: normal for all but the smallest."""
 _TOP_EXPONENT = 254
 
 
 def _whole_blocks(values: torch.Tensor) -> torch.Tensor:
     missing = -values.numel() % BLOCK
-    return (functional.pad(values, (0, missing)) if missing else values).view(-1, BLOCK)
+    return (functional.pad(values, (0, missing)) if missing else values).reshape(-1, BLOCK)
+
+
+def _row(value: float, device: torch.device) -> torch.Tensor:
+    """A number for every element of a block: beside a scale that is one for all of them, a single number would keep
+    the processor from working on several elements at once."""
+    return torch.full((BLOCK,), value, device=device)
 
 
 class _BlockCodec(Codec):
@@ -45,13 +53,16 @@ class _BlockCodec(Codec):
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         elements = values.numel()
         blocks = _whole_blocks(values.detach())
-        exponents = blocks.abs().amax(1).view(torch.int32) >> 23
-        if elements and int(exponents.max()) == _NOT_FINITE:
+        powers = blocks.view(torch.int32) & _EXPONENT
+        largest = powers.amax(1, keepdim=True)
+        greatest = int(largest.max()) if elements else 0
+        if greatest == _EXPONENT:
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
-        scales = (exponents - self.element_exponent).clamp_(min=self.smallest_scale)
-        inverse = ((_TOP_EXPONENT - scales) << 23).view(torch.float32)
-        packed = self._quantise(blocks * inverse.unsqueeze(1)).view(-1)[: self._packed_bytes(elements)]
-        return torch.cat([scales.to(torch.uint8), packed]).to("cpu")
+        largest.clamp_(min=self.smallest_scale + self.element_exponent << 23)
+        inverse = (_TWO_OVER - largest).view(torch.float32)
+        packed = self._quantise(blocks, powers.view(torch.float32), inverse, greatest)
+        scales = (largest.view(-1) >> 23).to(torch.uint8).sub_(self.element_exponent)
+        return torch.cat([scales, packed.view(-1)[: self._packed_bytes(elements)]]).to("cpu")
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         check_length(self, data, self.max_encoded_bytes(elements))
@@ -71,12 +82,23 @@ class _BlockCodec(Codec):
     def _packed_bytes(self, elements: int) -> int: ...
 
     @abstractmethod
-    def _quantise(self, scaled: torch.Tensor) -> torch.Tensor:
-        """Return whole blocks, divided by their scale, as uint8."""
+    def _quantise(
+        self, blocks: torch.Tensor, powers: torch.Tensor, inverse: torch.Tensor, greatest: int
+    ) -> torch.Tensor:
+        """Return whole blocks as uint8.
+
+        Args:
+            powers: the power of two below every magnitude, 0 for subnormal ones; may be overwritten.
+            inverse: what scales a block so that its largest magnitude is below 4, and unless it is tiny at least 2.
+            greatest: bits of the largest of ``powers``.
+        """
 
     @abstractmethod
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
         """Return at least ``elements`` fp32 values, not yet scaled, in memory of their own."""
+
+
+_THIRTY_SECONDTHS = 1.5 * 2.0**18
 
 
 class Int8Codec(_BlockCodec):
@@ -93,34 +115,40 @@ class Int8Codec(_BlockCodec):
     def _packed_bytes(self, elements: int) -> int:
         return elements
 
-    def _quantise(self, scaled: torch.Tensor) -> torch.Tensor:
-        return scaled.round_().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+    def _quantise(
+        self, blocks: torch.Tensor, powers: torch.Tensor, inverse: torch.Tensor, greatest: int
+    ) -> torch.Tensor:
+        # Beside a sum so large no bits are left for less than 1/32, where the largest is 127/32: the lowest byte is the
+        # integer, rounded to even.
+        rounded = torch.addcmul(_row(_THIRTY_SECONDTHS, blocks.device), blocks, inverse, out=powers)
+        rounded.clamp_(_THIRTY_SECONDTHS - 127 / 32, _THIRTY_SECONDTHS + 127 / 32)
+        return rounded.view(torch.int32).to(torch.int8).view(torch.uint8)
 
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
-        if bool((packed == 0x80).any()):
+        numbers = packed.view(torch.int8)
+        if elements and int(numbers.amin()) == -128:
             raise ValueError(f"{self.name}: impossible element -128")
-        return packed.view(torch.int8).to(torch.float32)
+        return numbers.to(torch.float32)
 
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """E2M1 values by code; bit 3 is the sign."""
-_BOUNDARIES = tuple((low + high) / 2 for low, high in itertools.pairwise(_MAGNITUDES))
-
-
-def _nearest_code(magnitude: float) -> int:
-    """Return the code of the nearest E2M1 magnitude; a tie goes to the even code, beyond 6 saturates."""
-    return sum(
-        magnitude > boundary if lower % 2 == 0 else magnitude >= boundary for lower, boundary in enumerate(_BOUNDARIES)
-    )
+_HALVES = 1.5 * 2.0**22
+"""Times a power of two: beside that, bits are left for its halves, which is what E2M1 tells between it and the next."""
+_HUGE = (127 + 100) << 23
+"""Bits of 2^100."""
+_APART = 16.0
+"""64, 32 or 16 halves of the powers 1/2, 1 and 2, so that the lowest byte tells which power it was."""
 
 
 def _codes_by_key() -> list[int]:
-    """E2M1 codes for all ``2 * trunc(8 v) + (8 v is not whole)``, as a byte; all boundaries are whole eighths."""
-    codes = []
-    for key in range(256):
-        truncated = (key - 256 if key >= 128 else key) >> 1
-        code = _nearest_code((abs(truncated) + 0.5 * (key & 1)) / 8)
-        codes.append(code | 8 if truncated < 0 and code else code)
+    """E2M1 codes by ``_APART`` plus the rounded number, counted in halves of its power, as a byte."""
+    codes = [0] * 256
+    for power in (0.5, 1.0, 2.0):
+        for halves in range(-4, 5):
+            # Scaled to below 4 where the format ends at 8; what rounds up to that saturates.
+            code = max(i for i, magnitude in enumerate(_MAGNITUDES) if magnitude <= abs(halves) * power)
+            codes[round(2 * _APART / power) + halves] = code | 8 if halves < 0 else code
     return codes
 
 
@@ -153,14 +181,17 @@ class MxFp4Codec(_BlockCodec):
     def _packed_bytes(self, elements: int) -> int:
         return -(-elements // 2)
 
-    def _quantise(self, scaled: torch.Tensor) -> torch.Tensor:
-        eighths = scaled.mul_(8.0)
-        key = eighths.to(torch.int8)
-        inexact = (eighths != key.to(torch.float32)).view(torch.int8)
-        key.add_(key).add_(inexact)
-        # One key stands for all v in (n, n+1) above zero and (n-1, n) below; two keys give one byte.
-        pairs = key.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF).view(-1)
-        return self._packed.to(scaled.device).index_select(0, pairs)
+    def _quantise(
+        self, blocks: torch.Tensor, powers: torch.Tensor, inverse: torch.Tensor, greatest: int
+    ) -> torch.Tensor:
+        scale = inverse
+        if greatest > _HUGE:  # times _HALVES it would be infinite: scaled by itself, which costs an operation more
+            scale, powers = torch.ones_like(inverse), powers.mul_(inverse)
+        beside = torch.addcmul(_row(_APART, blocks.device), powers, scale, value=_HALVES, out=powers)
+        beside.clamp_(min=0.5 * _HALVES + _APART)  # below 1/2 there are no halves of halves
+        keys = torch.addcmul(beside, blocks, inverse, out=beside).view(torch.int32).to(torch.int8)
+        # Two keys give one byte. They are not negative.
+        return self._packed.to(blocks.device).index_select(0, keys.view(torch.int16).to(torch.int32).view(-1))
 
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
         return self._pairs.index_select(0, packed.to(torch.int32)).view(torch.float32)
