@@ -35,7 +35,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     issue_run_certificates(tmp_path / "c", RUN, [0, 3], ["10.0.0.1", "fe80::1"])
     folders = sorted(p.name for p in (tmp_path / "c").iterdir())
     files = [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
-    assert folders == ["hub", "member-0", "member-3"] and len(files) == 9
+    assert folders == ["hub", "member-0", "member-3"] and len(files) == 12
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
     assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "c").iterdir()} == {0o700}
 

@@ -266,7 +266,7 @@ def test_a_certificate_of_another_rank_or_run_is_refused(certificates: Path, tmp
         with pytest.raises(ExchangeError, match="no connection with rank 0"):
             Mesh.form(false, "c", {0: [host.address], 1: []}, seconds=1.0)
         false.close()
-    assert not host._waiting
+    assert not host._arrivals
     host.close()
 
 
@@ -292,7 +292,7 @@ def test_strangers_words_are_hung_up_on_and_others_still_come_in(certificates: P
             while stranger.recv(100):
                 pass
         stranger.close()
-    assert not group.listeners[0]._waiting
+    assert not group.listeners[0]._arrivals
     group.form()
     group.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ _AFTER = datetime.timedelta(days=365)
 _BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
 """A member dials others and is dialled."""
 _FILES = ("ca.pem", "certificate.pem", "key.pem")
+_RELAY_FILE, _RELAY_BYTES = "relay.key", 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ def member_uri(run_id: str, rank: int) -> str:
 def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int], addresses: Sequence[str]) -> None:
     """Write ``hub/`` and ``member-<rank>/`` in ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
 
-    P-256 with SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 from
-    their first byte, and folders 0700.
+    Beside them ``relay.key`` has the same 32 random bytes for all (:mod:`~training.exchange.relay`). P-256 with
+    SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 from their first
+    byte, and folders 0700.
 
     Args:
         addresses: literal IP addresses of the hub.
@@ -56,6 +59,7 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
         BadInput: an address is not a literal IP address, or the folder cannot be written.
     """
     authority = _Authority(run_id)
+    relay_key = secrets.token_bytes(_RELAY_BYTES)
     names: list[x509.GeneralName] = [x509.DNSName(HUB_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
     try:
         private_folder(directory)
@@ -64,6 +68,8 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
             uri: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member_uri(run_id, rank))]
             folder = directory / f"member-{rank}"
             authority.issue(folder, f"muster-member-{rank}", uri, _BOTH)
+        for folder in (directory / "hub", *(directory / f"member-{rank}" for rank in members)):
+            write_whole(folder / _RELAY_FILE, relay_key)
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
 
@@ -80,6 +86,21 @@ def read_credentials(directory: Path) -> Credentials:
         raise BadInput(
             f"{error.filename}: {error.strerror}", "name the folder with the certificates of this end"
         ) from error
+
+
+def relay_key(directory: Path) -> bytes:
+    """Return the relay key that :func:`issue_run_certificates` wrote for one end.
+
+    Raises:
+        BadInput: it is missing, unreadable or damaged.
+    """
+    try:
+        key = (directory / _RELAY_FILE).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}", "start the run anew: it issues all keys again") from error
+    if len(key) != _RELAY_BYTES:
+        raise BadInput(f"{directory / _RELAY_FILE}: {len(key)} bytes", "start the run anew: it issues all keys again")
+    return key
 
 
 class _Authority:

@@ -54,6 +54,7 @@ class Connection:
         secret: of the direction.
         sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
         round_trip: seconds to the peer and back; 0 if that is not known.
+        way: that it goes, for people: ``direct 192.168.1.7``, ``relayed``.
     """
 
     socket: socket.socket
@@ -61,6 +62,7 @@ class Connection:
     cipher: Cipher
     sealed: bool
     round_trip: float = 0.0
+    way: str = ""
 
 
 Job = Callable[[Any], None]

@@ -188,6 +188,8 @@ class Mesh:
         self.names = names
         self.rooms = Rooms()
         self.lost: PeerLost | None = None
+        self.ways: dict[int, str] = {}
+        """How what is sent to each peer goes, for people: ``direct 192.168.1.7``, ``relayed``."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
         self._started = 0
@@ -203,12 +205,14 @@ class Mesh:
         addresses: Mapping[int, Sequence[Address]],
         names: Mapping[int, str] | None = None,
         seconds: float = _FORM_SECONDS,
+        relay: Address | None = None,
     ) -> Mesh:
         """Connect with everybody.
 
         Args:
             channel: name of this group, never used before; equal on all members.
             addresses: where each member listens, by rank; this member's own is not looked at.
+            relay: where those meet who cannot dial one another (:class:`~training.exchange.relay.Relay`).
 
         Raises:
             ExchangeTimeout: somebody is missing after ``seconds``.
@@ -217,11 +221,12 @@ class Mesh:
         told = names or {one: f"rank {one}" for one in addresses}
         mesh = cls(rank, list(addresses), told)
         peers = {peer: addresses[peer] for peer in mesh.peers}
-        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told)
+        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told, relay)
         after = [peer for peer in mesh.peers if peer > rank] + [peer for peer in mesh.peers if peer < rank]
         rotation = Rotation(after) if len(after) > 1 else None
         for peer in mesh.peers:
             mesh._out[peer] = Outgoing(out[peer], peer, told, mesh.break_off, rotation)
+            mesh.ways[peer] = out[peer].way
             mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off)
         return mesh
 

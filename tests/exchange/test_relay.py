@@ -1,0 +1,276 @@
+"""A relay and two members of whom neither can be dialled; strangers, and a relay that changes what it passes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from test_mesh import at_once
+from waiting import PATIENCE, until
+
+from profiles.errors import BadInput
+from training.exchange import meeting, relay
+from training.exchange.base import ExchangeTimeout
+from training.exchange.certificates import issue_run_certificates, relay_key
+from training.exchange.link import PeerLost
+from training.exchange.listener import Identity, Listener
+from training.exchange.mesh import Mesh
+from training.exchange.relay import Relay, at_relay
+from training.exchange.strangers import MOST_OF_A_HOST
+from training.exchange.ways import Address
+
+T = TypeVar("T")
+NAMES = {0: "studio", 1: "tower"}
+SIDES = ("group/1", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    issue_run_certificates(folder, "run", range(2), ["127.0.0.1"])
+    return folder
+
+
+class Loop:
+    """An event loop on a thread, and the relay in it."""
+
+    def __init__(self, key: bytes) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.relay = Relay(key)
+        self.address: Address = self.run(self.relay.start("127.0.0.1"))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
+
+    def close(self) -> None:
+        self.run(self.relay.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE)
+        self.loop.close()
+
+
+@pytest.fixture
+def serving(certificates: Path) -> Iterator[Loop]:
+    made = Loop(relay_key(certificates / "hub"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listeners(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Listener]]:
+    monkeypatch.setattr(meeting, "_RELAY_AFTER", 0.1)
+    made = [Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}")) for rank in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def form(listeners: list[Listener], through: Address, channel: str = "c", seconds: float = PATIENCE) -> list[Mesh]:
+    return at_once(
+        *(lambda one=one: Mesh.form(one, channel, {0: [], 1: []}, NAMES, seconds, through) for one in listeners)  # type: ignore[misc]
+    )
+
+
+def exchanged(meshes: list[Mesh], size: int) -> None:
+    """Send random bytes both ways at once, and look at what comes."""
+    sent = [os.urandom(size), os.urandom(size)]
+    rooms = [bytearray(size), bytearray(size)]
+    operations = [
+        mesh.exchange({1 - rank: [memoryview(sent[rank])]}, {1 - rank: [memoryview(rooms[rank])]})
+        for rank, mesh in enumerate(meshes)
+    ]
+    for one in operations:
+        one.wait(PATIENCE)
+    assert rooms == [bytearray(sent[1]), bytearray(sent[0])]
+
+
+def claim(address: Address, key: bytes, sends: bool, stop: Callable[[], bool] = lambda: False) -> socket.socket:
+    found = at_relay(address, key, SIDES, sends, stop)
+    assert found is not None
+    found.settimeout(PATIENCE)
+    return found
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Wait until the other end has hung up."""
+    connection.settimeout(PATIENCE)
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1000):
+            pass
+    connection.close()
+    return True
+
+
+def test_who_cannot_be_dialled_is_met_at_the_relay(listeners: list[Listener], serving: Loop) -> None:
+    meshes = form(listeners, serving.address)
+    exchanged(meshes, 3_000_001)
+    assert [mesh.ways for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
+    for mesh in meshes:
+        mesh.close()
+    until(lambda: not serving.relay._tasks)  # nothing is left of connections that have ended
+
+
+def test_who_can_be_dialled_does_not_go_through_the_relay(listeners: list[Listener], serving: Loop) -> None:
+    addresses = {rank: [one.address] for rank, one in enumerate(listeners)}
+    meshes = at_once(*(lambda one=one: Mesh.form(one, "c", addresses, relay=serving.address) for one in listeners))  # type: ignore[misc]
+    assert [mesh.ways for mesh in meshes] == [{1: "direct 127.0.0.1"}, {0: "direct 127.0.0.1"}]
+    for mesh in meshes:
+        mesh.close()
+
+
+def test_the_relay_sees_nothing_but_what_is_encrypted(
+    listeners: list[Listener], serving: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = bytearray()
+    write = asyncio.StreamWriter.write
+    monkeypatch.setattr(asyncio.StreamWriter, "write", lambda self, data: (seen.extend(data), write(self, data))[1])
+    meshes = form(listeners, serving.address)
+    word = b"what only the two may read " * 1000
+    operation = meshes[0].send(1, 7, memoryview(word))
+    room = bytearray(len(word))
+    meshes[1].receive(0, 7, memoryview(room)).wait(PATIENCE)
+    operation.wait(PATIENCE)
+    assert room == word and len(seen) > len(word) and b"only the two" not in seen and b"muster 1" not in seen
+
+
+@pytest.mark.parametrize("flaw", ["changed", "doubled", "left out"])
+def test_a_relay_that_changes_frames_ends_the_connection_and_nothing_wrong_is_read(
+    listeners: list[Listener], serving: Loop, monkeypatch: pytest.MonkeyPatch, flaw: str
+) -> None:
+    meshes = form(listeners, serving.address)
+    write = asyncio.StreamWriter.write
+
+    lied: list[bytes] = []
+
+    def lie(self: asyncio.StreamWriter, data: bytes) -> None:
+        if len(data) < 100 or lied:
+            return write(self, data)
+        lied.append(data)
+        changed = {"changed": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:], "doubled": data + data, "left out": b""}
+        return write(self, changed[flaw])
+
+    monkeypatch.setattr(asyncio.StreamWriter, "write", lie)
+    received = meshes[1].exchange({}, {0: [memoryview(bytearray(5000)), memoryview(bytearray(5000))]})
+    meshes[0].exchange({1: [memoryview(bytes(5000))]}, {})
+    until(lambda: lied)
+    meshes[0].exchange({1: [memoryview(bytes(5000))]}, {})
+    with pytest.raises(PeerLost, match=r"studio is lost: frame \d+ was changed|studio is lost: frame \d+ where \d+"):
+        received.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("word", [b"", b"GET / HTTP/1.1\r\n\r\n" * 9, os.urandom(65), bytes(10_000)])
+def test_strangers_get_nothing_and_members_still_come_through(
+    listeners: list[Listener], serving: Loop, word: bytes
+) -> None:
+    strangers = [socket.create_connection(serving.address, PATIENCE) for _ in range(5)]
+    for one in strangers:
+        one.sendall(word)
+        one.shutdown(socket.SHUT_WR)
+    assert all(map(hung_up, strangers))
+    exchanged(form(listeners, serving.address), 10)
+    assert not serving.relay._waiting
+
+
+def test_silent_strangers_of_one_host_take_no_more_than_their_part(serving: Loop) -> None:
+    strangers = [socket.create_connection(serving.address, PATIENCE) for _ in range(MOST_OF_A_HOST + 20)]
+    for one in strangers[MOST_OF_A_HOST:]:
+        assert hung_up(one)
+    for one in strangers:
+        one.close()
+    until(lambda: not serving.relay._tasks)
+
+
+def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Path) -> None:
+    key = relay_key(certificates / "hub")
+    overheard = socket.create_connection(serving.address, PATIENCE)
+    said = relay._CLAIM.pack(0, token := secrets.token_bytes(32), relay._proof(key, overheard.recv(16), 0, token))
+    overheard.sendall(said)
+    until(lambda: serving.relay._waiting)
+    stranger = socket.create_connection(serving.address, PATIENCE)
+    stranger.recv(16)
+    stranger.sendall(said)
+    assert hung_up(stranger) and len(serving.relay._waiting) == 1
+    overheard.close()
+    until(lambda: not serving.relay._waiting)
+
+
+def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificates: Path) -> None:
+    key = relay_key(certificates / "hub")
+    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
+    threading.Thread(target=lambda: (one.sendall(bytes(1_000_000)), one.close()), daemon=True).start()
+    came = 0
+    while piece := other.recv(1 << 16):
+        came += len(piece)
+    other.close()
+    assert came == 1_000_000
+    until(lambda: not serving.relay._tasks)
+
+
+def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop, certificates: Path) -> None:
+    key = relay_key(certificates / "hub")
+    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
+    one.settimeout(0.5)
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        while sent < 200 << 20:
+            sent += one.send(bytes(1 << 20))
+    assert sent < 40 << 20  # the buffers of two connections, and the relay's own megabyte
+    one.close()
+    other.close()
+
+
+def test_who_comes_again_takes_the_place_of_its_older_connection(serving: Loop, certificates: Path) -> None:
+    key = relay_key(certificates / "hub")
+    left = threading.Event()
+    older: list[Exception] = []
+
+    def first() -> None:
+        try:
+            at_relay(serving.address, key, SIDES, True, left.is_set)
+        except (OSError, EOFError) as error:
+            older.append(error)
+
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    until(lambda: serving.relay._waiting)
+    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
+    thread.join(PATIENCE)
+    assert len(older) == 1
+    one.sendall(b"new")
+    assert other.recv(3) == b"new"
+    one.close()
+    other.close()
+
+
+def test_a_relay_that_is_gone_is_named(listeners: list[Listener]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = gone.getsockname()
+    with pytest.raises(ExchangeTimeout, match=rf"studio|tower: relay 127\.0\.0\.1:{address[1]}: Connection refused"):
+        form(listeners, address, seconds=1.0)
+
+
+def test_a_missing_or_damaged_key_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"relay\.key"):
+        relay_key(tmp_path)
+    (tmp_path / "relay.key").write_bytes(b"short")
+    with pytest.raises(BadInput, match="5 bytes"):
+        relay_key(tmp_path)
+
+
+def test_many_groups_meet_at_once_and_hear_of_the_relays_end(listeners: list[Listener], serving: Loop) -> None:
+    groups = at_once(*(lambda n=n: form(listeners, serving.address, f"c{n}") for n in range(4)))  # type: ignore[misc]
+    for meshes in groups:
+        exchanged(meshes, 1000)
+    serving.run(serving.relay.close())
+    with pytest.raises(PeerLost):
+        groups[0][0].receive(1, 1, memoryview(bytearray(1))).wait(PATIENCE)

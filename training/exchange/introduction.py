@@ -1,0 +1,221 @@
+"""The first words on a connection: TLS 1.3 with the run's certificates, and a hello that says what it is for.
+
+Whoever dials, the sender has the last word on which of several connections is used, so that both ends use the same one.
+Both check that the other's certificate is of this run and of the rank that it says it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from profiles.errors import BadInput
+from training.exchange.base import ExchangeError
+from training.exchange.certificates import member_uri
+from training.exchange.link import Connection
+from training.exchange.sealing import SECRET, Cipher, faster_cipher
+from training.exchange.strangers import HANDSHAKE_SECONDS
+from training.exchange.ways import keep_alive
+
+Transport = Literal["auto", "tls"]
+
+SENDS, RECEIVES = 0, 1
+MAX_CHANNEL = 128
+LOOK = 0.2
+_HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
+_MAGIC = b"muster 1"
+_CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
+_WELCOME, _TAKEN = b"+", b"!"
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this member is.
+
+    Args:
+        certificates: folder of :func:`~training.exchange.certificates.issue_run_certificates`; ``None``: in clear, on
+            loopback only.
+        transport: ``tls`` sends all through TLS instead of sealed frames.
+    """
+
+    run_id: str
+    rank: int
+    certificates: Path | None
+    transport: Transport = "auto"
+
+
+Key = tuple[str, int, int]
+"""Channel, peer, and what this end does."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A connection on which somebody has said what it is for."""
+
+    socket: socket.socket
+    secret: bytes
+    cipher: Cipher
+    way: str
+
+    def hung_up(self) -> bool:
+        """Whether the other end has gone again."""
+        ready = select.poll()
+        ready.register(self.socket, select.POLLIN)
+        try:
+            return bool(ready.poll(0)) and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
+        except OSError:
+            return True
+
+
+class Introductions:
+    """What one member says and demands.
+
+    Raises:
+        BadInput: the certificates cannot be read.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._server, self._client = _contexts(identity.certificates)
+        self._cipher = faster_cipher()
+
+    def hear(self, connection: socket.socket, way: str) -> tuple[Key, Arrival]:
+        """Learn who has dialled and what for; hang up on whoever is not of the run.
+
+        Raises:
+            OSError, EOFError, ExchangeError, ValueError: that was done.
+        """
+        with contextlib.ExitStack() as hanging_up:
+            hanging_up.callback(lambda: connection.close())
+            connection.settimeout(HANDSHAKE_SECONDS)
+            if self._server is not None:
+                connection = self._server.wrap_socket(connection, server_side=True)
+            magic, rank, to, does, cipher, secret, length = _HELLO.unpack(_exactly(connection, _HELLO.size))
+            if magic != _MAGIC or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
+                raise ExchangeError("not a hello")
+            self._check(connection, rank)
+            if length > MAX_CHANNEL:
+                raise ExchangeError("not a channel's name")
+            channel = _exactly(connection, length).decode()
+            if does == SENDS:
+                connection.sendall(_WELCOME)
+                if _exactly(connection, 1) != _TAKEN:
+                    raise ExchangeError("it was not taken")
+            hanging_up.pop_all()
+            return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
+                connection, secret, _CIPHERS[cipher], way
+            )
+
+    def say(
+        self, connection: socket.socket, key: Key, way: str, round_trip: float, seconds: float, stop: Callable[[], bool]
+    ) -> Connection | None:
+        """Say what a connection is for; ``None`` where ``stop`` said that it is not wanted any more.
+
+        Raises:
+            OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
+        """
+        channel, peer, does = key
+        with contextlib.ExitStack() as hanging_up:
+            hanging_up.callback(lambda: connection.close())
+            connection.settimeout(seconds)
+            if self._client is not None:
+                connection = self._client.wrap_socket(connection)
+                self._check(connection, peer)
+            if stop():
+                return None
+            secret, name = os.urandom(SECRET), channel.encode()
+            cipher = _CIPHERS.index(self._cipher)
+            hello = _HELLO.pack(_MAGIC, self.identity.rank, peer, does, cipher, secret, len(name))
+            connection.sendall(hello + name)
+            if does == SENDS:
+                if _exactly(connection, 1) != _WELCOME:
+                    raise ExchangeError("it answered something else")
+                connection.sendall(_TAKEN)
+            elif not _chosen(connection, stop):
+                return None
+            found = self._ready(Arrival(connection, secret, self._cipher, way), round_trip)
+            hanging_up.pop_all()
+            return found
+
+    def take(self, arrival: Arrival, does: int) -> Connection:
+        """Make a connection that has come this member's own; a sender tells the other end.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        if does == SENDS:
+            arrival.socket.sendall(_TAKEN)
+        return self._ready(arrival, 0.0)
+
+    def _check(self, connection: socket.socket, rank: int) -> None:
+        """Raise unless the other end's certificate is that of ``rank`` in this run."""
+        if self._server is None or not isinstance(connection, ssl.SSLSocket):
+            return
+        names = (connection.getpeercert() or {}).get("subjectAltName", ())
+        if ("URI", member_uri(self.identity.run_id, rank)) not in names:
+            raise ExchangeError(f"its certificate is not that of rank {rank}")
+
+    def _ready(self, arrival: Arrival, round_trip: float) -> Connection:
+        connection = arrival.socket
+        sealed = isinstance(connection, ssl.SSLSocket) and self.identity.transport == "auto"
+        if sealed:
+            connection = socket.socket(fileno=connection.detach())
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
+        return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.way)
+
+
+def _contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """Return what this end says and demands when it is dialled, and when it dials."""
+    if folder is None:
+        return None, None
+    server, client = (ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the rank in the certificate is checked instead of the address
+        context.verify_mode = ssl.CERT_REQUIRED
+        # Only this run's certificates have this authority; machines without a clock battery wake up in 1970.
+        context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
+        try:
+            context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+            context.load_verify_locations(folder / "ca.pem")
+        except OSError as error:
+            raise BadInput(f"{folder}: {error}", "name the folder with the certificates of this end") from error
+    server.num_tickets = 0  # tickets that nobody reads turn a close into a reset, and the end of the data is lost
+    return server, client
+
+
+def _chosen(connection: socket.socket, stop: Callable[[], bool]) -> bool:
+    """Wait until the sender takes this connection, or another."""
+    connection.settimeout(LOOK)
+    end = time.monotonic() + HANDSHAKE_SECONDS
+    while not stop() and time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            if _exactly(connection, 1) != _TAKEN:
+                raise ExchangeError("it answered something else")
+            return True
+    return False
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data, end = b"", time.monotonic() + HANDSHAKE_SECONDS
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise EOFError("it hung up during the hello")
+        if time.monotonic() > end:
+            raise EOFError("its hello took too long")
+        data += piece
+    return data

@@ -1,0 +1,205 @@
+"""How one direction to or from one peer comes to be: by dialling, being dialled, or at the relay."""
+
+from __future__ import annotations
+
+import math
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from profiles.errors import MusterError
+from training.exchange.base import ExchangeError
+from training.exchange.certificates import relay_key
+from training.exchange.introduction import LOOK, SENDS, Arrival, Introductions, Key
+from training.exchange.link import Connection
+from training.exchange.relay import at_relay
+from training.exchange.strangers import HANDSHAKE_SECONDS
+from training.exchange.ways import Address, How, Ways, first_to_answer
+
+RELAYED = "relayed"
+"""The way of a connection through the relay."""
+_MOST_WAITING = 32
+"""Connections of one peer that nobody here has taken yet."""
+_CONNECT_SECONDS = 3.0
+_IMPATIENT_SECONDS = 3.0
+"""For the handshake while there are other addresses to try."""
+_REVERSE_AFTER = 1.0
+"""Seconds after which a receiver that was not dialled dials itself."""
+_RELAY_AFTER = 4.0
+"""Seconds after which both ends go to the relay."""
+_AGAIN_AFTER = 0.5
+"""The same where nothing else has worked in the last minutes."""
+
+
+class Arrivals:
+    """Connections that have come and that nobody has asked for yet. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[Key, Arrival] = {}
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waiting
+
+    def keep(self, key: Key, arrival: Arrival) -> None:
+        """Keep what has come, and no more of one peer than it can need."""
+        with self._changed:
+            gone = [one for one, before in self._waiting.items() if one == key or before.hung_up()]
+            still = [one for one in self._waiting if one[1] == key[1] and one not in gone]
+            for one in (*gone, *still[: max(0, len(still) + 1 - _MOST_WAITING)]):
+                self._waiting.pop(one).socket.close()
+            if self.closed:
+                arrival.socket.close()
+                return
+            self._waiting[key] = arrival
+            self._changed.notify_all()
+
+    def take(self, key: Key) -> Arrival | None:
+        with self._changed:
+            arrival = self._waiting.pop(key, None)
+        if arrival is not None and arrival.hung_up():
+            arrival.socket.close()
+            return None
+        return arrival
+
+    def wait(self, stop: Callable[[], bool], seconds: float) -> None:
+        """Wait until something comes that makes ``stop`` true."""
+        with self._changed:
+            self._changed.wait_for(stop, seconds)
+
+    def close(self) -> None:
+        """Hang up all there are, and all that come."""
+        with self._changed:
+            self.closed = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._changed.notify_all()
+        for one in waiting:
+            one.socket.close()
+
+
+class Meeting:
+    """Args: see :meth:`~training.exchange.listener.Listener.connect`; ``key`` says what is looked for."""
+
+    def __init__(
+        self,
+        introductions: Introductions,
+        ways: Ways,
+        arrivals: Arrivals,
+        key: Key,
+        addresses: Sequence[Address],
+        relay: Address | None,
+        deadline: float,
+    ) -> None:
+        self._introductions, self._ways, self._arrivals = introductions, ways, arrivals
+        self._key, self._relay, self._deadline = key, relay, deadline
+        self._addresses = [(host, port) for host, port in addresses]
+        _, self._peer, self._does = key
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str:
+        """What went wrong last on each way."""
+        return ", ".join(f"{way}: {why}" for way, why in self._problems.items())
+
+    def meet(self) -> Connection | None:
+        """Return the connection; ``None`` where there is none by the deadline, or when the listener is closed."""
+        begin = time.monotonic()
+        lately = self._ways.lately(self._peer, self._does)
+        self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else _REVERSE_AFTER)
+        patience = _AGAIN_AFTER if lately == "relayed" else _RELAY_AFTER
+        self._relays_from = begin + patience if self._relay is not None else math.inf
+        attempts: dict[How, Callable[[], Connection | None]] = {
+            "came": self._come,
+            "dialled": self._dial,
+            "relayed": self._at_relay,
+        }
+        while not self._over():
+            for how, attempt in attempts.items():
+                if (found := attempt()) is not None:
+                    self._ways.met(self._peer, self._does, "relayed" if found.way == RELAYED else how)
+                    return found
+            self._arrivals.wait(self._stop, self._pause())
+        return None
+
+    def _over(self) -> bool:
+        return self._arrivals.closed or time.monotonic() >= self._deadline
+
+    def _stop(self) -> bool:
+        """Whether trying is of no use any more."""
+        return self._key in self._arrivals or self._over()
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        after = min(self._dials_from if self._addresses else math.inf, self._relays_from)
+        return max(0.0, min(self._deadline - now, max(LOOK, after - now)))
+
+    def _come(self) -> Connection | None:
+        """Take what has come."""
+        if (arrival := self._arrivals.take(self._key)) is None:
+            return None
+        try:
+            return self._introductions.take(arrival, self._does)
+        except OSError as error:
+            arrival.socket.close()
+            self._problems[arrival.way] = _words(error)
+            return None
+
+    def _dial(self) -> Connection | None:
+        left = self._ways.order(self._peer, self._addresses)
+        while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
+            seconds = max(_AGAIN_AFTER, min(_CONNECT_SECONDS, self._relays_from - now))
+            if (answer := first_to_answer(left, seconds, self._failed, self._stop)) is None:
+                return None
+            left.remove(answer.address)
+            try:
+                way = f"direct {answer.address[0]}"
+                seconds = _IMPATIENT_SECONDS if left else HANDSHAKE_SECONDS
+                found = self._say(answer.socket, way, answer.round_trip, seconds)
+            except (OSError, EOFError, ExchangeError) as error:
+                self._failed(answer.address, _words(error))
+                continue
+            if found is not None:
+                self._ways.worked(self._peer, answer.address)
+            return found
+        return None
+
+    def _failed(self, address: Address, why: str) -> None:
+        self._problems[f"{address[0]}:{address[1]}"] = why
+        self._ways.failed(self._peer, address)
+
+    def _at_relay(self) -> Connection | None:
+        folder = self._introductions.identity.certificates
+        if self._relay is None or folder is None or time.monotonic() < self._relays_from:
+            return None
+        channel, own = self._key[0], self._introductions.identity.rank
+        sides = (channel, own, self._peer) if self._does == SENDS else (channel, self._peer, own)
+        try:
+            connection = at_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
+            if connection is None:
+                return None
+            if self._does == SENDS:
+                return self._say(connection, RELAYED, 0.0, HANDSHAKE_SECONDS)
+            self._arrivals.keep(*self._introductions.hear(connection, RELAYED))
+        except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
+            self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _words(error)
+        return None
+
+    def _say(self, connection: socket.socket, way: str, round_trip: float, seconds: float) -> Connection | None:
+        seconds = max(LOOK, min(seconds, self._deadline - time.monotonic()))
+        return self._introductions.say(connection, self._key, way, round_trip, seconds, self._stop)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "who answers there is not of this run"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection: {error.reason}"
+    if isinstance(error, TimeoutError):
+        return "it takes connections, but says nothing"
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

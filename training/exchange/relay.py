@@ -1,0 +1,196 @@
+"""The way for two members of whom neither can be dialled: both dial a relay, which passes bytes from one to the other.
+
+They do their TLS handshake with one another through it, so it sees nothing but what they encrypt for each other. It
+asks everybody for a proof that they hold the run's relay key before it does anything for them:
+
+1. The relay sends 16 random bytes.
+2. The member sends its side (1 byte: 0 sends, 1 receives), the token of the connection that it wants, and
+   ``HMAC-SHA256(key, "muster relay proof" || the 16 bytes || side || token)``. The token is
+   ``HMAC-SHA256(key, "muster relay token" || sender || receiver || channel)``; a channel's name is used once.
+3. When the other side is there too, each hears ``+``, and from then on the other's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
+from training.exchange.ways import Address, first_to_answer, keep_alive
+
+_NONCE = 16
+_CLAIM = struct.Struct("<B32s32s")
+_PAIRED = b"+"
+_PARTNER_SECONDS = 15.0
+_MOST_WAITING = 64
+_MOST_PAIRS = 128
+_PIECE = 64 << 10
+_LAST_SECONDS = 60.0
+"""Within which what one side has sent before it hung up has reached the other."""
+_LOOK = 0.2
+
+
+class _End:
+    """A member's connection, and the end of the other, once that is there."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.partner: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+
+class Relay:
+    """Serves in the event loop in which it is started. Holds at most about 1 MiB a connection that it passes on.
+
+    Args:
+        key: of :func:`~training.exchange.certificates.relay_key`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._strangers = Strangers()
+        self._waiting: dict[tuple[bytes, int], _End] = {}
+        self._pairs = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int = 0) -> Address:
+        """Listen; return where.
+
+        Raises:
+            OSError: the address is not this machine's, or taken.
+        """
+        self._server = await asyncio.start_server(self._come, host, port, limit=_PIECE)
+        address: Address = self._server.sockets[0].getsockname()[:2]
+        return address
+
+    async def close(self) -> None:
+        """Stop listening, and hang up on everybody. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if (key := await self._hear(reader, writer)) is not None:
+                keep_alive(writer.get_extra_info("socket"))
+                await self._serve(*key, _End(reader, writer))
+        except (OSError, EOFError, asyncio.TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[bytes, int] | None:
+        """Return token and side of somebody who holds the key."""
+        host = (writer.get_extra_info("peername") or ("::",))[0]
+        if not self._strangers.enter(host):
+            return None
+        try:
+            writer.write(nonce := secrets.token_bytes(_NONCE))
+            claim = await asyncio.wait_for(reader.readexactly(_CLAIM.size), HANDSHAKE_SECONDS)
+        finally:
+            self._strangers.leave(host)
+        side, token, proof = _CLAIM.unpack(claim)
+        return (
+            (token, side) if side <= 1 and hmac.compare_digest(proof, _proof(self._key, nonce, side, token)) else None
+        )
+
+    async def _serve(self, token: bytes, side: int, end: _End) -> None:
+        """Wait for the other side; the task of who came first passes bytes for both."""
+        if (other := self._waiting.pop((token, 1 - side), None)) is not None:
+            other.partner.set_result(end)
+            await end.over.wait()
+            return
+        if len(self._waiting) >= _MOST_WAITING or self._pairs >= _MOST_PAIRS:
+            return
+        before, self._waiting[token, side] = self._waiting.get((token, side)), end
+        if before is not None:
+            before.writer.transport.abort()
+        gone = asyncio.ensure_future(end.reader.read(1))  # nobody says anything before the other is there
+        either: tuple[asyncio.Future[Any], ...] = (gone, end.partner)
+        try:
+            await asyncio.wait(either, timeout=_PARTNER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if self._waiting.get((token, side)) is end:
+                del self._waiting[token, side]
+        await asyncio.wait({gone})
+        if end.partner.done():
+            await self._join(end, end.partner.result())
+
+    async def _join(self, one: _End, other: _End) -> None:
+        self._pairs += 1
+        for end in (one, other):
+            end.writer.write(_PAIRED)
+        ways = [asyncio.ensure_future(_pass_on(*pair)) for pair in ((one, other), (other, one))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ways, timeout=_LAST_SECONDS)
+        finally:
+            for way in ways:
+                way.cancel()
+            self._pairs -= 1
+            other.over.set()
+
+
+async def _pass_on(source: _End, to: _End) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await source.reader.read(_PIECE):
+            to.writer.write(piece)
+            await to.writer.drain()
+    with contextlib.suppress(OSError):
+        to.writer.write_eof()
+
+
+def at_relay(
+    relay: Address, key: bytes, sides: tuple[str, int, int], sends: bool, stop: Callable[[], bool]
+) -> socket.socket | None:
+    """Return a connection with the other side through the relay; ``None`` if ``stop``, asked again and again, said so.
+
+    Args:
+        sides: channel, sender and receiver.
+
+    Raises:
+        OSError, EOFError: the relay cannot be reached, or does not want this end, or the other side did not come.
+    """
+    why = ["it does not answer"]
+    answer = first_to_answer([relay], HANDSHAKE_SECONDS, lambda _, problem: why.append(problem), stop)
+    if answer is None and not stop():
+        raise OSError(why[-1])
+    if answer is None:
+        return None
+    with contextlib.ExitStack() as hanging_up:
+        hanging_up.enter_context(connection := answer.socket)
+        connection.settimeout(HANDSHAKE_SECONDS)
+        side, token = 0 if sends else 1, _token(key, *sides)
+        nonce = connection.recv(_NONCE, socket.MSG_WAITALL)
+        connection.sendall(_CLAIM.pack(side, token, _proof(key, nonce, side, token)))
+        connection.settimeout(_LOOK)
+        while not stop():
+            with contextlib.suppress(TimeoutError):
+                if connection.recv(1) != _PAIRED:
+                    raise EOFError("the other side did not come")
+                hanging_up.pop_all()
+                return connection
+    return None
+
+
+def _token(key: bytes, channel: str, sender: int, receiver: int) -> bytes:
+    name = struct.pack("<II", sender, receiver) + channel.encode()
+    return hmac.digest(key, b"muster relay token" + name, "sha256")
+
+
+def _proof(key: bytes, nonce: bytes, side: int, token: bytes) -> bytes:
+    return hmac.digest(key, b"muster relay proof" + nonce + bytes([side]) + token, "sha256")

@@ -1,0 +1,42 @@
+"""How many connections may be heard before they have shown who they are: so many in all, and so many from one host."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections import Counter
+
+HANDSHAKE_SECONDS = 10.0
+"""A stranger that has not shown by then who it is, is hung up on."""
+MOST = 64
+MOST_OF_A_HOST = 32
+"""One host alone keeps nobody else out; members behind one router still come in together."""
+
+
+class Strangers:
+    """Connections that are being heard. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: Counter[str] = Counter()
+
+    def enter(self, host: str) -> bool:
+        """Count one more of ``host``, a literal address; return whether there is room for it."""
+        with self._lock:
+            if self._hosts.total() >= MOST or self._hosts[_network(host)] >= MOST_OF_A_HOST:
+                return False
+            self._hosts[_network(host)] += 1
+            return True
+
+    def leave(self, host: str) -> None:
+        """Uncount one that has entered."""
+        with self._lock:
+            self._hosts[_network(host)] -= 1
+            if not self._hosts[_network(host)]:
+                del self._hosts[_network(host)]
+
+
+def _network(host: str) -> str:
+    """Return what one host has to itself: an IPv4 address, or the 64 bits of IPv6 that a provider hands out."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return host if address.version == 4 else str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

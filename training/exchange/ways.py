@@ -1,0 +1,142 @@
+"""Which way leads to a peer: its addresses are tried a little after one another, and what failed lately comes last."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Address = tuple[str, int]
+How = Literal["dialled", "came", "relayed"]
+
+HEAD_START = 0.25
+"""Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
+_LOOK = 0.1
+_FORGIVEN_AFTER = 60.0
+_KNOWN_FOR = 300.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A TCP connection with the first address that answered."""
+
+    socket: socket.socket
+    address: Address
+    round_trip: float
+    """Seconds."""
+
+
+class Ways:
+    """What this end remembers of the ways to its peers, from one group to the next. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failed: dict[tuple[int, Address], float] = {}
+        self._found: dict[tuple[int, int], tuple[How, float]] = {}
+
+    def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
+        """Return a peer's addresses as they are to be tried: those that failed in the last minute last."""
+        with self._lock:
+            return sorted(dict.fromkeys(addresses), key=lambda one: (peer, one) in self._lately())
+
+    def failed(self, peer: int, address: Address) -> None:
+        """An address did not answer, was slower than a later one, or somebody else answered there."""
+        with self._lock:
+            self._failed = {**self._lately(), (peer, address): time.monotonic()}
+
+    def worked(self, peer: int, address: Address) -> None:
+        """An address is as good as any other again."""
+        with self._lock:
+            self._failed.pop((peer, address), None)
+
+    def met(self, peer: int, direction: int, how: How) -> None:
+        """Remember how a direction came to be; after some minutes all ways are tried as if nothing were known."""
+        with self._lock:
+            before, since = self._found.get((peer, direction), (how, 0.0))
+            if before != how or since + _KNOWN_FOR < time.monotonic():
+                self._found[peer, direction] = how, time.monotonic()
+
+    def lately(self, peer: int, direction: int) -> How | None:
+        """Return how a direction came to be in the last minutes."""
+        with self._lock:
+            how, since = self._found.get((peer, direction), (None, 0.0))
+            return how if since + _KNOWN_FOR >= time.monotonic() else None
+
+    def _lately(self) -> dict[tuple[int, Address], float]:
+        oldest = time.monotonic() - _FORGIVEN_AFTER
+        return {key: since for key, since in self._failed.items() if since > oldest}
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Ask a silent peer now and then whether it is there: routers forget silent connections, cut cables say nothing.
+
+    After two minutes without an answer the connection ends.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = getattr(socket, "TCP_KEEPIDLE", 0x10)  # on macOS TCP_KEEPALIVE, which Python 3.10 has no name for
+    for option, value in ((idle, 30), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 6)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def first_to_answer(
+    addresses: Sequence[Address],
+    seconds: float,
+    failed: Callable[[Address, str], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> Answer | None:
+    """Connect with one of ``addresses``, literal ones, the best first (RFC 8305, "Happy Eyeballs", section 5).
+
+    Each has a head start of :data:`HEAD_START` before the next, which begins at once where one has failed.
+
+    Args:
+        failed: hears of those that refused, and, once another has answered or the time is up, of those that did not
+            answer.
+        stop: asked ten times a second whether to give up.
+    """
+    begin = next_at = time.monotonic()
+    waiting, left = list(addresses), dict[Address, tuple[socket.socket, float]]()
+    with selectors.PollSelector() as selector:
+        try:
+            while (waiting or left) and time.monotonic() < begin + seconds and not stop():
+                if waiting and (time.monotonic() >= next_at or not left):
+                    next_at = time.monotonic() + HEAD_START
+                    if (connection := _start(address := waiting.pop(0), failed)) is not None:
+                        left[address] = connection, time.monotonic()
+                        selector.register(connection, selectors.EVENT_WRITE, address)
+                ready = {key.data for key, _ in selector.select(_LOOK if left else 0.0)}
+                for address in [one for one in left if one in ready]:
+                    connection, since = left.pop(address)
+                    selector.unregister(connection)
+                    if not (error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                        connection.setblocking(True)
+                        return Answer(connection, address, time.monotonic() - since)
+                    connection.close()
+                    failed(address, os.strerror(error))
+            return None
+        finally:
+            for address, (connection, since) in left.items():
+                connection.close()
+                if time.monotonic() - since >= HEAD_START:
+                    failed(address, "it does not answer")
+
+
+def _start(address: Address, failed: Callable[[Address, str], None]) -> socket.socket | None:
+    try:
+        kind = socket.SOCK_STREAM
+        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(*address, type=kind, flags=socket.AI_NUMERICHOST)
+        connection = socket.socket(family, kind, protocol)
+    except OSError as error:
+        failed(address, error.strerror or str(error))
+        return None
+    connection.setblocking(False)
+    if (error_number := connection.connect_ex(place)) in (0, errno.EINPROGRESS):
+        return connection
+    connection.close()
+    failed(address, os.strerror(error_number))
+    return None
