@@ -27,10 +27,10 @@ from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.operations import Meter
+from training.exchange.store_client import StoreClient
 from training.exchange.store_server import StoreServer
 from training.exchange.torch_group import TorchGroup
 from training.exchange.torch_mean import Wire, slice_bounds
-from training.exchange.torch_rendezvous import StoreClient
 
 pytestmark = pytest.mark.slow
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from training.exchange import store_server
 from training.exchange.base import ExchangeError
+from training.exchange.store_client import StoreClient, StoreTimeout
 from training.exchange.store_server import (
     MAX_KEY,
     MAX_LINE,
@@ -25,7 +26,6 @@ from training.exchange.store_server import (
     encode,
     read_token,
 )
-from training.exchange.torch_rendezvous import StoreClient, StoreTimeout
 
 
 @pytest.fixture(scope="module")

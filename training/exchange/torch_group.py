@@ -19,9 +19,10 @@ from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.operations import Meter, Operation
+from training.exchange.store_client import StoreClient
 from training.exchange.torch_liveness import Liveness
 from training.exchange.torch_mean import WeightedMean, Wire, gather
-from training.exchange.torch_rendezvous import StoreClient, choose_backend, first_line, form_group, introduce
+from training.exchange.torch_rendezvous import choose_backend, first_line, form_group, introduce
 
 MAX_GATHER = 4 << 20
 _VERDICT_SECONDS = 5.0

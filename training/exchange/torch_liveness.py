@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from training.exchange.base import ExchangeError
-from training.exchange.torch_rendezvous import StoreClient
+from training.exchange.store_client import StoreClient
 
 BEAT = 0.5
 """Seconds between two signs of life."""

@@ -1,0 +1,147 @@
+"""The rendezvous store's client: a ``torch.distributed.Store`` on our own server (``store_server.py``)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from training.exchange.base import ExchangeError
+from training.exchange.store_server import MAX_LINE, Reply, decode, encode
+
+_ANSWER = 30.0
+"""Seconds the server has to answer, besides those that it was asked to wait for a key."""
+
+
+class StoreClient(Store):
+    """A :class:`torch.distributed.Store` on our own store server; safe to use from several threads.
+
+    A blocking ``get`` or ``wait`` keeps other threads waiting: give those a :meth:`clone`.
+
+    Args:
+        address: ``host:port`` of the server.
+        token: what lets this run's members in.
+        timeout: seconds to wait for the server, and for a key.
+        prefix: put before every key.
+
+    Raises:
+        ExchangeError: the store cannot be reached, does not know the token, or did not have a key in time.
+    """
+
+    def __init__(self, address: str, token: str, timeout: float, prefix: str = "") -> None:
+        super().__init__()
+        self.address = address
+        self._token = token
+        self._prefix = prefix
+        self._seconds = timeout
+        self._lock = threading.Lock()
+        self._socket = _connect(address, timeout)
+        self._stream = self._socket.makefile("rb")
+        self._clones: list[StoreClient] = []
+        try:
+            self._exchange(token.encode(), timeout)
+        except ExchangeError as error:
+            self.close()
+            raise ExchangeError(f"{error}, or this run's token is not the store's") from error
+        self.set_timeout(timedelta(seconds=timeout))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(op="set", key=self._prefix + key, value=encode(value))
+
+    def get(self, key: str) -> bytes:
+        return self.get_all([key], self._seconds)[0]
+
+    def get_all(self, keys: Sequence[str], seconds: float) -> list[bytes]:
+        """Wait for all ``keys`` and return their values."""
+        reply = self._ask(seconds, op="get", keys=[self._prefix + key for key in keys], timeout=seconds)
+        if "missing" in reply:
+            raise StoreTimeout([key.removeprefix(self._prefix) for key in reply["missing"]], seconds)
+        return [decode(value) for value in reply["values"]]
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of ``keys`` as they are, ``None`` where there is none."""
+        values = self._ask(op="read", keys=[self._prefix + key for key in keys])["values"]
+        return [None if value is None else decode(value) for value in values]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask(op="add", key=self._prefix + key, amount=amount)["total"])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        reply = self._ask(op="compare_set", key=self._prefix + key, expected=encode(expected), desired=encode(desired))
+        return decode(reply["values"][0])
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return None not in self.read(keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self.get_all(keys, self._seconds if timeout is None else timeout.total_seconds())
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask(op="delete", key=self._prefix + key)["deleted"])
+
+    def num_keys(self) -> int:
+        return int(self._ask(op="count")["total"])
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def clone(self) -> StoreClient:
+        """Return a client of the same store on a connection of its own."""
+        clone = StoreClient(self.address, self._token, self._seconds, self._prefix)
+        self._clones.append(clone)  # torch holds only the C++ half of it
+        return clone
+
+    def close(self) -> None:
+        """Hang up, clones included. Idempotent."""
+        for clone in self._clones:
+            clone.close()
+        self._stream.close()
+        self._socket.close()
+
+    def _ask(self, seconds: float = 0.0, **request: Any) -> Reply:
+        return self._exchange(json.dumps(request).encode(), seconds)
+
+    def _exchange(self, request: bytes, seconds: float) -> Reply:
+        with self._lock:
+            try:
+                self._socket.settimeout(seconds + _ANSWER)
+                self._socket.sendall(request + b"\n")
+                line = self._stream.readline(MAX_LINE)
+            except (OSError, ValueError) as error:
+                raise ExchangeError(f"the rendezvous store at {self.address} is gone: {error}") from error
+        if not line.endswith(b"\n"):
+            raise ExchangeError(f"the rendezvous store at {self.address} is gone: the connection was closed")
+        reply: Reply = json.loads(line)
+        return reply
+
+
+class StoreTimeout(ExchangeError):
+    """Keys did not appear in time."""
+
+    def __init__(self, missing: list[str], seconds: float) -> None:
+        super().__init__(f"the rendezvous store had no {', '.join(missing)} within {seconds:g} s")
+        self.missing = missing
+
+
+def _connect(address: str, timeout: float) -> socket.socket:
+    """Dial until the store answers or ``timeout`` seconds have passed."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=max(0.1, timeout))
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or time.monotonic() > deadline:
+                raise ExchangeError(
+                    f"the rendezvous store at {address} cannot be reached: {error}; is the launcher still running?"
+                ) from error
+            time.sleep(0.05)  # the forward to it may come up a little later than this worker
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
