@@ -38,6 +38,8 @@ class Ended(RunOutcome):
 
 def title_of(plan: RunPlan) -> str:
     """Return what runs, in one line."""
+    if plan.launch is not None:
+        return f"{plan.launch.title} · {plan.run_id} · {counted(plan.world_size, 'process', 'processes')}"
     workers = counted(plan.world_size, "worker")
     return f"{plan.profile.name} · {plan.run_id} · {workers} · {plan.profile.strategy.strategy} over {plan.engine}"
 
@@ -60,7 +62,7 @@ def document(ended: Ended) -> dict[str, Any]:
     }
     if ended.status != "completed":
         content["error"] = {"message": ended.message, "hint": ended.hint}
-        content["resume_command"] = ended.resume_command
+        content["resume_command"] = "" if ended.plan.launch else ended.resume_command
     return content
 
 
@@ -71,6 +73,9 @@ def completed_lines(ended: Ended) -> list[str]:
     attempts = ended.metrics.get("attempts", 1)
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
+    if ended.plan.launch is not None:
+        passed = (ended.state.ended or 0.0) - (ended.state.started or 0.0)
+        return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
@@ -124,6 +129,8 @@ def evaluation_lines(state: RunState) -> list[str]:
 
 def stopped_line(ended: Ended) -> str:
     """Return the one line after a stop: what is kept and how to go on."""
+    if ended.plan.launch is not None:
+        return f"stopped; the logs are in {ended.run_dir / 'logs'}"
     if ended.state.resume_step is None:
         return f"stopped; {ended.state.kept}; the log is in {ended.run_dir}"
     return f"stopped; {ended.state.kept}; resume with: {ended.resume_command}"

@@ -216,6 +216,8 @@ class ErrorEvent(_Event):
     hint: Text = ""
     machine: Name = ""
     """The far machine that the message begins with; empty: it names none, or needs none."""
+    traceback: Text = ""
+    """Of a launched script."""
     step: Step | None = None
     exit_code: int = Field(1, ge=0, le=255)
 

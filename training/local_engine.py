@@ -66,12 +66,15 @@ class LocalEngine:
             BadInput: the port that was asked for is taken.
             RunFailed: the hub did not start.
         """
-        if self._plan.world_size == 1:
+        launch, secrets = self._plan.launch, self._folder.secrets
+        if self._plan.world_size == 1 and launch is None:
             return ""
-        if self._plan.engine == "nccl":
+        if launch is not None:
+            issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), launch.addresses)
+        if launch is not None or self._plan.engine == "nccl":
             self._store = StoreServer(self._plan.profile.strategy.hub_port)
             for rank in range(self._plan.world_size):
-                self._store.admit(self._folder.secrets / f"member-{rank}")
+                self._store.admit(secrets / f"member-{rank}")
             return f"127.0.0.1:{self._store.port}"
         host = f"[{self._listen}]" if ":" in self._listen else self._listen
         return f"{host}:{self._start_hub()}"

@@ -32,7 +32,7 @@ from training.plan import MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
 from training.run_metadata import FinalStatus
-from training.stopping import FAILED_GRACE, Conductor, Progress, Stopping
+from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, Progress, Stopping
 
 StartWorker = Callable[[int, BinaryIO], Worker]
 
@@ -117,7 +117,8 @@ class LocalRun:
             "--secrets": self.folder.secrets,
         }
         flat = [str(part) for pair in arguments.items() for part in pair]
-        return SubprocessWorker(flat, self.plan.members[rank].threads, log)
+        module = "training.launched" if self.plan.launch else "training.worker"
+        return SubprocessWorker(flat, self.plan.members[rank].threads, log, module)
 
     def _log(self, name: str) -> BinaryIO:
         stream = self.folder.log_path(name).open("ab")
@@ -215,7 +216,7 @@ class LocalRun:
         self.members.workers[rank].error = event
         if self._first_error is None and not self._stopping.reason:
             self._first_error = event
-            self._stopping.fail()
+            self._stopping.end("another member failed", FAILED_GRACE)
 
     def _ended(self, rank: int) -> None:
         watched = self.members.workers[rank]
@@ -239,7 +240,8 @@ class LocalRun:
 
     def _others_go_on(self, rank: int) -> bool:
         """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
-        return self._begun and self.plan.engine == "mesh" and self.members.can_do_without(rank)
+        able = self.plan.engine == "mesh" and self.plan.launch is None
+        return self._begun and able and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
@@ -255,7 +257,10 @@ class LocalRun:
 
     def request_stop(self, message: str) -> None:
         """Stop all members after the first step that all can reach, with snapshots; a signal's handler may call it."""
-        self._stopping.stop(message, self._begun)
+        if self.plan.launch is None:
+            self._stopping.stop(message, self._begun)
+        else:
+            self._stopping.end(message, SCRIPT_GRACE)
 
     def command(self, action: OrderAction, then: Callable[[int], None] | None = None) -> None:
         """Pause, resume, or write a snapshot after the same step on all members.
@@ -263,6 +268,8 @@ class LocalRun:
         Args:
             then: called with the step when all have done it.
         """
+        if self.plan.launch is not None:
+            raise BadInput(f"a launched script knows no {action}", "it can only be stopped")
         self._intake.may_pause |= action == "pause"
         self._conductor.give(action, then)
 
@@ -343,7 +350,8 @@ class LocalRun:
             status, message, hint = "failed", error.message, error.hint
         elif self._stopping.reason and not self.members.all_done():
             status, code, hint = "cancelled", ExitCode.STOPPED, ""
-            message = "; ".join([self._progress.last_words, *self.members.complaints])
+            kept = self._progress.last_words if self.plan.launch is None else self._stopping.reason
+            message = "; ".join([kept, *self.members.complaints])
         else:
             status, code, message, hint = "completed", ExitCode.DONE, "", ""
         metrics = write_end(self.folder, self._record, status, code, message, self._metrics)

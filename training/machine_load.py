@@ -8,12 +8,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from training.events import MachineEvent
+from training.lazy import lazy
 from training.sensors import Claim, Gpu, Meter, OtherLoad, Packages, battery, nvidia_library, processor_celsius
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
 
 INTERVAL = 5.0
 PATIENCE = 2.0
@@ -22,12 +28,17 @@ PATIENCE = 2.0
 
 @contextmanager
 def machine_events(
-    emit: Callable[[MachineEvent], None], device: torch.device, private: Path, run_id: str = ""
+    emit: Callable[[MachineEvent], None],
+    device: torch.device | None,
+    private: Path,
+    run_id: str = "",
+    process: int | None = None,
 ) -> Iterator[None]:
     """Report the load of this machine every few seconds, and once at the end.
 
     Args:
-        device: what this worker computes on.
+        device: what this worker computes on; ``None``: nobody here knows.
+        process: number of the one whose memory is told; default: this one.
         private: the run's private folder on this machine, where its members agree on who counts a meter.
         run_id: of the run; without it nobody tells what other programs use.
     """
@@ -35,7 +46,7 @@ def machine_events(
 
     def report() -> None:
         try:
-            load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None)
+            load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None, process=process)
             try:
                 load.event(time.monotonic())  # meters and the processor's load are counted from here
                 while not stop.wait(INTERVAL):
@@ -43,6 +54,8 @@ def machine_events(
                 emit(load.event(time.monotonic()))
             finally:
                 load.close()
+        except psutil.NoSuchProcess:  # it has ended, and what it used with it
+            return
         except Exception:  # noqa: BLE001 - figures for a person must never end a training; the log tells why they end
             traceback.print_exc()
 
@@ -63,17 +76,24 @@ class MachineLoad:
         private: see :func:`machine_events`.
         packages: the processor's energy counters; default: this machine's.
         others: tells what programs use that do not belong to the run.
+        process: see :func:`machine_events`.
     """
 
     def __init__(
-        self, device: torch.device, private: Path, packages: Packages | None = None, others: OtherLoad | None = None
+        self,
+        device: torch.device | None,
+        private: Path,
+        packages: Packages | None = None,
+        others: OtherLoad | None = None,
+        process: int | None = None,
     ) -> None:
         self._others = others
         self._device = device
         self._private = private
-        self._process = psutil.Process()
+        self._process = psutil.Process(process)
         self._gpu: Gpu | None = None
-        self._gpu_wanted = device.type == "cuda"
+        self._on_gpu = self._gpu_wanted = device is not None and device.type == "cuda"
+        self._on_processor = device is None or device.type == "cpu"
         self._meters: list[tuple[Meter, Claim]] = []
         packages = packages or Packages()
         if packages.zones:
@@ -86,14 +106,14 @@ class MachineLoad:
         watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
         known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
         drawn = [value for meter in known if (value := watts[meter]) is not None]
-        peak = int(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None
+        peak = int(torch.cuda.max_memory_allocated(self._device)) if self._on_gpu else None
         return MachineEvent(
             cpu_percent=psutil.cpu_percent(),
             others_percent=None if share is None else 100 * share,
             memory_used=self._process.memory_info().rss,
             memory_total=psutil.virtual_memory().total,
             device_memory_used=peak,
-            celsius=processor_celsius() if self._device.type == "cpu" else gpu.celsius() if gpu else None,
+            celsius=processor_celsius() if self._on_processor else gpu.celsius() if gpu else None,
             throttled=gpu.throttled() if gpu else None,
             watts=sum(drawn) if known and len(drawn) == len(known) else None,
             joules=sum(known.values()) if known else None,

@@ -70,6 +70,33 @@ def _all_cuda(members: Any) -> bool:
     return isinstance(members, list) and all(isinstance(m, dict) and m.get("device") == "cuda" for m in members)
 
 
+class Launch(BaseModel):
+    """A script that every member runs as it is, instead of a training of ours."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    script: str
+    """File, or with ``module`` the name after ``python -m``."""
+    module: bool = False
+    arguments: tuple[str, ...] = ()
+    backend: Literal["auto", "muster", "script"] = "auto"
+    """Which groups are ours: those for which the script says gloo, NCCL or nothing; all; none."""
+    folder: str = ""
+    """What the script is copied from before it starts; empty: it runs where it is."""
+    machines: tuple[int, ...]
+    """Number of each member's machine, by rank."""
+    addresses: tuple[str, ...]
+    """Literal address of each machine, where its members listen."""
+
+    @property
+    def title(self) -> str:
+        return " ".join([f"-m {self.script}" if self.module else Path(self.script).name, *self.arguments])
+
+    def beside(self, rank: int) -> list[int]:
+        """Return the ranks on the machine of one of them."""
+        return [other for other, machine in enumerate(self.machines) if machine == self.machines[rank]]
+
+
 class RunPlan(BaseModel):
     """What all members agree on before the first step."""
 
@@ -86,6 +113,7 @@ class RunPlan(BaseModel):
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
+    launch: Launch | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +156,7 @@ class RunPlan(BaseModel):
 
     def _hash(self, always: Mapping[str, str], engine: str, asked: str) -> str:
         document = self.model_dump(
-            exclude={"run_id", "hub_address", "resume", "added", "profile", "members"}, mode="json"
+            exclude={"run_id", "hub_address", "resume", "added", "profile", "members", "launch"}, mode="json"
         )
         document["engine"] = engine
         document["members"] = [member.model_dump(exclude=_PLACE, mode="json") for member in self.members]

@@ -29,6 +29,8 @@ from training.events import Event, TimingEvent
 from training.run_files import is_live, private_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RUN_VARIABLE = "MUSTER_RUN_ID"
+"""Holds the run's id, in a launched script and in all that it starts."""
 START_PATIENCE = 120.0
 """Seconds for a process that is alive to begin: its imports take seconds, on a busy machine many times as long."""
 
@@ -137,12 +139,12 @@ class _Module:
 
 
 class SubprocessWorker(_Module):
-    """``python -m training.worker``."""
+    """``python -m training.worker``, or another module that speaks as it does."""
 
     end_reason = ""
 
-    def __init__(self, arguments: list[str], threads: int, log: BinaryIO) -> None:
-        super().__init__("training.worker", arguments, threads, log)
+    def __init__(self, arguments: list[str], threads: int, log: BinaryIO, module: str = "training.worker") -> None:
+        super().__init__(module, arguments, threads, log)
 
     def told(self, event: Event) -> Event:
         return event
@@ -286,6 +288,35 @@ def told_run() -> Path | None:
 
 def _log_of(run_dir: Path) -> Path:
     return run_dir / "logs" / "supervisor.log"
+
+
+_DYING = 10.0
+"""Seconds that killed processes may take to be gone."""
+
+
+def processes_of(run_id: str, rank: int | None = None) -> list[psutil.Process]:
+    """Return what of a run, or of the script of one rank, still runs on this machine: workers by their command line, a
+    launched script and all that it has started, whatever that has made of itself, by its variables."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            words = " ".join(process.cmdline())
+            given = process.environ() if words else {}
+            worker = rank is None and run_id in words and " -m training." in words
+            if worker or (given.get(RUN_VARIABLE) == run_id and rank in (None, int(given.get("RANK", -1)))):
+                found.append(process)
+    return found
+
+
+def end_processes(run_id: str, rank: int | None = None) -> list[str]:
+    """Kill what :func:`processes_of` finds; return what does not go."""
+    end = time.monotonic() + _DYING
+    while (left := processes_of(run_id, rank)) and time.monotonic() < end:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+    return [f"{one.pid} {one.name()}" for one in left if one.is_running()]
 
 
 class Laps:

@@ -34,6 +34,8 @@ MOST_PATIENCE = 3600.0
 """Whatever a member says of its pace."""
 FAILED_GRACE = 4.0
 """Seconds that the others have to end when one has failed."""
+SCRIPT_GRACE = 30.0
+"""Seconds that a launched script has to save what it wants to save, when it is stopped."""
 _LONGEST_END = 900.0
 _WINDOW = 16
 _MOST_INTERVALS = 20
@@ -201,12 +203,13 @@ class Stopping:
             self.reason = reason
             _in_thread(self._stop if begun else self._members.kill)
 
-    def fail(self) -> None:
-        """End the others: one has failed. They write no snapshot, for their state may be what made it fail."""
+    def end(self, reason: str, grace: float) -> None:
+        """End all within ``grace`` seconds. They write no snapshot: the state may be what made one of them fail; and a
+        launched script has its own way."""
         if not self.reason:
-            self.reason = "another member failed"
-            self._members.send({"command": "stop", "reason": self.reason, "snapshot": False})
-            _in_thread(self._kill_soon)
+            self.reason = reason
+            self._members.send({"command": "stop", "reason": reason, "snapshot": False})
+            _in_thread(lambda: self._kill_in(grace))
 
     def note_end(self) -> None:
         """A member has ended."""
@@ -227,8 +230,8 @@ class Stopping:
             if self._progress.silence > self._progress.patience:
                 return self._members.kill()
 
-    def _kill_soon(self) -> None:
-        if not self._over.wait(FAILED_GRACE):
+    def _kill_in(self, seconds: float) -> None:
+        if not self._over.wait(seconds):
             self._members.kill()
 
 

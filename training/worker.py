@@ -123,14 +123,19 @@ def take_over_stdout() -> TextIO:
     return events
 
 
-def main() -> int:
-    """Run one worker."""
-    parser = argparse.ArgumentParser(prog="python -m training.worker", description="One worker of a run.")
+def worker_arguments(module: str) -> argparse.Namespace:
+    """Return what a worker is started with."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="One worker of a run.")
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--secrets", type=Path, required=True)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run one worker."""
+    arguments = worker_arguments("training.worker")
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(take_over_stdout(), arguments.rank)

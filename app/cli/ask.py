@@ -21,6 +21,7 @@ from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.event_log import follow_events
 from training.events import RequestEvent, RunEvent
+from training.processes import end_processes
 from training.run_files import is_live
 from training.run_folder import RunFolder
 from training.runs import find_run
@@ -122,13 +123,14 @@ def stop(
         _wait_until_gone(path)
         moments["ended"] = time.time()
 
-    found: dict[str, list[str] | MusterError] = {"this machine": []}  # whose workers end with the process just gone
+    found: dict[str, list[str] | MusterError]
     if distributed:
         hosts = all_hosts(path)
         stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
         found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended)
     else:
         ended()
+        found = {"this machine": end_processes(RunFolder.open(path).metadata.run_id)}
     moments["proved"] = time.time()
     return _tell_leftovers(path, found, moments, as_json)
 

@@ -157,24 +157,26 @@ def logs(
         BadInput: no such run.
     """
     path = find_run(output, run)
-    readers: dict[Path, Iterator[bytes]] = {}
-
-    def goes_on() -> bool:
-        return follow and is_live(path)
-
     with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            last_round = not goes_on()
-            for log in sorted((path / "logs").glob("*.log")):
-                for line in readers.setdefault(log, follow_lines(log, goes_on)):
-                    if line:
-                        show_line(f"{log.stem}: {visible(line.decode(errors='replace').rstrip())}")
-                    elif not last_round:
-                        break
-            if last_round:
-                return ExitCode.DONE
-            time.sleep(0.2)
+        for line in log_lines(path, lambda: follow and is_live(path)):
+            show_line(line)
     return ExitCode.DONE
+
+
+def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
+    """Yield the lines of the logs in a run's folder, each with its machine, and wait for more while the run goes on."""
+    readers: dict[Path, Iterator[bytes]] = {}
+    while True:
+        last_round = not goes_on()
+        for log in sorted((path / "logs").glob("*.log")):
+            for line in readers.setdefault(log, follow_lines(log, goes_on)):
+                if line:
+                    yield f"{log.stem}: {visible(line.decode(errors='replace').rstrip())}"
+                elif not last_round:
+                    break
+        if last_round:
+            return
+        time.sleep(0.2)
 
 
 # --------------------------------------------------------------------------------------------------------------- replay

@@ -24,7 +24,7 @@ from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.processes import told_run
 from training.run_folder import RunFolder
-from training.stopping import Stoppable, stopped_by
+from training.stopping import SCRIPT_GRACE, Stoppable, stopped_by
 
 
 class Run(Stoppable, Protocol):
@@ -34,6 +34,8 @@ class Run(Stoppable, Protocol):
 
     def wait(self) -> RunOutcome: ...
 
+
+STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (once more: end at once)"
 
 StartRun = Callable[[RunPlan, RunFolder, Callable[[Event], None]], Run]
 
@@ -60,7 +62,8 @@ def run_to_end(
         for desk in desks:
             desk(event)
 
-    with folder, noted_failure(folder), stopped_by(stop_signals, say) as stop, progress:
+    tell = say if plan.launch is None else lambda line: say(STOPPING_SCRIPT)
+    with folder, noted_failure(folder), stopped_by(stop_signals, tell) as stop, progress:
         run = start_run(plan, folder, on_event)
         run.start()
         stop.watch(run)

@@ -26,6 +26,7 @@ COMMANDS = {
         "train_command",
         "Train a model with workers of this machine or of several, live progress, and a result to use.",
     ),
+    "launch": ("launch", "Run any training script on these machines, as torchrun does on a cluster; -- SCRIPT ARGS."),
     "distributed-check": ("machines", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
     "access": ("access", "See whether machines accept the login, and why not; a password, given once, installs a key."),
     "clean": ("machines", "Take everything of ours off machines again, after showing it; live runs are not touched."),

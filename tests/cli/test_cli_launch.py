@@ -1,0 +1,187 @@
+"""``launch`` as a person types it: scripts that know nothing of Muster, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+from training.events import ErrorEvent, MachineEvent
+from training.processes import processes_of
+from training.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+DDP = ROOT / "examples" / "launch" / "ddp.py"
+SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group({name})
+total = torch.ones(3) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", total[0].item(), dist.get_backend())
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    words = [sys.executable, str(ROOT / "cli_typer.py"), "launch", *arguments]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def launch(*arguments: str) -> tuple[int, str, str]:
+    with start(*arguments) as process:
+        said, complained = process.communicate(timeout=240)
+    return process.returncode, said, complained
+
+
+def script(text: str, name: str = "script.py") -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def only_run() -> RunFolder:
+    (path,) = Path("output").iterdir()
+    return RunFolder.open(path)
+
+
+def test_a_plain_ddp_script_trains_on_the_mesh_to_what_gloo_trains_it_to() -> None:
+    code, said, complained = launch("--local", "2", "--", str(DDP), "--steps", "20", "--out", "ours.pt")
+    assert code == 0, complained
+    ours = next(line for line in said.splitlines() if "loss" in line)
+    code, said, complained = launch("--local", "2", "--backend", "script", "--", str(DDP), "--steps", "20")
+    assert code == 0, complained
+    stock = next(line for line in said.splitlines() if "loss" in line)
+    assert "muster with 2 ranks" in ours and "muster" not in stock
+    assert ours.rpartition(" ")[2] == stock.rpartition(" ")[2]
+    assert Path("ours.pt").is_file()
+
+
+@pytest.mark.parametrize("name", ["", "'gloo'", "init_method='env://'"])
+def test_whatever_a_script_says_it_gets_the_mesh(name: str) -> None:
+    code, said, complained = launch("--local", "2", "--", script(SUM.format(name=name)))
+    assert code == 0, complained
+    assert said.count("sum 3.0 muster") + said.count("sum 3.0 cpu:muster") == 2
+
+
+def test_modules_of_a_script_win_over_ours() -> None:
+    Path("training").mkdir()
+    Path("training/__init__.py").write_text("whose = 'theirs'")
+    text = SUM.format(name="") + "import training, training.here\nprint(training.whose, training.here.x)"
+    Path("training/here.py").write_text("x = 7")
+    code, said, complained = launch("--local", "2", "--", script(text))
+    assert code == 0, complained
+    assert said.count("theirs 7") == 2
+
+
+def test_the_mesh_is_there_again_after_the_group_was_destroyed_and_in_groups_of_it() -> None:
+    again = SUM.format(name="'gloo'") + "group = dist.new_group([0, 1], backend='gloo')\n"
+    again += "dist.all_reduce(total, group=group)\nprint(dist.get_backend(group), total[0].item())\n"
+    code, said, complained = launch("--local", "2", "--", script(again + "dist.destroy_process_group()" + again))
+    assert code == 0, complained
+    assert said.count("muster 6.0") == 4
+
+
+def test_a_module_runs_with_torchruns_environment() -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    Path("job").mkdir()
+    Path("job/__init__.py").touch()
+    script(f"import json, os, sys\nprint(json.dumps([sys.argv[1:], [os.environ[n] for n in '{names}'.split()]]))",
+           "job/train.py")  # fmt: skip
+    code, said, complained = launch("--local", "2", "--", "-m", "job.train", "--x", "1")
+    assert code == 0, complained
+    found = sorted(json.loads(line.partition(": ")[2]) for line in said.splitlines() if "rank-" in line)
+    assert [one[1][:7] for one in found] == [[f"{r}", "2", f"{r}", "2", "0", "1", "127.0.0.1"] for r in (0, 1)]
+    assert found[0][0] == ["--x", "1"]
+
+
+FAILS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group()
+value = torch.zeros(4)
+while True:
+    dist.all_reduce(value)
+    if dist.get_rank() == 1:
+        {how}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
+        ("dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
+        ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
+        ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by SIGSEGV"),
+    ],
+)
+def test_one_that_fails_ends_all_and_is_the_one_that_is_named(how: str, message: str) -> None:
+    code, _, complained = launch("--local", "2", "--", script(FAILS.format(how=how)))
+    assert code == 1
+    assert f"error: {message}" in complained
+    folder = only_run()
+    first = next(event for event in folder.events() if isinstance(event, ErrorEvent))
+    assert first.message == folder.metadata.error_message == message
+    assert folder.metadata.status == "failed"
+    if "raise" in how:
+        lines = complained.splitlines()
+        assert lines.index("Traceback (most recent call last):") < lines.index(f"error: {message}")
+        assert first.traceback.startswith('Traceback (most recent call last):\n  File "')
+    assert processes_of(folder.metadata.run_id) == []
+
+
+RUNS_ON = """
+import subprocess, torch, torch.distributed as dist
+dist.init_process_group()
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(f"begun-{dist.get_rank()}", "w").close()
+while True:
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_one_that_is_stopped(number: int) -> None:
+    process = start("--local", "2", "--", script(RUNS_ON))
+    until(lambda: Path("begun-0").exists() and Path("begun-1").exists())
+    folder = only_run()
+    assert processes_of(folder.metadata.run_id)
+    process.send_signal(number)
+    _, complained = process.communicate(timeout=120)
+    until(lambda: processes_of(folder.metadata.run_id) == [])
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "this machine: nothing is left" in complained
+        assert only_run().metadata.status == "cancelled"
+
+
+def test_a_run_in_the_background_is_stopped_and_shown_as_others_are() -> None:
+    code, said, complained = launch("--local", "2", "--detach", "--json", "--", script(RUNS_ON))
+    assert code == 0, complained
+    run: dict[str, Any] = json.loads(said)
+    until(lambda: Path("begun-0").exists() and Path("begun-1").exists())
+    until(lambda: any(isinstance(event, MachineEvent) for event in only_run().events()))
+
+    def muster(*words: str) -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, str(ROOT / "cli_typer.py"), *words)
+        return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+
+    refused = muster("ask", run["run_id"], "pause")
+    assert refused.returncode == 1 and "it can only be stopped" in refused.stdout
+    stopped = muster("stop", run["run_id"])
+    assert stopped.returncode == 0 and "this machine: nothing is left" in stopped.stdout
+    shown = muster("runs", "show", run["run_id"])
+    assert shown.returncode == 0 and "script.py" in shown.stdout
+    assert processes_of(run["run_id"]) == []
+
+
+def test_a_script_that_is_not_there_is_told_in_one_line() -> None:
+    code, said, complained = launch("--local", "2", "--", "nowhere.py")
+    assert (code, said) == (2, "")
+    assert complained.splitlines()[0] == "error: nowhere.py: no such script"
+    assert not Path("output").exists()

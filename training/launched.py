@@ -1,0 +1,221 @@
+"""Process entry of one rank of a launched script: ``python -m training.launched``, told and telling as
+:mod:`training.worker` is.
+
+The script is a process of its own (``script_start.py``) in this one's group: neither its modules nor its end touch what
+watches it, and what it starts ends with it. It has torchrun's environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from profiles.errors import ExitCode, MusterError, RunFailed
+from training.bounded import LONGEST_LINE, LONGEST_TEXT
+from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
+from training.machine_load import machine_events
+from training.plan import Launch, RunPlan, read_plan
+from training.processes import RUN_VARIABLE, end_processes
+from training.worker import take_over_stdout, worker_arguments
+
+START = Path(__file__).with_name("script_start.py")
+FILES = "files"
+"""Folder with what the script of rank 0 has written, where it ran in a copy."""
+_GRACE = 5.0
+"""Seconds that the script has to end by itself when nobody watches it any more."""
+_COPY_PATIENCE = 600.0
+_LOOK = 0.05
+
+
+def environment(plan: RunPlan, launch: Launch, rank: int, store: str, secrets: Path) -> dict[str, str]:
+    """Return torchrun's variables for a rank, and what the mesh needs; without what only this process needs."""
+    beside, machine = launch.beside(rank), launch.machines[rank]
+    code = (str(START.parents[1]), str(Path.cwd() / "inputs" / "user"))
+    path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in code]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": plan.world_size,
+        "LOCAL_RANK": beside.index(rank),
+        "LOCAL_WORLD_SIZE": len(beside),
+        "GROUP_RANK": machine,
+        "GROUP_WORLD_SIZE": len(launch.addresses),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": plan.world_size,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "MASTER_PORT": 20_000 + sum(plan.run_id.encode()) * 31 % 12_000,
+    }
+    return {
+        **kept,
+        **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
+        **{name: str(number) for name, number in numbers.items()},
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": launch.addresses[0],
+        "TORCHELASTIC_RUN_ID": plan.run_id,
+        "PYTHONUNBUFFERED": "1",
+        RUN_VARIABLE: plan.run_id,
+        "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
+        "MUSTER_LISTEN": launch.addresses[machine],
+        "MUSTER_STORE": store,
+        "MUSTER_BACKEND": launch.backend,
+    }
+
+
+def workplace(launch: Launch, run_dir: Path, rank: int) -> Path:
+    """Return the folder that the script runs in: a copy that the ranks of a machine have together, or where it is.
+
+    Raises:
+        RunFailed: the first rank of the machine did not make the copy.
+    """
+    if not launch.folder:
+        return Path.cwd()
+    first = launch.beside(rank)[0]
+    place = run_dir.resolve().parent / str(first) / "work"
+    if rank == first:
+        part = place.with_suffix(".part")
+        shutil.copytree(run_dir / launch.folder, part, copy_function=shutil.copyfile)
+        part.rename(place)
+    end = time.monotonic() + _COPY_PATIENCE
+    while not place.is_dir():
+        if time.monotonic() > end:
+            raise RunFailed(f"{place} was not made", "see the log of the machine's first rank")
+        time.sleep(_LOOK)
+    return place
+
+
+class Script:
+    """The script's process, and what it says of its end.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self, name: str, launch: Launch, folder: Path, variables: Mapping[str, str], emit: Callable[[Event], object]
+    ) -> None:
+        self._name, self._far = name, bool(launch.folder)
+        self._emit, self._variables = emit, variables
+        self._asked = threading.Event()
+        self._told = False
+        ours, theirs = socket.socketpair()
+        words = [variables[RUN_VARIABLE], "module" if launch.module else "file", launch.script, *launch.arguments]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(START), *words], stdin=theirs.fileno(), stdout=2, env=dict(variables), cwd=folder
+            )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._hear, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def obey(self) -> None:
+        """Carry out what this process is told, until nobody tells it anything any more."""
+        for line in iter(lambda: sys.stdin.buffer.readline(LONGEST_LINE), b""):
+            with contextlib.suppress(ValueError):
+                if json.loads(line).get("command") == "stop":
+                    self._stop()
+        self._stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+            return
+        print("nobody watches this script any more: it is ended", file=sys.stderr, flush=True)
+        os.killpg(0, signal.SIGKILL)
+
+    def end(self) -> ExitCode:
+        """Wait for the end; report a failure that the script has not reported."""
+        code = self._process.wait()
+        end_processes(self._variables[RUN_VARIABLE], int(self._variables["RANK"]))  # what it has left behind
+        self._reader.join(_GRACE)
+        if self._asked.is_set():
+            return ExitCode.STOPPED
+        if code and not self._told:
+            end = f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+            self._fail(f"the script {end}")
+        return ExitCode.RUN_FAILED if code else ExitCode.DONE
+
+    def _stop(self) -> None:
+        self._asked.set()
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def _hear(self, told: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), told.makefile("rb") as lines:
+            said = json.loads(lines.readline())
+            self._told = True
+            self._fail(str(said["error"]), str(said["traceback"])[-LONGEST_TEXT:])
+
+    def _fail(self, message: str, traceback: str = "") -> None:
+        name = self._name
+        error = ErrorEvent(message=f"{name}: {message}", traceback=traceback, hint=f"its whole output is in {name}.log")
+        self._emit(error.model_copy(update={"machine": name}) if self._far else error)
+
+
+def keep_files(place: Path, source: Path, target: Path) -> None:
+    """Move what is new or changed in a copy to ``target``: names that any system has, without caches."""
+    for folder, folders, files in os.walk(place):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            path = Path(folder, name)
+            relative = path.relative_to(place)
+            before = source / relative
+            plain = not path.is_symlink() and str(relative).isprintable() and not set(":\\") & set(str(relative))
+            if plain and not (before.is_file() and before.read_bytes() == path.read_bytes()):
+                (target / relative).parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target / relative)
+
+
+def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: str, emit: EventSink) -> ExitCode:
+    """Run the script as one rank; every failure becomes one ``error`` event."""
+    name, launch = plan.seats[rank].name, plan.launch
+    assert launch is not None
+    emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
+    try:
+        place = workplace(launch, run_dir, rank)
+        script = Script(name, launch, place, environment(plan, launch, rank, store, secrets), emit)
+    except (MusterError, OSError) as error:
+        emit(ErrorEvent(message=f"{name}: {error}"))
+        return ExitCode.RUN_FAILED
+    emit(RunEvent(status="running"))
+    emit(MemberEvent(status="joined", name=name))
+    threading.Thread(target=script.obey, daemon=True).start()
+    with machine_events(emit, None, secrets, run_id=plan.run_id, process=script.pid):
+        code = script.end()
+    if code is ExitCode.DONE:
+        if launch.folder and rank == 0:
+            keep_files(place, run_dir / launch.folder, run_dir / FILES)
+        emit(MemberEvent(status="done", name=name))
+    return code
+
+
+def main() -> int:
+    arguments = worker_arguments("training.launched")
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal that is ignored would be ignored by the script too
+        signal.signal(number, lambda *_: None)
+    emit = EventSink(take_over_stdout(), arguments.rank)
+    try:
+        plan = read_plan(arguments.plan)
+    except MusterError as error:
+        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        return int(error.exit_code)
+    line = sys.stdin.buffer.readline(LONGEST_LINE)
+    if not line:
+        return int(ExitCode.STOPPED)
+    address = str(json.loads(line)["address"])
+    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, address, emit))
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread that waits for words must not delay the end

@@ -1,0 +1,215 @@
+"""Runs a person's script in this process, as ``python script.py`` would, and puts the mesh where it asks for a group.
+
+``python script_start.py RUN KIND TARGET ARGUMENTS``: the id of the run, by which its processes are known, and ``file``
+or ``module``. Standard input is a socket: an uncaught error goes out there as one JSON object, and where its other end
+closes nobody watches any more, and the process group ends. Standard library only, until the script itself loads torch:
+what it sets before that still counts.
+
+``torch.distributed.init_process_group`` and ``new_group`` are replaced as soon as ``torch.distributed`` is loaded, and
+so before the script can take hold of them. A ``sitecustomize`` would do it in the script's own children too, but is
+hidden by any other one on the path and by ``python -I``; this file is what is started, so nothing can come before it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.path and sys.path[0] and sys.path[0] == __file__.rpartition("/")[0]:
+    del sys.path[0]  # modules beside this one are not the script's
+
+import atexit
+import contextlib
+import functools
+import importlib
+import importlib.machinery
+import json
+import os
+import runpy
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = str(Path(__file__).resolve().parents[1])
+OURS = ("training", "profiles")
+_HOLD = 5.0
+"""Seconds in which one that only lost its connections lets the one that failed speak first."""
+_LOST = ("PeerLost", "the connection with", "no connection with", "rendezvous store")
+
+
+class AfterLoading(importlib.machinery.PathFinder):
+    """Finds ``torch.distributed``, and gives it the mesh as soon as it is loaded."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch.distributed":
+            return None
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                give_group(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
+        return spec
+
+
+def give_group(distributed: Any) -> None:
+    """Replace what makes groups."""
+    if not distributed.is_available():
+        return
+    c10d = distributed.distributed_c10d
+    first, another = c10d.init_process_group, c10d.new_group
+
+    @functools.wraps(first)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *others: Any,
+        **more: Any,
+    ) -> None:
+        ours("training.exchange.process_group")
+        if store is None and init_method in (None, "env://"):
+            store, init_method = _store(), None
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        first(chosen(backend), init_method, timeout, world_size, rank, store, *others, **more)
+
+    @functools.wraps(another)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: str | None = None, *others: Any, **more: Any) -> Any:
+        return another(ranks, timeout, backend and chosen(backend), *others, **more)
+
+    for module in (distributed, c10d):
+        module.init_process_group, module.new_group = init_process_group, new_group
+
+
+def chosen(said: str | None) -> str | None:
+    """Return the backend of a group for which the script says ``said``.
+
+    On one machine NCCL stays where it is: nothing leaves the machine, and nothing is faster between its GPUs.
+    """
+    wanted = os.environ["MUSTER_BACKEND"]
+    if wanted == "script" or said == "muster":
+        return said
+    torch: Any = sys.modules["torch"]
+    kinds = {part.rpartition(":")[2] for part in (said or "").lower().split(",")} - {""}
+    gpus = "nccl" in kinds or (not kinds and torch.cuda.is_available())
+    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (gpus and os.environ["GROUP_WORLD_SIZE"] == "1")):
+        return said
+    return "muster"
+
+
+_stores: list[Any] = []
+"""torch holds only the C++ half of each."""
+
+
+def _store() -> Any:
+    """Return the run's store, with keys of their own for every first group that is made one after the other."""
+    token = ours("training.exchange.store_server").read_token(Path(os.environ["MUSTER_CERTIFICATES"]))
+    client = ours("training.exchange.store_client").StoreClient
+    _stores.append(client(os.environ["MUSTER_STORE"], token, 300.0, prefix=f"{len(_stores)}/"))
+    return _stores[-1]
+
+
+def ours(name: str) -> Any:
+    """Import a module of Muster, whatever modules of the same name the script has; those stay the script's."""
+    known = sys.modules.get(name)
+    if known is not None and (known.__file__ or "").startswith(ROOT):
+        return known
+    if name in _imported:
+        return _imported[name]
+    others = [place for place in sys.path if place != ROOT]
+    hidden = any(importlib.machinery.PathFinder.find_spec(part, others) for part in OURS)
+    theirs, path = _taken_out(), list(sys.path)
+    sys.path.insert(0, ROOT)
+    sys.modules.update(_imported)
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.path[:] = path
+        if theirs or hidden:
+            _imported.update(_taken_out())
+            sys.modules.update(theirs)
+    return module
+
+
+_imported: dict[str, ModuleType] = {}
+"""Modules of Muster whose names are the script's."""
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] in OURS]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def leave_group() -> None:
+    """Say good-bye to the others, where the script has not."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    with contextlib.suppress(Exception):  # it is the end anyway
+        if distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def end_with(watcher: socket.socket) -> None:
+    """End this process and all of its group when nobody watches any more."""
+    with contextlib.suppress(OSError):
+        while watcher.recv(1):
+            continue
+    os.killpg(0, signal.SIGKILL)
+
+
+def tell(watcher: socket.socket, error: BaseException) -> None:
+    """Report an uncaught error, in the log and to whoever watches; one that only lost the others waits for its end."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    if any(sign in text for sign in _LOST):
+        time.sleep(_HOLD)
+    line = traceback.format_exception_only(type(error), error)[-1].strip()
+    with contextlib.suppress(OSError):
+        watcher.sendall(json.dumps({"error": line, "traceback": text}).encode() + b"\n")
+    print(text, file=sys.stderr, end="", flush=True)
+
+
+def main() -> int:
+    """Run the script; return its exit code."""
+    kind, target, *arguments = sys.argv[2:]
+    watcher = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=end_with, args=(watcher,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [target, *arguments]
+    sys.path[:0] = [os.getcwd() if kind == "module" else os.path.dirname(os.path.abspath(target))]
+    sys.path.append(ROOT)
+    if "torch.distributed" in sys.modules:  # a sitecustomize loads it
+        give_group(sys.modules["torch.distributed"])
+    sys.meta_path.insert(0, AfterLoading)
+    atexit.register(leave_group)
+    try:
+        if kind == "module":
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - the process boundary: all ranks end, and this one says why
+        tell(watcher, error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
