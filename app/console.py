@@ -11,10 +11,13 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 200
+_LOOK = 0.2
 KEPT_CRASH_LOGS = 20
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
@@ -71,7 +75,57 @@ def say_error(message: str, hint: str = "") -> None:
 def agreed(question: str) -> bool:
     """Ask the person at the terminal; only a clear yes is one."""
     say(f"{question} [y/N] ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    with hearing_ctrl_c():
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@contextlib.contextmanager
+def hearing_ctrl_c() -> Iterator[None]:
+    """Lose no ctrl+c meanwhile, in the main thread.
+
+    Python looks for signals between two of its own steps. One that comes between the last look and a read that blocks
+    would wait for the next line, and the terminal has thrown away what was typed before it. One that is raised where
+    nothing can be raised, in the callback of a weak reference, is forgotten. So a thread has Python look every
+    0.2 s, and a press that is not heard two looks later is raised again.
+    """
+    pressed, looks, raising = False, 0, True
+    over, main, tell = threading.Event(), threading.main_thread().ident or 0, sys.unraisablehook
+
+    def unraisable(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            tell(what)
+
+    def press(*_: object) -> None:
+        nonlocal pressed, looks
+        pressed, looks = True, 0
+        if raising:
+            raise KeyboardInterrupt
+
+    def look(*_: object) -> None:
+        nonlocal looks
+        looks += pressed
+        if raising and looks == 2:
+            raise KeyboardInterrupt
+
+    def remind() -> None:
+        while not over.wait(_LOOK):
+            signal.pthread_kill(main, signal.SIGURG)
+
+    before = {}
+    try:
+        sys.unraisablehook = unraisable
+        for number, handler in ((signal.SIGURG, look), (signal.SIGINT, press)):
+            before[number] = signal.signal(number, handler)
+        threading.Thread(target=remind, name="ctrl+c", daemon=True).start()
+        yield
+    finally:
+        raising = False
+        over.set()
+        sys.unraisablehook = tell
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def show(content: RenderableType) -> None:

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
-from app.console import agreed, say, visible
+from app.console import agreed, hearing_ctrl_c, say, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
@@ -163,7 +163,8 @@ def _with_password(
             f"Password of {visible(report.user)} at {visible(report.where)} (once, to install a key; empty: skip): "
         )
         try:
-            password = getpass.getpass(prompt, stream=sys.stderr)
+            with hearing_ctrl_c():
+                password = getpass.getpass(prompt, stream=sys.stderr)
         except EOFError:
             password = ""
             say("")

@@ -44,7 +44,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the set-up and return its exit code."""
     chosen = options().parse_args(arguments)
     try:
-        begin_to_answer()
         services, profile = _chosen(chosen.demo, chosen.profile)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             sys.stderr.write(HEADLESS)
@@ -53,10 +52,12 @@ def main(arguments: Sequence[str]) -> int:
             from app.cli.attach import show_run
             from app.wizard.plain import run_plain
 
+            begin_to_answer()
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
         from app.cli.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
 
+        begin_to_answer()
         return run_wizard(services, profile, chosen.ascii, left=tell_of_run)
     except MusterError as error:
         say_error(error.message, error.hint)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from app.console import command_line
+from app.console import command_line, hearing_ctrl_c
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
@@ -49,28 +49,29 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
     """
     wizard = Wizard(services, profile)
     try:
-        return Conversation(wizard, ask or prompter(), watch).hold()
+        with hearing_ctrl_c():
+            run = Conversation(wizard, ask or prompter()).hold(may_watch=watch is not None)
     except (Leave, EOFError):
         return ExitCode.DONE
     finally:
         wizard.close()
+    return watch(run) if watch is not None and run is not None else ExitCode.DONE
 
 
 class Conversation:
     """Walks a person through the set-up."""
 
-    def __init__(self, wizard: Wizard, ask: BareLines, watch: Watch | None = None) -> None:
+    def __init__(self, wizard: Wizard, ask: BareLines) -> None:
         self._wizard = wizard
         self._ask = ask
-        self._watch = watch
         self._told = 0
 
     @property
     def _state(self) -> WizardState:
         return self._wizard.state
 
-    def hold(self) -> int:
-        """Ask until the run trains."""
+    def hold(self, may_watch: bool) -> Path | None:
+        """Ask until the run trains, and return it if the person wants to watch it here."""
         steps: dict[Step, Callable[[], None]] = {
             Step.HOME: self._home, Step.MACHINES: self._machines, Step.ACCESS: self._access, Step.CHECKS: self._checks,
             Step.LINKS: self._links, Step.JOB: self._job, Step.STRATEGY: self._strategy, Step.PLAN: self._plan,
@@ -79,7 +80,10 @@ class Conversation:
             if self._state.step is not Step.LAUNCH:
                 self._head()
                 steps[self._state.step]()
-        return self._end()
+        run = Path(self._state.launch.found.run)
+        self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
+        here = may_watch and self._ask.line("Watch it here? y or n", "y").casefold() in ("y", "yes")
+        return run if here else None
 
     # ------------------------------------------------------------------------------------------------------ tools
 
@@ -300,14 +304,6 @@ class Conversation:
             lambda answer: do.drop(answer.removeprefix("d").strip()),
         )
         return False
-
-    def _end(self) -> int:
-        run = Path(self._state.launch.found.run)
-        self._ask.say(f"the run trains in the background; watch it with: {command_line('attach', run.name[:20])}")
-        if self._watch is None or self._ask.line("Watch it here? y or n", "y").casefold() not in ("y", "yes"):
-            return ExitCode.DONE
-        self._wizard.close()
-        return self._watch(run)
 
 
 def _launch_changed(before: Part[Launch], state: WizardState) -> bool:

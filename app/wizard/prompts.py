@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import getpass
 import os
-import select
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.console import visible
 
-_LOOK = 0.2
+if TYPE_CHECKING:
+    from questionary import Question
 
 
 def prompter() -> BareLines:
@@ -32,8 +32,6 @@ class BareLines:
     def line(self, question: str, default: str = "") -> str:
         """Return what was typed, without white space around it; nothing typed: ``default``."""
         print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
-        while not select.select([sys.stdin], [], [], _LOOK)[0]:
-            pass  # in short turns: a ctrl+c just before a read that blocks would wait for the next line
         return input().strip() or default
 
     def secret(self, question: str) -> str:
@@ -52,13 +50,17 @@ class Questions(BareLines):
         import questionary  # with prompt_toolkit 0.1 s, which --help does without
 
         shown = f"{visible(question)}{f' [{visible(default)}]' if default else ''}"
-        answer = questionary.text(shown, **_look()).unsafe_ask()
-        return str(answer).strip() or default
+        return _asked(questionary.text(shown, **_look())).strip() or default
 
     def secret(self, question: str) -> str:
         import questionary
 
-        return str(questionary.password(visible(question), **_look()).unsafe_ask())
+        return _asked(questionary.password(visible(question), **_look()))
+
+
+def _asked(question: Question) -> str:
+    """Return the answer; ctrl+c is Python's own matter, for prompt_toolkit loses one that comes as it begins."""
+    return str(question.application.run(handle_sigint=False))
 
 
 def _look() -> dict[str, Any]:

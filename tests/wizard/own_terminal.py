@@ -66,17 +66,6 @@ class OwnTerminal:
         """Press ctrl+c."""
         os.write(self._ours, b"\x03")
 
-    def interrupted(self) -> int:
-        """Press ctrl+c, again where nothing came of it; return the exit code."""
-        for _ in range(5):
-            self.interrupt()
-            end = time.monotonic() + PATIENCE / 6
-            while self._read(end):
-                pass
-            if time.monotonic() < end:
-                break
-        return self.process.wait(PATIENCE / 6)
-
     def exit_code(self) -> int:
         end = time.monotonic() + PATIENCE
         while self._read(end):

@@ -1,0 +1,64 @@
+"""Ctrl+c while a person is asked: none is lost, whenever it comes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from app.console import hearing_ctrl_c
+from tests.waiting import PATIENCE
+from tests.wizard.own_terminal import OwnTerminal
+
+ROOT = Path(__file__).parents[2]
+READING = """import signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from app.console import agreed, hearing_ctrl_c
+from app.wizard.prompts import BareLines
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the thread has it: it does not interrupt what reads here
+try:
+    with hearing_ctrl_c():
+        {asks}
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("asks", ["agreed('Well?')", "BareLines().line('Well?')", "BareLines().secret('Well?')"])
+def test_one_that_does_not_interrupt_the_reading_is_heard(asks: str, tmp_path: Path) -> None:
+    with OwnTerminal(["-c", READING.format(asks=asks), str(ROOT)], tmp_path) as terminal:
+        terminal.wait_for("Well?")
+        terminal.interrupt()
+        assert terminal.exit_code() == 130
+
+
+class Thing:
+    """One that can be looked at weakly."""
+
+
+def swallow_one(then_wait: float) -> None:
+    """Press ctrl+c where Python can raise nothing."""
+    thing = Thing()
+    gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    with hearing_ctrl_c():
+        del thing
+        assert gone() is None
+        threading.Event().wait(then_wait)
+
+
+@pytest.mark.parametrize("waits", [PATIENCE, 0.0])
+def test_one_that_is_swallowed_is_raised_again(waits: float) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        swallow_one(waits)
+
+
+def test_it_is_as_before_afterwards() -> None:
+    numbers = (signal.SIGINT, signal.SIGURG)
+    before = [signal.getsignal(number) for number in numbers]
+    with hearing_ctrl_c():
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
