@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
 from torch import nn
-from transformers import AutoProcessor, WhisperForConditionalGeneration, pipeline
+from transformers import AutoProcessor, WhisperConfig, WhisperForConditionalGeneration, pipeline
 
 from profiles.errors import BadInput
-from training.tasks.pretrained import merged_copy
+from profiles.schema import ModelSettings
+from training.tasks.pretrained import add_lora, merged_copy
 from training.tasks.whisper.model import unwrap
 from training.tasks.whisper.task import WhisperTask, generation_bound
 
@@ -254,6 +255,27 @@ def test_merged_weights_take_no_memory_that_cannot_be_taken_away(
     assert weight.untyped_storage().filename is not None
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []
     torch.testing.assert_close(weight, layer.base_layer.weight + layer.get_delta_weight("default"))
+
+
+def kept_memory() -> float:
+    """Megabytes of this process that the system can only take away by writing them to swap space."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells it")
+def test_merging_leaves_no_holes_as_large_as_the_weights(tmp_path: Path) -> None:
+    sizes = {"d_model": 512, "encoder_layers": 8, "decoder_layers": 1, "encoder_ffn_dim": 2048, "vocab_size": 60}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 10}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    base = WhisperForConditionalGeneration(WhisperConfig(**sizes, **heads, **tokens))
+    base.name_or_path = "random"
+    settings = ModelSettings(model_path="random", tuning="lora", lora_rank=2, lora_target_modules="all-linear")
+    model = add_lora(base, settings, ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"))
+    before = kept_memory()
+    whole = merged_copy(model, lambda: pytest.fail("the base is there"), tmp_path)
+    assert kept_memory() - before < 25  # of 110 MB that are merged
+    del whole
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])

@@ -247,8 +247,9 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
         fresh = read_base()
         adapted = {f"{name}.weight": layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
         for name, parameter in fresh.named_parameters():
-            change: torch.Tensor | float = _delta(adapted[name]).cpu() if name in adapted else 0.0
-            parameter.data = _in_file(parameter.detach().float() + change, folder)
+            parameter.data = _in_file(parameter.detach().float(), folder)
+            if name in adapted:
+                _add_adapters(parameter.data, adapted[name])
         fresh.config.dtype = torch.float32
         return fresh
     with torch.device("meta"):
@@ -275,16 +276,21 @@ def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
         if ".lora_" in name:
             continue
         owner, _, leaf = name.rpartition(".base_layer.")
-        merged = tensor.detach()
+        whole = tensor.detach().cpu()
         if owner and leaf == "weight":
-            merged = _in_file((merged + _delta(adapted[owner])).cpu(), folder)
-        weights[f"{owner}.{leaf}" if owner else name] = merged.cpu()
+            whole = _in_file(whole, folder)
+            _add_adapters(whole, adapted[owner])
+        weights[f"{owner}.{leaf}" if owner else name] = whole
     return weights
 
 
-def _delta(layer: Any) -> torch.Tensor:
-    deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-    return cast(torch.Tensor, sum(deltas[1:], deltas[0])).detach()
+def _add_adapters(weight: torch.Tensor, layer: Any) -> None:
+    """Add what a layer's adapters change to its weight on the CPU, in place: tensors in between, one a layer, leave
+    holes that the C library keeps, as large as all merged weights together."""
+    for adapter in layer.active_adapters:
+        down, up = (part[adapter].weight.detach().cpu() for part in (layer.lora_A, layer.lora_B))
+        target = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
+        target.addmm_(up.to(weight.dtype), down.to(weight.dtype), alpha=layer.scaling[adapter])
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:
