@@ -168,7 +168,11 @@ def test_a_relay_that_changes_frames_ends_the_connection_and_nothing_wrong_is_re
         received.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("word", [b"", b"GET / HTTP/1.1\r\n\r\n" * 9, os.urandom(65), bytes(10_000)])
+@pytest.mark.parametrize(
+    "word",
+    [b"", b"GET / HTTP/1.1\r\n\r\n" * 9, os.urandom(65), bytes(10_000)],
+    ids=["nothing", "a request", "noise", "zeros"],
+)
 def test_strangers_get_nothing_and_members_still_come_through(
     listeners: list[Listener], serving: Loop, word: bytes
 ) -> None:
