@@ -53,6 +53,10 @@ class ExchangeError(Exception):
     """The exchange cannot go on; the message says which machine or what is missing and what to do."""
 
 
+class ExchangeDropped(ExchangeError):
+    """The others went on without this member; it can come back as a newcomer."""
+
+
 class ExchangeTimeout(ExchangeError):
     """An operation passed its deadline."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from training.exchange.base import MeanResult
@@ -85,6 +85,7 @@ class MeanResiduals:
         codec: Codec,
         encode: Callable[[torch.Tensor], torch.Tensor],
         decode: Callable[[torch.Tensor], torch.Tensor],
+        owed: dict[tuple[str, int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Encode a piece of a mean and keep what that loses for the stream's next one.
 
@@ -94,6 +95,7 @@ class MeanResiduals:
             mean: flat fp32.
             codec: of the reply.
             encode: as ``codec`` does; ``decode`` is its inverse.
+            owed: where to put what is to be kept; it counts when it is given to :meth:`keep`.
 
         Raises:
             ValueError: the codec cannot carry the mean.
@@ -102,12 +104,16 @@ class MeanResiduals:
             return encode(mean)
         residual = self._take((stream, start), mean)
         # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
-        owed = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
-        total = mean + owed
+        repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
+        total = mean + repaid
         if not codec.carries(total):
-            total, owed = mean, torch.zeros_like(mean)
+            total, repaid = mean, torch.zeros_like(mean)
         data = encode(total)
-        self._keep((stream, start), residual - owed + (total - decode(data)))
+        lost = residual - repaid + (total - decode(data))
+        if owed is None:
+            self.keep({(stream, start): lost})
+        else:
+            owed[stream, start] = lost
         return data
 
     def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
@@ -147,11 +153,13 @@ class MeanResiduals:
                 return part[start - at : start - at + size]
         return None
 
-    def _keep(self, key: tuple[str, int], residual: torch.Tensor) -> None:
+    def keep(self, owed: Mapping[tuple[str, int], torch.Tensor]) -> None:
+        """Keep what encoding pieces lost, by stream and start."""
         with self._lock:
-            before = self._kept.pop(key, None)
-            self._elements += residual.numel() - (0 if before is None else before.numel())
-            self._kept[key] = residual
+            for key, residual in owed.items():
+                before = self._kept.pop(key, None)
+                self._elements += residual.numel() - (0 if before is None else before.numel())
+                self._kept[key] = residual
             while self._elements > self.limit:
                 _, oldest = self._kept.popitem(last=False)
                 self._elements -= oldest.numel()

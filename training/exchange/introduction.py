@@ -87,7 +87,7 @@ class Introductions:
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
-        self._server, self._client = _contexts(identity.certificates)
+        self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
 
     def hear(self, connection: socket.socket, way: str) -> tuple[Key, Arrival]:
@@ -177,7 +177,7 @@ class Introductions:
         return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.way)
 
 
-def _contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
     """Return what this end says and demands when it is dialled, and when it dials."""
     if folder is None:
         return None, None

@@ -12,7 +12,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from profiles.errors import BadInput
@@ -63,6 +63,7 @@ class Listener:
         deadline: float,
         names: Mapping[int, str],
         relay: Address | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[dict[int, Connection], dict[int, Connection]]:
         """Meet ``peers`` on ``channel``, a name that is used once; return the connections out and in, by rank.
 
@@ -70,6 +71,7 @@ class Listener:
             peers: where each listens, literal addresses, the fastest way first; empty: it cannot be dialled.
             deadline: of :func:`time.monotonic`.
             relay: where those meet who cannot dial one another.
+            wanted: whether that is so still; looked at again after :meth:`wake`.
 
         Raises:
             ExchangeTimeout: somebody is missing; the message says who and what was tried last.
@@ -77,7 +79,7 @@ class Listener:
         if len(channel.encode()) > MAX_CHANNEL:
             raise ValueError(f"the channel's name '{channel}' is too long")
         meetings = {
-            (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline)
+            (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline, wanted)
             for peer in peers
             for does in (SENDS, RECEIVES)
         }
@@ -102,13 +104,18 @@ class Listener:
         addresses: Sequence[Address],
         deadline: float,
         relay: Address | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Connection:
         """Return one direction to or from one peer, as :meth:`connect` does for all."""
-        meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline)
+        meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline, wanted)
         found = meeting.meet()
         if found is None:
             raise ExchangeTimeout(f"no connection with rank {peer}: {meeting.problem or 'it did not come'}")
         return found
+
+    def wake(self) -> None:
+        """Have everybody who waits look again whether it is wanted."""
+        self._arrivals.wake()
 
     def close(self) -> None:
         """Stop listening, and hang up what nobody has taken. Idempotent."""
@@ -117,8 +124,15 @@ class Listener:
             self._socket.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
         self._socket.close()
 
-    def _meeting(self, key: Key, addresses: Sequence[Address], relay: Address | None, deadline: float) -> Meeting:
-        return Meeting(self._introductions, self._ways, self._arrivals, key, addresses, relay, deadline)
+    def _meeting(
+        self,
+        key: Key,
+        addresses: Sequence[Address],
+        relay: Address | None,
+        deadline: float,
+        wanted: Callable[[], bool],
+    ) -> Meeting:
+        return Meeting(self._introductions, self._ways, self._arrivals, key, addresses, relay, deadline, wanted)
 
     # ------------------------------------------------------------------------------------------------ being dialled
 

@@ -73,6 +73,11 @@ class Arrivals:
         with self._changed:
             self._changed.wait_for(stop, seconds)
 
+    def wake(self) -> None:
+        """Have all who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Hang up all there are, and all that come."""
         with self._changed:
@@ -95,7 +100,9 @@ class Meeting:
         addresses: Sequence[Address],
         relay: Address | None,
         deadline: float,
+        wanted: Callable[[], bool],
     ) -> None:
+        self._wanted = wanted
         self._introductions, self._ways, self._arrivals = introductions, ways, arrivals
         self._key, self._relay, self._deadline = key, relay, deadline
         self._addresses = [(host, port) for host, port in addresses]
@@ -128,7 +135,7 @@ class Meeting:
         return None
 
     def _over(self) -> bool:
-        return self._arrivals.closed or time.monotonic() >= self._deadline
+        return self._arrivals.closed or not self._wanted() or time.monotonic() >= self._deadline
 
     def _stop(self) -> bool:
         """Whether trying is of no use any more."""

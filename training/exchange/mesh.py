@@ -196,6 +196,7 @@ class Mesh:
         self._lock = threading.Lock()
         self._shares: set[_Share] = set()
         self._closed = False
+        self._on_lost: Callable[[PeerLost], None] | None = None
 
     @classmethod
     def form(
@@ -206,10 +207,14 @@ class Mesh:
         names: Mapping[int, str] | None = None,
         seconds: float = _FORM_SECONDS,
         relay: Address | None = None,
+        on_lost: Callable[[PeerLost], None] | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Mesh:
         """Connect with everybody.
 
         Args:
+            on_lost: told, once, of the first member that is lost; whoever listens sees to it that the others hear of it.
+            wanted: whether the group is to be formed still, see :meth:`Listener.connect`.
             channel: name of this group, never used before; equal on all members.
             addresses: where each member listens, by rank; this member's own is not looked at.
             relay: where those meet who cannot dial one another (:class:`~training.exchange.relay.Relay`).
@@ -220,8 +225,9 @@ class Mesh:
         rank = listener.identity.rank
         told = names or {one: f"rank {one}" for one in addresses}
         mesh = cls(rank, list(addresses), told)
+        mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
-        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told, relay)
+        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told, relay, wanted)
         after = [peer for peer in mesh.peers if peer > rank] + [peer for peer in mesh.peers if peer < rank]
         rotation = Rotation(after) if len(after) > 1 else None
         for peer in mesh.peers:
@@ -313,6 +319,8 @@ class Mesh:
 
             return receive
 
+        for piece in own if not self.peers else ():
+            reduction.add_up(piece, {})
         operation = Operation(2 * len(self.peers), over, lambda: self.lost)
         for peer in self.peers:
             self._out[peer].submit(sender(peer), operation.part_ended)
@@ -329,13 +337,28 @@ class Mesh:
                 return
             self.lost = lost
             shares = list(self._shares)
-        for peer in self.peers:
+        for peer in self.peers if self._on_lost is None else ():
             self._out[peer].say_farewell(lost)
         for share in shares:
             share.fail()
+        if self._on_lost is not None:
+            self._cut()
+            return self._on_lost(lost)
         timer = threading.Timer(_FAREWELL_SECONDS, self._cut)
         timer.daemon = True
         timer.start()
+
+    def give_up(self) -> None:
+        """End everything under way; when this returns, nothing more comes of it. Not from a thread of its links."""
+        with self._lock:
+            self._on_lost = self._on_lost or (lambda lost: None)
+            if self.lost is None:
+                self.lost = PeerLost(self.rank, self.names[self.rank], "the group is formed anew")
+            shares = list(self._shares)
+        for share in shares:
+            share.fail()
+        self._cut()
+        self.close()
 
     def close(self) -> None:
         """Let what is under way end, and hang up. Idempotent."""
@@ -358,6 +381,25 @@ class Mesh:
         with self._lock:
             self._started += 1
             return self._started & 0xFFFFFFFF
+
+    def gather(
+        self, data: memoryview, rooms: Mapping[int, memoryview], took: Callable[[int, int], None], then: Done
+    ) -> Operation:
+        """Send ``data`` to all, and receive what each has for this, at most what its room holds.
+
+        Args:
+            took: told rank and size of each that has come.
+        """
+        number = self._next()
+        operation = Operation(2 * len(self.peers), then, lambda: self.lost)
+
+        def receiver(peer: int) -> Callable[[Incoming], None]:
+            return lambda link: took(peer, link.receive(number, rooms[peer]))
+
+        for peer in self.peers:
+            self._out[peer].submit(_sender(number, [data]), operation.part_ended)
+            self._in[peer].submit(receiver(peer), operation.part_ended)
+        return operation
 
     def _exchange(
         self,

@@ -87,7 +87,7 @@ class Operation(ABC, Generic[R]):
         self._meter = meter
         self._settled = threading.Event()
         self._lock = threading.Lock()
-        self._error: str = ""
+        self._error: ExchangeError | None = None
         meter.begin()
 
     def wait(self, timeout: float | None = None) -> R:
@@ -98,19 +98,19 @@ class Operation(ABC, Generic[R]):
             self._meter.waited(time.perf_counter() - start)
             if not there:
                 raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
-        if self._error:
-            raise ExchangeError(self._error)
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
         return self._result()
 
     def done(self) -> bool:
         return self._settled.is_set()
 
-    def finish(self, error: str = "") -> None:
+    def finish(self, error: ExchangeError | str = "") -> None:
         """Let :meth:`wait` return the result, or raise ``error``; the first end counts."""
         with self._lock:
             if self._settled.is_set():
                 return
-            self._error = error
+            self._error = ExchangeError(error) if error and isinstance(error, str) else error or None
             self._settled.set()
         self._meter.end()
 

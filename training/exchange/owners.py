@@ -12,13 +12,15 @@ numbers leaves them out and names their sender to all.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import math
 import struct
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -55,75 +57,147 @@ def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict
     return bounds
 
 
-@dataclass
-class _Outcome:
-    """What the pieces of one mean said beside their values."""
-
-    weight: float = 0.0
-    contributors: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
-    flags: bytes = b""
-    left_out: list[tuple[int, int]] = field(default_factory=list)
-
-
-class MeanReduction(Reduction):
-    """One weighted mean.
+@dataclass(frozen=True)
+class Contribution:
+    """What one member has for a mean.
 
     Args:
         name: equal on all members; a member that is elsewhere is found out.
-        values: flat fp32 of the CPU, of this operation alone; it becomes the mean.
+        values: flat fp32 of the CPU, of this operation alone; :meth:`MeanReduction.complete` makes it the mean.
         flags: beside the values; as many bytes on all members.
         stream: which residuals go with the mean.
+        fit: whether the values are numbers that the codec can carry; if not, they, the weight and the flags are zero.
+    """
+
+    name: str
+    values: torch.Tensor
+    weight: float
+    codec: Codec
+    flags: bytes = b""
+    stream: str = ""
+    fit: bool = True
+
+    @classmethod
+    def of(
+        cls, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
+    ) -> Contribution:
+        """Look at the values, which are the operation's own from now on."""
+        if codec.carries(values):
+            return cls(name, values, weight, codec, flags, stream)
+        return cls(name, values.zero_(), 0.0, codec, bytes(len(flags)), stream, fit=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
+
+    members: tuple[int, ...]
+    parts: tuple[tuple[int, int, memoryview], ...]
+    """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
+
+    @property
+    def size(self) -> int:
+        return sum(len(data) for *_, data in self.parts)
+
+    def to_bytes(self) -> bytes:
+        """Return it as it is handed over."""
+        head = {"members": self.members, "parts": [[start, stop, len(data)] for start, stop, data in self.parts]}
+        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.parts)))
+
+    @classmethod
+    def from_bytes(cls, data: bytearray) -> Outcome:
+        """Read what :meth:`to_bytes` wrote.
+
+        Raises:
+            ExchangeError: it is something else.
+        """
+        try:
+            end = data.index(b"\n")
+            head = json.loads(data[:end])
+            members = tuple(int(rank) for rank in head["members"])
+            bounds = [(int(start), int(stop), int(size)) for start, stop, size in head["parts"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ExchangeError(f"a result that was handed over cannot be read: {error}") from error
+        sizes = [size for *_, size in bounds]
+        if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
+            raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
+        starts = itertools.accumulate(sizes, initial=end + 1)
+        whole = memoryview(data)
+        parts = tuple((a, b, whole[at : at + size]) for (a, b, size), at in zip(bounds, starts))
+        return cls(members, parts)
+
+
+def completed(own: Contribution, rank: int, outcome: Outcome) -> MeanResult:
+    """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
+
+    Raises:
+        ExchangeError: the outcome is not that of such a contribution.
+    """
+    weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
+    for number, (start, stop, message) in enumerate(outcome.parts):
+        mask = -(-len(outcome.members) // 8)
+        split = len(message) - _OUTCOME.size - 2 * mask - len(own.flags)
+        if split < 0 or start != at or not start <= stop <= own.values.numel():
+            raise ExchangeError(f"the outcome of '{own.name}' is not one of {own.values.numel()} values")
+        if stop > start:
+            own.values[start:stop] = own.codec.reply.decode(_tensor(message[:split]), stop - start)
+        masks = bytes(message[split + _OUTCOME.size :])
+        refused |= _ranks(outcome.members, masks[mask : 2 * mask])
+        if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
+            left_out.append((start, stop))
+        if not number:
+            weight, flags = _OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
+        at = stop
+    if at != own.values.numel():
+        raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
+    return MeanResult(
+        own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit
+    )
+
+
+class MeanReduction(Reduction):
+    """One weighted mean on one mesh. Until :meth:`complete` the contribution stays as it is, so that it can be tried
+    again on another mesh; so does what is kept of encoding.
+
+    Args:
+        own: this member's contribution.
         shares: see :func:`share_bounds`.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        name: str,
-        values: torch.Tensor,
-        weight: float,
-        codec: Codec,
-        flags: bytes,
-        stream: str,
-        residuals: MeanResiduals,
-        shares: Mapping[int, float],
+        self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]
     ) -> None:
-        self._fit = codec.carries(values)
-        if not self._fit:
-            values.zero_()
-            weight, flags = 0.0, bytes(len(flags))
-        self._mesh, self._name, self._values, self._codec = mesh, name, values, codec
-        self._stream, self._residuals = stream, residuals
-        self._weight, self._flags = weight, flags
-        self._tail = _TAIL.pack(weight, zlib.crc32(name.encode()), not self._fit) + flags
-        self._bounds = share_bounds(values.numel(), shares, codec.block)
+        self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
+        self._owed: dict[tuple[str, int], torch.Tensor] = {}
+        self._tail = _TAIL.pack(own.weight, zlib.crc32(own.name.encode()), not own.fit) + own.flags
+        self._bounds = share_bounds(own.values.numel(), shares, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
         step = min(CHUNK_ELEMENTS, max(_LEAST_PIECE, widest // 16))
-        self._step = max(codec.block, step // codec.block * codec.block)
+        self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
         # A vector that is empty still tells weight and flags: its last owner sends one empty piece.
         self.pieces = {rank: -(-(stop - start) // self._step) for rank, (start, stop) in self._bounds.items()}
-        self.pieces[max(self.pieces)] = max(1, self.pieces[max(self.pieces)])
+        if not any(self.pieces.values()):
+            self.pieces[max(self.pieces)] = 1
         start, stop = self._bounds[mesh.rank]
-        self._room = max(codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail), 1)
+        self._room = max(self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail), 1)
         self._rooms = {peer: mesh.rooms.take(self._room * self.pieces[mesh.rank]) for peer in mesh.peers}
-        self._replies: dict[tuple[int, int], bytearray] = {}
+        self._replies: dict[tuple[int, int], memoryview] = {}
         self._bits = -(-len(mesh.members) // 8)
-        self._told = _Outcome()
         self._lock = threading.Lock()
 
-    def result(self) -> MeanResult:
-        """Return the mean; when the operation is complete."""
-        told = self._told
-        return MeanResult(
-            self._values,
-            told.weight,
-            tuple(self._mesh.members),
-            tuple(sorted(told.left_out)),
-            tuple(sorted(told.refused)),
-            told.flags,
-            self._fit,
-        )
+    def outcome(self) -> Outcome:
+        """Return what all owners have sent; when the operation is complete."""
+        pieces = ((*self._piece(*key), self._replies[key]) for key in sorted(self._replies))
+        return Outcome(tuple(self._mesh.members), tuple(pieces))
+
+    def settle(self) -> None:
+        """The mean stands: keep what encoding this member's share of it lost."""
+        self._residuals.keep(self._owed)
+
+    def complete(self) -> MeanResult:
+        """Put the mean into the place of the contribution; when the operation is complete."""
+        self.settle()
+        return completed(self._own, self._mesh.rank, self.outcome())
 
     # --------------------------------------------------------------------------------------------------- contributions
 
@@ -133,7 +207,7 @@ class MeanReduction(Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return self._codec.encode_view(self._values[start:stop]) if stop > start else torch.empty(0, dtype=torch.uint8)
+        return self._codec.encode_view(self._own.values[start:stop]) if stop > start else torch.empty(0, dtype=torch.uint8)
 
     def contribution(self, owner: int, piece: int) -> memoryview:
         return memoryview(b"".join((self._encoded(owner, piece).numpy().data, self._tail)))
@@ -148,7 +222,7 @@ class MeanReduction(Reduction):
         contributors, refused = [], []
         for rank in self._mesh.members:
             if rank == self._mesh.rank:
-                data, weight, unfit, said = self._encoded(rank, piece), self._weight, not self._fit, self._flags
+                data, weight, unfit, said = self._encoded(rank, piece), self._own.weight, not self._own.fit, self._own.flags
             else:
                 data, weight, unfit, said = self._open(rank, self.room(rank, piece)[: sizes[rank]])
             decoded = self._codec.decode(data, stop - start) if stop > start else torch.empty(0)
@@ -162,24 +236,24 @@ class MeanReduction(Reduction):
         reply = self._codec.reply
         payload = torch.empty(0, dtype=torch.uint8)
         if stop > start:
-            payload = self._residuals.encode(
-                self._stream, start, mean, reply, reply.encode_view, lambda data: reply.decode(data, stop - start)
-            )
+            back = functools.partial(reply.decode, elements=stop - start)
+            payload = self._residuals.encode(self._own.stream, start, mean, reply, reply.encode_view, back, self._owed)
         head = _OUTCOME.pack(sum(weight for weight, _ in terms)) + self._mask(contributors) + self._mask(refused)
-        outcome = bytearray(b"".join((payload.numpy().data, head, joined(flags, len(self._flags)))))
-        self.take_bytes(self._mesh.rank, piece, memoryview(outcome))
-        return memoryview(outcome)
+        outcome = memoryview(bytearray(b"".join((payload.numpy().data, head, joined(flags, len(self._own.flags))))))
+        with self._lock:
+            self._replies[self._mesh.rank, piece] = outcome
+        return outcome
 
     def _open(self, rank: int, message: memoryview) -> tuple[torch.Tensor, float, bool, bytes]:
         """Split a contribution into its bytes, weight, whether it is unfit, and flags."""
         split = len(message) - len(self._tail)
         if split < 0:
-            raise ExchangeError(f"{self._who(rank)} sent {len(message)} bytes in '{self._name}', which are too few")
+            raise ExchangeError(f"{self._who(rank)} sent {len(message)} bytes in '{self._own.name}', which are too few")
         weight, tag, unfit = _TAIL.unpack_from(message, split)
-        if tag != zlib.crc32(self._name.encode()):
-            raise ExchangeError(f"{self._who(rank)} is at another exchange than '{self._name}' of this machine")
+        if tag != zlib.crc32(self._own.name.encode()):
+            raise ExchangeError(f"{self._who(rank)} is at another exchange than '{self._own.name}' of this machine")
         if not 0.0 <= weight <= LARGEST_WEIGHT:
-            raise ExchangeError(f"{self._who(rank)} gave its values in '{self._name}' the weight {weight:g}")
+            raise ExchangeError(f"{self._who(rank)} gave its values in '{self._own.name}' the weight {weight:g}")
         flags = bytes(message[split + _TAIL.size :])
         return _tensor(message[:split]), weight, unfit, flags
 
@@ -188,51 +262,29 @@ class MeanReduction(Reduction):
     def outcome_room(self, owner: int, piece: int) -> memoryview:
         start, stop = self._piece(owner, piece)
         size = self._codec.reply.max_encoded_bytes(stop - start) if stop > start else 0
-        room = bytearray(size + _OUTCOME.size + 2 * self._bits + len(self._flags))
-        self._replies[owner, piece] = room
-        return memoryview(room)
+        room = memoryview(bytearray(size + _OUTCOME.size + 2 * self._bits + len(self._own.flags)))
+        with self._lock:
+            self._replies[owner, piece] = room
+        return room
 
     def take(self, owner: int, piece: int, size: int) -> None:
-        self.take_bytes(owner, piece, memoryview(self._replies.pop((owner, piece)))[:size])
-
-    def take_bytes(self, owner: int, piece: int, message: memoryview) -> None:
-        """Put the outcome of a piece into the mean."""
-        start, stop = self._piece(owner, piece)
-        split = len(message) - _OUTCOME.size - 2 * self._bits - len(self._flags)
-        if split < 0:
-            raise ExchangeError(f"{self._who(owner)} sent an outcome of {len(message)} bytes, which are too few")
-        if stop > start:
-            self._values[start:stop] = self._codec.reply.decode(_tensor(message[:split]), stop - start)
-        (weight,) = _OUTCOME.unpack_from(message, split)
-        masks = bytes(message[split + _OUTCOME.size :])
-        contributors = self._ranks(masks[: self._bits])
         with self._lock:
-            told = self._told
-            told.refused |= self._ranks(masks[self._bits : 2 * self._bits])
-            if self._mesh.rank not in contributors and stop > start:
-                told.left_out.append((start, stop))
-            if (owner, piece) == self._first():
-                told.weight, told.contributors, told.flags = weight, contributors, masks[2 * self._bits :]
+            self._replies[owner, piece] = self._replies[owner, piece][:size]
 
     def end(self) -> None:
         self._mesh.rooms.give_back(list(self._rooms.values()), 4 * len(self._mesh.members))
-
-    def _first(self) -> tuple[int, int]:
-        """The piece whose word on weight and flags counts: the same on all members."""
-        return next(rank for rank in self._mesh.members if self.pieces[rank]), 0
 
     def _mask(self, ranks: Sequence[int]) -> bytes:
         bits = sum(1 << self._mesh.members.index(rank) for rank in ranks)
         return bits.to_bytes(self._bits, "little")
 
-    def _ranks(self, mask: bytes) -> set[int]:
-        bits = int.from_bytes(mask, "little")
-        return set(
-            itertools.compress(self._mesh.members, (bits >> place & 1 for place in range(len(self._mesh.members))))
-        )
-
     def _who(self, rank: int) -> str:
         return self._mesh.names[rank]
+
+
+def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return set(itertools.compress(members, (bits >> place & 1 for place in range(len(members)))))
 
 
 def _tensor(data: memoryview) -> torch.Tensor:

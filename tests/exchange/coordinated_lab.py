@@ -1,0 +1,73 @@
+"""A coordinator and its members in one process, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import PATIENCE
+from training.events import MemberEvent, WarningEvent
+from training.exchange.certificates import issue_run_certificates
+from training.exchange.coordinator import Coordinator
+from training.exchange.group_member import CoordinatorConfig
+from training.exchange.mesh_member import MeshMember
+
+RUN = "test-run"
+
+
+class Lab:
+    """A running coordinator; members are connected by rank and closed at the end."""
+
+    def __init__(self, folder: Path, size: int, tls: bool = False, elements: int = 1, **config: Any) -> None:
+        self.size = size
+        self.elements = elements
+        self.events: list[MemberEvent | WarningEvent] = []
+        self.members: dict[int, MeshMember] = {}
+        self.certificates: Path | None = folder / "certificates" if tls else None
+        if self.certificates is not None:
+            issue_run_certificates(self.certificates, RUN, range(size + 2), ["127.0.0.1", "::1"])
+        names = tuple(f"machine-{rank}" for rank in range(size))
+        own = self.certificates and self.certificates / "hub"
+        self.config = CoordinatorConfig(**{"run_id": RUN, "names": names, "certificates": own, **config})
+        self.coordinator = Coordinator(self.config, self.events.append)
+        host = self.config.address
+        self.port = self.coordinator.start()
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def connect(self, rank: int, timeout: float = PATIENCE, **named: Any) -> MeshMember:
+        own = self.certificates and self.certificates / f"member-{rank}"
+        member = MeshMember.connect(
+            self.address, own, RUN, rank, self.size, f"machine-{rank}", timeout=timeout, **named
+        )
+        if self.elements >= 0:
+            member.expect_model(self.elements)
+        self.members[rank] = member
+        return member
+
+    def connect_all(self, **named: Any) -> list[MeshMember]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(lambda rank: self.connect(rank, **named), range(self.size)))
+
+    def statuses(self, rank: int) -> list[str]:
+        """States of a member as the coordinator logged them."""
+        return [e.status for e in self.events if isinstance(e, MemberEvent) and e.member == rank]
+
+    def warnings(self) -> list[str]:
+        return [e.message for e in self.events if isinstance(e, WarningEvent)]
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.close()
+        self.coordinator.stop()
+
+
+@contextmanager
+def lab(folder: Path, size: int, tls: bool = False, **config: Any) -> Iterator[Lab]:
+    running = Lab(folder, size, tls, **config)
+    try:
+        yield running
+    finally:
+        running.close()

@@ -1,0 +1,148 @@
+"""What members and the coordinator tell one another: small JSON documents, one a line, over TLS.
+
+Both sides say what *is*, not what happened: a member its :class:`Report`, the coordinator the :class:`Status` of the
+group, at every change and once a second. Whoever missed a line has all of it with the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from training.bounded import first_problem
+
+PROTOCOL_VERSION = 2
+MAX_LINE = 64 << 10
+MAX_RANKS = 4096
+MAX_STATUS = 4 << 20
+BEAT = 1.0
+"""Seconds after which either side says again what is."""
+LEASE = 5.0
+"""Seconds of silence after which a member, or the coordinator, is lost."""
+
+Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Text = Annotated[str, Field(max_length=300)]
+
+
+class ProtocolError(Exception):
+    """What came is not what may come here; the message says why, in one line."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+M = TypeVar("M", bound=_Message)
+
+
+class Hello(_Message):
+    """The first line of a member."""
+
+    version: int
+    run_id: Text
+    rank: Rank
+    world_size: Count
+    name: Text
+    incarnation: Text
+    """Of the process: one that was started again has another."""
+    port: int = Field(ge=0, lt=65536)
+    """On which it listens for the other members."""
+    hosts: tuple[Text, ...] = Field((), max_length=16)
+    """Literal addresses at which it can be dialled, the fastest way first."""
+
+
+class Report(_Message):
+    """What a member is at."""
+
+    epoch: Count = 0
+    """Of the newest mesh that it had or tried; 0: none yet."""
+    members: tuple[Rank, ...] = Field((), max_length=MAX_RANKS)
+    """Of that mesh."""
+    up: bool = False
+    """Whether that mesh stands. If not, nothing more comes of it: ``full`` stays."""
+    lost: Rank | None = None
+    """Whose connection failed."""
+    why: Text = ""
+    started: Count = 0
+    """Operations that were started."""
+    full: Count = 0
+    """Of which as many, counted from the first, have their result."""
+    kept: Count = 0
+    """Results after this one are kept for those who do not have them yet."""
+    elements: int = Field(-1, ge=-1, lt=1 << 53)
+    """Of the longest vector of its model; -1 while that is being built."""
+    ready: bool = False
+    """A newcomer: the anchor may come."""
+    anchored: Count = 0
+    """A newcomer: it has the anchor with this number."""
+    leaves: bool = False
+    """A good-bye."""
+
+
+class Peer(_Message):
+    """Where another member is."""
+
+    name: Text
+    addresses: tuple[tuple[Text, int], ...] = ()
+
+
+class Form(_Message):
+    """How a mesh begins."""
+
+    peers: dict[Rank, Peer]
+    """All its members."""
+    stand: Count
+    """Operations up to this one stand; those after it are done again."""
+    donor: Rank
+    """Who hands results over."""
+    behind: dict[Rank, Count] = {}
+    """Members that miss results, with the last that they have."""
+
+
+class AnchorOrder(_Message):
+    """Who hands the state to whom."""
+
+    number: Count
+    donor: Rank
+    peers: dict[Rank, Peer]
+    """The donor and the newcomers."""
+
+
+class Status(_Message):
+    """The group as one member is to see it."""
+
+    epoch: Count = 0
+    form: Form | None = None
+    """How the mesh of ``epoch`` begins; ``None``: that mesh is given up, and the next one awaits all reports."""
+    started: bool = False
+    newcomer: bool = False
+    """This member waits to be let in."""
+    members: tuple[Rank, ...] = ()
+    missing: tuple[Text, ...] = ()
+    """Before the start: who has not come yet, in words."""
+    settled: Count = 0
+    """Everybody has the results up to this one."""
+    anchor: AnchorOrder | None = None
+    failed: Text = ""
+    """The member is no part of the group any more, and why."""
+    again: bool = False
+    """It may come back as a newcomer."""
+
+
+def line(message: Hello | Report | Status) -> bytes:
+    """Return a message as it travels."""
+    return message.model_dump_json(exclude_defaults=True).encode() + b"\n"
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Read a message of one kind.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise ProtocolError(f"not a message of this protocol: {first_problem(error)}") from error

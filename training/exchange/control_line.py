@@ -1,0 +1,174 @@
+"""A member's end of the connection with the coordinator: a thread of its own, which dials again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from training.exchange.certificates import HUB_NAME
+from training.exchange.control import (
+    BEAT,
+    LEASE,
+    MAX_STATUS,
+    Hello,
+    ProtocolError,
+    Report,
+    Status,
+    line,
+    parse,
+)
+from training.exchange.listener import tls_contexts
+
+REDIAL_FOR = 60.0
+"""Seconds in which a coordinator that is gone must be back."""
+_RETRY = 0.2
+_LEAST_PAUSE = 0.02
+"""Seconds between two reports."""
+_GOODBYE_WITHIN = 2.0
+
+
+class ControlLine:
+    """Says what this member is at, and hears of the group.
+
+    Args:
+        address: host and port of the coordinator.
+        certificates: folder of this member's certificates; ``None``: in clear, on loopback only.
+        hello: who this member is.
+        report: returns what it is at; called in this connection's thread.
+        heard: told of every status; must not block.
+        ended: told why the group is lost for this member, and whether it may come back as a newcomer; at most once.
+        local: the coordinator is on this machine: it is lost with its connection, not by silence.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        certificates: Path | None,
+        hello: Hello,
+        report: Callable[[], Report],
+        heard: Callable[[Status], None],
+        ended: Callable[[str, bool], None],
+        local: bool,
+    ) -> None:
+        self._address = address
+        self._context = _client(certificates)
+        self._hello = hello
+        self._report = report
+        self._heard = heard
+        self._ended = ended
+        self._local = local
+        self._met = False
+        self._closing = self._again = False
+        self._loop = asyncio.new_event_loop()
+        self._news = asyncio.Event()
+        self._thread = threading.Thread(target=self._work, name="control", daemon=True)
+
+    def start(self, seconds: float) -> None:
+        """Dial, again and again for so many seconds at first."""
+        self._deadline = time.monotonic() + seconds
+        self._thread.start()
+
+    def tell(self) -> None:
+        """There is something new to report."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    def close(self) -> None:
+        """Say good-bye and hang up. Idempotent."""
+        self._closing = True
+        self.tell()
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(_GOODBYE_WITHIN)
+
+    def _work(self) -> None:
+        try:
+            why = self._loop.run_until_complete(self._talk())
+        except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
+            why = f"the connection with the coordinator failed: {error}"
+        self._loop.close()
+        if not self._closing:
+            self._ended(why, self._again)
+
+    async def _talk(self) -> str:
+        """Keep the connection; return why it is given up."""
+        host, port = self._address
+        while True:
+            try:
+                reader, writer = await asyncio.wait_for(
+                    asyncio.open_connection(
+                        host,
+                        port,
+                        ssl=self._context,
+                        server_hostname=HUB_NAME if self._context is not None else None,
+                        limit=MAX_STATUS,
+                    ),
+                    max(_RETRY, min(LEASE, self._deadline - time.monotonic())),
+                )
+            except ssl.SSLError:
+                return f"the coordinator at {host}:{port} is of another run: its certificate does not match"
+            except (OSError, asyncio.TimeoutError) as error:
+                problem = getattr(error, "strerror", None) or "it does not answer"
+            else:
+                try:
+                    problem, final = await self._both_ways(reader, writer)
+                finally:
+                    writer.close()
+                if final:
+                    return problem
+            lost = "lost" if self._met else "cannot reach"
+            if self._closing or time.monotonic() + _RETRY >= self._deadline:
+                return f"{lost} the coordinator at {host}:{port}: {problem}"
+            await asyncio.sleep(_RETRY)
+
+    async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
+        """Talk until the connection ends; return why, and whether for good."""
+        writer.write(line(self._hello))
+        sending = asyncio.create_task(self._send(writer))
+        try:
+            while True:
+                data = await asyncio.wait_for(reader.readline(), None if self._local else LEASE)
+                if not data:
+                    return "it ended the connection", self._closing
+                status = parse(Status, data)
+                if status.failed:
+                    self._again = status.again
+                    return status.failed, True
+                self._met, self._deadline = True, time.monotonic() + REDIAL_FOR
+                self._heard(status)
+        except (asyncio.TimeoutError, TimeoutError):
+            return f"silent for {LEASE:g} s", False
+        except ssl.SSLError as error:
+            return f"it is of another run, or refuses this member's certificate ({error.reason})", not self._met
+        except OSError as error:
+            return error.strerror or "the connection broke", False
+        except (ProtocolError, ValueError) as error:
+            return str(error), True
+        finally:
+            sending.cancel()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            self._news.clear()
+            report = self._report()
+            writer.write(line(report.model_copy(update={"leaves": True}) if self._closing else report))
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            if self._closing:
+                writer.write_eof() if writer.can_write_eof() else writer.close()
+                return
+            await asyncio.sleep(_LEAST_PAUSE)
+            beat = self._loop.call_later(BEAT, self._news.set)
+            await self._news.wait()
+            beat.cancel()
+
+
+def _client(certificates: Path | None) -> ssl.SSLContext | None:
+    context = tls_contexts(certificates)[1]
+    if context is not None:
+        context.check_hostname = True
+    return context

@@ -1,0 +1,407 @@
+"""The coordinator's view of the group: who is in it, when its mesh is formed anew, who is let in. No network in here.
+
+A group goes from mesh to mesh, each with a number, its epoch. A mesh ends when one of its members is lost, a connection
+between two of them breaks, somebody is let in, or one that is late is left behind. All who live then give it up and
+report how far they are; operations of which anybody has the result stand (it is handed to those who miss it), all
+others are done again by the members of the next mesh. So a result is either everybody's or nobody's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from training.events import MemberEvent, WarningEvent
+from training.exchange.control import (
+    BEAT,
+    LEASE,
+    PROTOCOL_VERSION,
+    AnchorOrder,
+    Form,
+    Hello,
+    ProtocolError,
+    Report,
+    Status,
+)
+from training.exchange.group_member import CoordinatorConfig, Member, Role
+
+Order = TypeVar("Order", Form, AnchorOrder)
+Log = Callable[[MemberEvent | WarningEvent], None]
+_BANNED = "it was dropped from the run"
+_MODEL_SHARE = 0.8
+"""Of the time after which an operation is given up: how long a member may build its model while the others wait."""
+_MOST_STRIKES = 3
+"""Meshes that may fail by the same two members without an operation in between."""
+_PATIENCE = 2 * LEASE
+"""Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
+
+
+class Coordination:
+    """All members of a run and the mesh they are in. Every method may be called from any thread.
+
+    Args:
+        log: hears of members that come and go.
+    """
+
+    def __init__(self, config: CoordinatorConfig, log: Log) -> None:
+        self._config = config
+        self._log = log
+        self._lock = threading.RLock()
+        self._members: dict[int, Member] = {}
+        self._banned: set[int] = set()
+        self._left: set[int] = set()
+        self._started = False
+        self._epoch = 0
+        self._form: Form | None = None
+        self._anchor: AnchorOrder | None = None
+        self._anchors = 0
+        self._strikes: Counter[frozenset[int]] = Counter()
+        self._stood = 0
+        self._now = 0.0
+        self._given_up_since = 0.0
+        self._awaited: tuple[int, float] = (0, 0.0)
+        """An operation to which not all have come, and since when."""
+        self._since_status = 0.0
+        self._resuming_until: float | None = None
+        self._building = 0.0
+
+    # -- who comes and goes ------------------------------------------------------------------------------------------
+
+    def hello(self, came: Member) -> None:
+        """Take a member in. With a report of a mesh it was a member before: its connection, or the coordinator, is new.
+
+        Raises:
+            ProtocolError: it is none of this run, or no more, or nobody is left to join.
+        """
+        self._check(came.hello)
+        with self._lock:
+            known = self._members.get(came.rank)
+            if known is not None and known.hello.incarnation != came.hello.incarnation:
+                self._drop(known, "lost", "came back on a new connection")
+                known = None
+            if known is not None:
+                came.role = known.role
+                known.close()
+            elif came.report.epoch:
+                self._take_back(came)
+            elif self._started:
+                if not self._of("live", "late"):
+                    raise ProtocolError("no member is left that has the state; resume the run from its newest snapshot")
+                came.role = "newcomer"
+            self._left.discard(came.rank)
+            self._members[came.rank] = came
+            if known is None:
+                new = "joins a running group" if came.role == "newcomer" else ""
+                self._tell_event(came, "joined", "is back" if came.report.epoch else new)
+            self._settle()
+
+    def heard(self, member: Member, report: Report) -> None:
+        """Take what a member says of itself."""
+        with self._lock:
+            if self._members.get(member.rank) is not member:
+                return
+            member.silent, member.report = 0.0, report
+            if member.frozen:
+                member.frozen = False
+                self._tell_event(member, "joined", "answers again")
+            if report.leaves:
+                self._drop(member, "left", "")
+                self._left.add(member.rank)
+            if report.leaves or self._advance():
+                self._settle()
+
+    def lose(self, member: Member, reason: str) -> None:
+        """A member's connection is gone, or it has broken the protocol."""
+        with self._lock:
+            if self._members.get(member.rank) is member:
+                self._drop(member, "lost", reason)
+                self._settle()
+
+    def ban(self, rank: int) -> None:
+        """Drop a member and let it in no more."""
+        with self._lock:
+            self._banned.add(rank)
+            if rank in self._members:
+                self._drop(self._members[rank], "lost", _BANNED)
+                self._settle()
+
+    def admit(self, rank: int) -> None:
+        """Take a ban back."""
+        with self._lock:
+            self._banned.discard(rank)
+
+    def tick(self, elapsed: float) -> None:
+        """Look after leases and deadlines; call it a few times a second.
+
+        Args:
+            elapsed: seconds since the last call, at most a few ticks, so that a coordinator that slept drops nobody.
+        """
+        with self._lock:
+            self._now += elapsed
+            for member in list(self._members.values()):
+                member.silent += elapsed
+                if member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
+                    self._freeze(member)
+            self._building += elapsed if self._started else 0.0
+            for member in self._of("live") if self._building > _MODEL_SHARE * self._config.give_up else ():
+                if member.report.elements < 0:
+                    self._drop(member, "lost", "has not reported its model")
+            self._since_status += elapsed
+            if self._advance() or self._since_status >= BEAT:
+                self._settle()
+
+    def close(self, reason: str) -> None:
+        """End all connections."""
+        with self._lock:
+            for member in list(self._members.values()):
+                member.send(Status(failed=reason))
+                member.close()
+
+    def missing(self) -> list[str]:
+        """Return who has not come yet, before the start."""
+        names = enumerate(() if self._started else self._config.names)
+        return [f"rank {rank} ({name})" for rank, name in names if rank not in self._members]
+
+    def _check(self, hello: Hello) -> None:
+        config = self._config
+        planned = len(config.names)
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolError(f"protocol version {hello.version}, the coordinator speaks {PROTOCOL_VERSION}")
+        if hello.run_id != config.run_id:
+            raise ProtocolError("a member of another run")
+        if hello.world_size != planned or hello.rank >= planned + config.spare:
+            raise ProtocolError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
+        if hello.rank in self._banned:
+            raise ProtocolError(_BANNED)
+
+    def _take_back(self, came: Member) -> None:
+        """Go on with a member that has state: its connection was lost, or this coordinator was started again."""
+        if not self._started:
+            self._started, self._resuming_until = True, self._now + _PATIENCE
+        came.role = "late" if self._resuming_until is None else "live"
+        if came.role == "live":
+            self._epoch = max(self._epoch, came.report.epoch)
+
+    def _freeze(self, member: Member) -> None:
+        """A member is silent: the others go on without it, and it is taken back when it answers."""
+        why = f"silent for {self._config.lease:g} s"
+        if member.role in ("waiting", "newcomer"):
+            return self._drop(member, "lost", why)
+        member.frozen, member.role = True, "late"
+        self._tell_event(member, "lost", why)
+
+    def _drop(self, member: Member, status: Literal["left", "lost"], reason: str, again: bool = False) -> None:
+        del self._members[member.rank]
+        member.send(Status(failed=f"dropped from the group: {reason}" if reason else "it has left", again=again))
+        member.close()
+        self._tell_event(member, status, reason)
+        if self._started and self._resuming_until is None and not self._of("live", "late"):
+            for stranded in self._of("newcomer"):
+                self._drop(stranded, "lost", "no member is left that has the state")
+
+    def _tell_event(self, member: Member, status: Literal["joined", "left", "lost", "ready"], message: str) -> None:
+        self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
+
+    def _of(self, *roles: Role) -> list[Member]:
+        return [member for _, member in sorted(self._members.items()) if member.role in roles]
+
+    # -- from mesh to mesh ---------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Do all that the members' reports allow, and tell them."""
+        while self._advance():
+            pass
+        self._tell_all()
+
+    def _advance(self) -> bool:
+        """Do one thing that the members' reports allow; return whether there was one."""
+        if not self._started:
+            return self._begin()
+        if self._resuming_until is not None and not self._resumed():
+            return False
+        if self._drop_unfit() or self._order_anchor():
+            return True
+        if self._form is None:
+            return self._form_next()
+        if not self._is_over(self._form):
+            return False
+        self._form, self._given_up_since = None, self._now
+        return True
+
+    def _begin(self) -> bool:
+        if self.missing():
+            return False
+        self._started = True
+        for member in self._members.values():
+            member.role = "live" if member.rank < len(self._config.names) else "newcomer"
+        self._new_epoch(self._of("live"))
+        return True
+
+    def _resumed(self) -> bool:
+        """Whether all members of the mesh are back, or had the time to."""
+        expected = {rank for member in self._of("live") for rank in member.report.members}
+        if expected - set(self._members) and self._now < (self._resuming_until or 0.0):
+            return False
+        self._resuming_until = None
+        return True
+
+    def _is_over(self, form: Form) -> bool:
+        """Whether the mesh under way must end."""
+        there = [member for member in self._of("live") if member.rank in form.peers]
+        if any(member.report.epoch == self._epoch and not member.report.up for member in there):
+            return True
+        gone = set(form.peers) - {member.rank for member in there}
+        if gone - self._left or (gone and any(member.waits for member in there)) or not there:
+            return True
+        return bool(self._entering()) or self._leave_behind(there)
+
+    def _entering(self) -> list[Member]:
+        """Return who can be let into the next mesh: with the state of the others, or little behind it."""
+        found = [member for member in self._of("late") if not member.frozen and member.waits and not member.report.up]
+        order = self._anchor
+        guests = [member for member in self._of("newcomer") if order is not None and member.rank in order.peers]
+        if order is None or any(member.report.anchored != order.number for member in guests):
+            return found
+        least = min((member.report.full for member in self._of("live")), default=0)
+        return found + [member for member in guests if member.report.full <= least]
+
+    def _leave_behind(self, there: list[Member]) -> bool:
+        """Regard as late who has not come to an operation for which the others wait; return whether there is one."""
+        number = min(member.report.full for member in there) + 1
+        absent = [member for member in there if member.report.started < number]
+        building = any(member.report.elements < 0 for member in there)
+        if building or not absent or len(absent) == len(there):
+            self._awaited = 0, 0.0
+            return False
+        if self._awaited[0] != number:
+            self._awaited = number, self._now
+        waited, config = self._now - self._awaited[1], self._config
+        if waited >= config.give_up:
+            for member in absent:
+                self._drop(member, "lost", f"did not come to exchange {number} in {waited:.0f} s")
+            return True
+        enough = len(there) - len(absent) >= max(1, math.ceil(config.quorum * len(there)))
+        if not enough or waited < config.round_deadline:
+            return False
+        for member in absent:
+            member.role = "late"
+            self._log(WarningEvent(message=f"{member.hello.name} is late; exchange {number} goes on without it"))
+        return True
+
+    def _form_next(self) -> bool:
+        """Form the next mesh when all who live have given up the last one."""
+        live = self._of("live") or [member for member in self._of("late") if not member.frozen]
+        slow = [member for member in live if member.report.up or member.report.epoch != self._epoch]
+        if slow and self._now - self._given_up_since > _PATIENCE:
+            for member in slow:
+                self._drop(member, "lost", "does not give up a mesh that has ended")
+            return True
+        if slow or not live:
+            return False
+        if self._drop_quarrelsome(live):
+            return True
+        entering = [member for member in self._entering() if member not in live]
+        group = live + entering
+        stand = max(member.report.full for member in group)
+        kept = min(member.report.kept for member in group if member.report.full == stand)
+        beyond = [member for member in group if member.report.full < kept]
+        for member in beyond:
+            self._drop(member, "lost", "it is too far behind the others", again=True)
+        if beyond:
+            return True
+        for member in entering:
+            if member.role == "newcomer":
+                self._tell_event(member, "ready", "has the anchor")
+                self._anchor = None
+        self._new_epoch(group)
+        return True
+
+    def _drop_unfit(self) -> bool:
+        """Drop who has another model than most; where there is no most, than the lowest rank."""
+        told = {m.rank: m.report.elements for m in self._of("live", "late") if m.report.elements >= 0}
+        if len(set(told.values())) < 2 or any(member.report.elements < 0 for member in self._of("live")):
+            return False
+        votes = Counter(told.values())
+        right = told[max(told, key=lambda rank: (votes[told[rank]], -rank))]
+        for rank, elements in told.items():
+            if elements != right:
+                why = f"its model has {elements} numbers to exchange, the others' {right}"
+                self._drop(self._members[rank], "lost", why)
+        return True
+
+    def _drop_quarrelsome(self, live: list[Member]) -> bool:
+        """Drop one of two members whose connection breaks again and again; return whether that was so."""
+        stand = max(member.report.full for member in live)
+        if stand > self._stood:
+            self._strikes.clear()
+        self._stood = stand
+        ranks = {member.rank for member in live}
+        accusing = [m for m in live if m.report.lost is not None and m.report.lost in ranks - {m.rank}]
+        accused = Counter(member.report.lost for member in accusing)
+        self._strikes.update({frozenset((m.rank, m.report.lost or 0)) for m in accusing})
+        worst = next((pair for pair, strikes in self._strikes.items() if strikes >= _MOST_STRIKES), None)
+        if worst is None or not worst <= ranks:
+            return False
+        self._strikes.clear()
+        rank = max(worst, key=lambda one: (accused[one], one))
+        why = next((m.report.why for m in accusing if m.report.lost == rank), "its connections break")
+        self._drop(self._members[rank], "lost", why)
+        return True
+
+    def _new_epoch(self, members: list[Member]) -> None:
+        stand = max(member.report.full for member in members)
+        have = [member for member in members if member.report.full == stand]
+        self._epoch += 1
+        self._form = Form(
+            peers={member.rank: member.peer(member) for member in members},
+            stand=stand,
+            donor=min(have, key=lambda member: (member.report.kept, member.rank)).rank,
+            behind={member.rank: member.report.full for member in members if member.report.full < stand},
+        )
+        self._awaited = 0, 0.0
+        for member in members:
+            member.role = "live"
+
+    def _order_anchor(self) -> bool:
+        """Have the state handed to newcomers that are ready for it; return whether that has changed."""
+        ready = [member for member in self._of("newcomer") if member.report.ready]
+        live, order = self._of("live"), self._anchor
+        donates = order is not None and any(member.rank == order.donor for member in live)
+        if order is not None and donates and any(member.rank in order.peers for member in ready):
+            return False
+        if not ready or not live:
+            self._anchor = None
+            return order is not None
+        self._anchors += 1
+        peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
+        self._anchor = AnchorOrder(number=self._anchors, donor=live[0].rank, peers=peers)
+        return True
+
+    def _tell_all(self) -> None:
+        """Send everyone the state of the group as it is to see it."""
+        self._since_status = 0.0
+        live, missing = tuple(member.rank for member in self._of("live")), tuple(self.missing())
+        settled = min((m.report.full for m in self._of("live", "late")), default=0)
+        for member in list(self._members.values()):
+            member.send(
+                Status(
+                    epoch=0 if self._resuming_until is not None else self._epoch,
+                    form=self._seen_by(member, self._form),
+                    started=self._started,
+                    newcomer=member.role == "newcomer",
+                    members=live,
+                    missing=missing,
+                    settled=settled,
+                    anchor=self._seen_by(member, self._anchor),
+                )
+            )
+
+    def _seen_by(self, member: Member, order: Order | None) -> Order | None:
+        """Return an order with the addresses that one of its members needs; ``None`` for all others."""
+        if order is None or member.rank not in order.peers:
+            return None
+        there = [self._members[rank] for rank in order.peers if rank in self._members]
+        return order.model_copy(update={"peers": {other.rank: other.peer(member) for other in there}})

@@ -1,0 +1,218 @@
+"""The coordinator: the server that all members dial, for small messages only; what they exchange goes between them.
+
+It runs in a process of its own, :mod:`training.exchange.coordinator_main`, on one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import ssl
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Coroutine
+from typing import Any
+
+from profiles.errors import BadInput
+from training.events import WarningEvent
+from training.exchange.certificates import member_uri
+from training.exchange.control import MAX_LINE, Hello, ProtocolError, Report, Status, line, parse
+from training.exchange.coordination import Coordination, Log
+from training.exchange.group_member import CoordinatorConfig, Member
+from training.exchange.listener import tls_contexts
+
+_TICK = 0.1
+_MOST_HELLOS = 30
+_MOST_REFUSALS = 120
+_MOST_STRANGERS = 64
+_MOST_UNSENT = 8 << 20
+_IDENTIFY_WITHIN = 10.0
+"""Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
+_STOP_WITHIN = 5.0
+
+
+class Coordinator:
+    """A running coordinator.
+
+    Args:
+        config: of the group.
+        log: receives member and warning events, from the coordinator's thread.
+    """
+
+    def __init__(self, config: CoordinatorConfig, log: Log | None = None) -> None:
+        self._config = config
+        self._log: Log = log or (lambda event: None)
+        self.group = Coordination(config, self._log)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._strangers = 0
+        self._refusals = _PerMinute(_MOST_REFUSALS)
+        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
+        self._stopped = False
+
+    def start(self) -> int:
+        """Listen, and return the port.
+
+        Raises:
+            BadInput: the port is taken, or traffic in clear was asked for on a network address.
+        """
+        config = self._config
+        server, _ = tls_contexts(config.certificates)
+        if server is None and not ipaddress.ip_address(config.address).is_loopback:
+            raise BadInput(f"{config.address}: without certificates only a loopback address is allowed", "issue them")
+        self._thread.start()
+        try:
+            return self._run(self._listen(server))
+        except OSError:
+            self.stop()
+            where = f"{config.address}:{config.port}"
+            raise BadInput(f"cannot listen on {where}", "choose another hub_port, or 0 for any free one") from None
+
+    def ban(self, rank: int) -> None:
+        """Drop a member and let it in no more."""
+        self._loop.call_soon_threadsafe(self.group.ban, rank)
+
+    def admit(self, rank: int) -> None:
+        """Take a ban back."""
+        self._loop.call_soon_threadsafe(self.group.admit, rank)
+
+    def stop(self, reason: str = "the coordinator was stopped") -> None:
+        """Tell all members, end all connections and stop serving. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        with contextlib.suppress(TimeoutError):
+            self._run(self._end(reason), _STOP_WITHIN)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_WITHIN)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    async def _listen(self, context: ssl.SSLContext | None) -> int:
+        handshake = None if context is None else _IDENTIFY_WITHIN
+        self._server = await asyncio.start_server(
+            self._serve,
+            self._config.address,
+            self._config.port,
+            ssl=context,
+            ssl_handshake_timeout=handshake,
+            limit=MAX_LINE,
+        )
+        self._ticking = asyncio.create_task(self._tick())
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _end(self, reason: str) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        if self._server is not None:
+            self._server.close()
+        self.group.close(reason)
+        for writer in list(self._connections):
+            writer.close()
+        for writer in list(self._connections):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), 1.0)
+
+    async def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK)
+            now = time.monotonic()
+            self.group.tick(min(now - last, 3 * _TICK))
+            last = now
+
+    # -- one connection ------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._strangers >= _MOST_STRANGERS:
+            writer.close()
+            return
+        self._connections.add(writer)
+        member: Member | None = None
+        reason = "its connection broke"
+        try:
+            member = await self._welcome(reader, writer)
+            while data := await reader.readline():
+                self.group.heard(member, parse(Report, data))
+        except ProtocolError as error:
+            reason = str(error)
+            if member is None:
+                self._refuse(writer, reason)
+        except ValueError:
+            reason = "it sent a line without end"
+        except (OSError, asyncio.TimeoutError, EOFError):
+            pass
+        finally:
+            if member is not None:
+                self.group.lose(member, reason)
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Member:
+        """Learn who has dialled.
+
+        Raises:
+            ProtocolError: it is no member.
+        """
+        self._strangers += 1
+        try:
+            said = [await asyncio.wait_for(reader.readline(), _IDENTIFY_WITHIN) for _ in range(2)]
+        except ValueError:
+            raise ProtocolError("a line without end") from None
+        finally:
+            self._strangers -= 1
+        hello = parse(Hello, said[0])
+        self._check_peer(writer, hello.rank)
+        if not self._hellos[hello.rank].take():
+            raise ProtocolError("it reconnects too often")
+        transport = writer.transport
+
+        def send(status: Status) -> None:
+            if not transport.is_closing():
+                transport.write(line(status))
+            if transport.get_write_buffer_size() > _MOST_UNSENT:
+                transport.abort()
+
+        peer, own = (str(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
+        member = Member(hello, send, writer.close, peer, own, report=parse(Report, said[1]))
+        self.group.hello(member)
+        return member
+
+    def _check_peer(self, writer: asyncio.StreamWriter, rank: int) -> None:
+        """Raise ``ProtocolError`` unless the peer's certificate is that of ``rank`` in this run."""
+        if self._config.certificates is None:
+            return
+        names = (writer.get_extra_info("peercert") or {}).get("subjectAltName", ())
+        if ("URI", member_uri(self._config.run_id, rank)) not in names:
+            raise ProtocolError(f"its certificate is not that of rank {rank}")
+
+    def _refuse(self, writer: asyncio.StreamWriter, reason: str) -> None:
+        if self._refusals.take():
+            peer = writer.get_extra_info("peername")
+            self._log(WarningEvent(message=f"refused a connection from {peer and peer[0]}: {reason}"))
+        if not writer.transport.is_closing():
+            writer.transport.write(line(Status(failed=reason)))
+
+
+class _PerMinute:
+    """So many of something in a minute, and no more: whatever is written down of it must not grow without end."""
+
+    def __init__(self, most: int) -> None:
+        self._taken: deque[float] = deque(maxlen=most)
+
+    def take(self) -> bool:
+        """Return whether there is one left, and take it."""
+        now = time.monotonic()
+        if len(self._taken) == self._taken.maxlen and now - self._taken[0] < 60.0:
+            return False
+        self._taken.append(now)
+        return True

@@ -1,0 +1,456 @@
+"""A member's end of the mesh engine: operations go over the mesh of the moment, and survive it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from training.exchange.base import (
+    ANCHOR_DEADLINE,
+    Anchor,
+    Exchange,
+    ExchangeDropped,
+    ExchangeError,
+    ExchangeTimeout,
+    MeanResult,
+    Pending,
+    Traffic,
+)
+from training.exchange.codecs import Codec
+from training.exchange.control import PROTOCOL_VERSION, Form, Hello, Report, Status
+from training.exchange.control_line import ControlLine
+from training.exchange.error_feedback import MeanResiduals
+from training.exchange.handover import AnchorDesk, hand_over, take_over
+from training.exchange.listener import Address, Identity, Listener
+from training.exchange.mesh import Mesh
+from training.exchange.link import PeerLost
+from training.exchange.mesh_operations import MAX_GATHER_BYTES, MeshGather, MeshMean, MeshOperation
+from training.exchange.operations import Meter
+from training.exchange.owners import Outcome
+
+_FORM_SECONDS = 20.0
+_KEPT_BYTES = 64 << 20
+"""Of results that are kept for others at least; more only for what is under way."""
+
+
+class MeshMember(Exchange):
+    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations.
+
+    Args:
+        address: ``host:port`` of the coordinator, a literal address.
+        certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
+        listen: literal address to be dialled at by the others.
+        hosts: literal addresses at which they find it, the fastest way first; empty: those of its interfaces.
+        shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
+        local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
+    """
+
+    engine = "mesh"
+
+    def __init__(
+        self,
+        address: str,
+        certificates: Path | None,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        name: str,
+        listen: str = "127.0.0.1",
+        hosts: Sequence[str] = (),
+        shares: Mapping[int, float] | None = None,
+        local: bool = False,
+    ) -> None:
+        self.rank = rank
+        self._meter = Meter()
+        self.traffic: Traffic = self._meter.traffic
+        self._shares = dict(shares or {})
+        self._listener = Listener(listen, Identity(run_id, rank, certificates))
+        self._residuals = MeanResiduals()
+        self._changed = threading.Condition()
+        self._status: Status | None = None
+        self._ended: ExchangeError | None = None
+        self._report = Report()
+        self._mesh: Mesh | None = None
+        self._members: tuple[int, ...] = (rank,)
+        self._operations: OrderedDict[int, MeshOperation[Any]] = OrderedDict()
+        """Those without a result, by number."""
+        self._begun = 0
+        """The last operation that was begun on the mesh of the moment."""
+        self._kept: OrderedDict[int, Outcome] = OrderedDict()
+        self._newcomer = False
+        self._moved = 0, 0
+        self._desk = AnchorDesk(self._listener)
+        self._closed = False
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            run_id=run_id,
+            rank=rank,
+            world_size=world_size,
+            name=name,
+            incarnation=os.urandom(8).hex(),
+            port=self._listener.address[1],
+            hosts=tuple(hosts) or _own_addresses(self._listener.address[0]),
+        )
+        host, _, port = address.rpartition(":")
+        self._line = ControlLine(
+            (host.strip("[]"), int(port)), certificates, hello, self._tell, self._hear, self._end, local
+        )
+        self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
+        # A thread that is still inside C++ when the interpreter goes would abort the process.
+        atexit.register(self.close)
+
+    @classmethod
+    def connect(cls, *arguments: Any, timeout: float = 120.0, **named: Any) -> MeshMember:
+        """Join the group; return when all members have come, or at once as a newcomer to a running group.
+
+        Raises:
+            ExchangeTimeout: no coordinator, or members missing after ``timeout`` seconds; the message names them.
+            ExchangeError: the coordinator refused this member.
+            BadInput: unreadable certificates.
+        """
+        deadline = time.monotonic() + timeout
+        member = cls(*arguments, **named)
+        try:
+            member._line.start(timeout)
+            member._keeper.start()
+            member._wait_for_group(deadline)
+        except BaseException:
+            member.close()
+            raise
+        return member
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    @property
+    def is_newcomer(self) -> bool:
+        return self._newcomer
+
+    @property
+    def anchor_wanted(self) -> bool:
+        return self._desk.wanted(self._status, self.rank)
+
+    def expect_model(self, elements: int) -> None:
+        self._note(elements=elements)
+
+    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
+        return self._residuals.part(stream, 0, elements)
+
+    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
+        self._residuals.restore(stream, 0, values)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            mesh = self._mesh
+        if mesh is not None:
+            mesh.close()
+        self._line.close()
+        self._end("this member has left the group", False)
+        self._listener.close()
+        if self._keeper.ident is not None and threading.current_thread() is not self._keeper:
+            self._keeper.join(_FORM_SECONDS)
+        if self._mesh is not None:
+            self._mesh.give_up()
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def _start_mean(
+        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
+    ) -> Pending[MeanResult]:
+        if values.dim() != 1 or values.dtype != torch.float32:
+            raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
+        self._check()
+        number, meter = self.operations, self._meter
+        operation = MeshMean(
+            number, name, values, weight, codec, flags, stream, meter, self._residuals, self._shares
+        )
+        return self._start(operation)
+
+    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+        if len(payload) > MAX_GATHER_BYTES:
+            raise ValueError(f"{name}: a payload of {len(payload)} bytes is above 4 MiB")
+        self._check()
+        return self._start(MeshGather(self.operations, name, payload, self._meter))
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _start(self, operation: MeshOperation[Any]) -> MeshOperation[Any]:
+        with self._changed:
+            ended = self._ended
+            if ended is None:
+                self._operations[operation.number] = operation
+                self._note(started=operation.number)
+                if operation.number <= self._report.full:  # the others have had it long ago
+                    self._adopt(operation.number, self._kept[operation.number])
+                else:
+                    self._begin()
+        if ended is not None:
+            operation.finish(ended)
+        return operation
+
+    def _begin(self) -> None:
+        """Begin, in their order, what can be begun on the mesh of the moment; the lock is held."""
+        mesh, epoch = self._mesh, self._report.epoch
+        if mesh is None:
+            return
+        for number, operation in list(self._operations.items()):
+            if number <= self._begun or self._desk.holds(number):
+                continue
+            self._begun = number
+            operation.begin(mesh, lambda error, number=number: self._over(epoch, number, error))  # type: ignore[misc]
+
+    def _over(self, epoch: int, number: int, error: Exception | None) -> None:
+        """An operation has ended on the mesh of an epoch; if badly, the next mesh does it again."""
+        if error is not None:
+            return
+        with self._changed:
+            operation = self._operations.get(number)
+        if operation is None:  # the group is lost
+            return
+        outcome = operation.complete()  # beside the other operations
+        with self._changed:
+            self._count_traffic()
+            if number in self._operations:
+                self._settle(number, outcome)
+
+    def _settle(self, number: int, outcome: Outcome) -> None:
+        """An operation has its result; the lock is held."""
+        operation = self._operations.pop(number)
+        self._members = operation.members
+        self._kept[number] = outcome
+        done = self._report.full
+        while done + 1 in self._kept and done + 1 not in self._operations:
+            done += 1
+        self._note(full=done)
+        self._forget()
+        operation.finish()
+
+    def _adopt(self, number: int, outcome: Outcome) -> None:
+        operation = self._operations.get(number)
+        if operation is not None:
+            operation.adopt(self.rank, outcome)
+            self._settle(number, outcome)
+
+    def _forget(self) -> None:
+        """Drop results that nobody needs, or that take more than they may; the lock is held."""
+        settled = min(self._status.settled if self._status is not None else 0, self._report.full)
+        room = max(_KEPT_BYTES, max((outcome.size for outcome in self._kept.values()), default=0))
+        held = sum(outcome.size for outcome in self._kept.values())
+        while self._kept:
+            number, outcome = next(iter(self._kept.items()))
+            late = number not in self._operations and number > self._report.started
+            if number > self._report.full or late or (number > settled and held <= room):
+                break
+            held -= outcome.size
+            del self._kept[number]
+            self._report = self._report.model_copy(update={"kept": number})
+
+    # -- the coordinator ---------------------------------------------------------------------------------------------
+
+    def _note(self, **news: Any) -> None:
+        with self._changed:
+            self._report = self._report.model_copy(update=news)
+        self._line.tell()
+
+    def _tell(self) -> Report:
+        with self._changed:
+            self._count_traffic()
+            return self._report
+
+    def _hear(self, status: Status) -> None:
+        with self._changed:
+            self._status = status
+            if self._desk.release(status):
+                self._begin()
+            self._forget()
+            self._changed.notify_all()
+        self._listener.wake()
+
+    def _end(self, why: str, again: bool) -> None:
+        """The group is lost for this member."""
+        error = ExchangeDropped(why) if again else ExchangeError(why)
+        with self._changed:
+            if self._ended is not None:
+                return
+            self._ended = error
+            pending = list(self._operations.values())
+            self._operations.clear()
+            self._changed.notify_all()
+        self._listener.wake()
+        for operation in pending:
+            operation.finish(error)
+
+    def _wait_for_group(self, deadline: float) -> None:
+        def settled() -> bool:
+            newcomer = self._status is not None and self._status.newcomer
+            return self._ended is not None or self._mesh is not None or newcomer
+
+        with self._changed:
+            there = self._changed.wait_for(settled, deadline - time.monotonic())
+        if self._ended is not None:
+            raise self._ended
+        if not there:
+            missing = ", ".join(self._status.missing) if self._status is not None else ""
+            raise ExchangeTimeout(f"the group is not complete: {missing or 'somebody'} did not come")
+        self._newcomer = self._mesh is None
+
+    # -- from mesh to mesh -------------------------------------------------------------------------------------------
+
+    def _keep_mesh(self) -> None:
+        """The keeper's thread: give a mesh up, and form the next, as the coordinator says."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._news)
+                status, mesh = self._status, self._mesh
+                if self._ended is not None:
+                    break
+            assert status is not None
+            if mesh is not None:
+                mesh.give_up()
+                with self._changed:
+                    self._count_traffic()
+                    self._mesh, self._moved = None, (0, 0)
+            if status.form is None:
+                self._note(epoch=status.epoch, up=False)
+            else:
+                self._form(status.epoch, status.form)
+        if mesh is not None and not self._closed:
+            mesh.give_up()
+
+    def _news(self) -> bool:
+        """Whether the keeper has something to do."""
+        status, report = self._status, self._report
+        if self._ended is not None:
+            return True
+        if status is None or status.newcomer or status.epoch < report.epoch:
+            return False
+        if status.form is None:
+            return bool(status.epoch) and (report.up or report.epoch < status.epoch)
+        return status.epoch > report.epoch
+
+    def _form(self, epoch: int, form: Form) -> None:
+        mine = {"epoch": epoch, "members": tuple(form.peers), "lost": None, "why": "", "anchored": 0, "ready": False}
+        self._note(**mine, up=True)
+        names = {rank: peer.name for rank, peer in form.peers.items()}
+        addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
+        mesh: Mesh | None = None
+        try:
+            mesh = Mesh.form(
+                self._listener,
+                f"epoch {epoch}",
+                addresses,
+                names,
+                _FORM_SECONDS,
+                on_lost=lambda lost: self._note(up=False, lost=lost.rank, why=str(lost)),
+                wanted=lambda: self._is_wanted(epoch),
+            )
+            self._hand_over(mesh, form)
+        except (ExchangeError, OSError) as error:
+            if mesh is not None:
+                mesh.give_up()
+            lost = getattr(error, "rank", None)
+            self._note(up=False, lost=lost, why=str(error)[:300])
+            return
+        with self._changed:
+            self._mesh, self._moved = mesh, (0, 0)
+            self._begun = form.stand
+            self._members = tuple(mesh.members)
+            self._newcomer = False
+            self._changed.notify_all()
+            self._begin()
+
+    def _is_wanted(self, epoch: int) -> bool:
+        status = self._status
+        return self._ended is None and status is not None and status.epoch == epoch and status.form is not None
+
+    def _hand_over(self, mesh: Mesh, form: Form) -> None:
+        """Give results to those who miss them, or take them."""
+        if form.donor == self.rank:
+            for rank, full in form.behind.items():
+                with self._changed:
+                    missing = [self._kept[number] for number in range(full + 1, form.stand + 1)]
+                hand_over(mesh, rank, missing)
+        elif self.rank in form.behind:
+            for number in range(form.behind[self.rank] + 1, form.stand + 1):
+                outcome = take_over(mesh, form.donor)
+                with self._changed:
+                    self._kept[number] = outcome
+                    self._adopt(number, outcome)
+                    self._note(full=number)
+
+    def _count_traffic(self) -> None:
+        """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
+        if self._mesh is None:
+            return
+        sent, received = self._mesh.bytes_sent, self._mesh.bytes_received
+        before, self._moved = self._moved, (sent, received)
+        self._meter.sent(sent - before[0])
+        self._meter.received(received - before[1])
+
+    # -- newcomers ---------------------------------------------------------------------------------------------------
+
+    def publish_anchor(self, anchor: Anchor) -> None:
+        with self._changed:
+            order = self._status.anchor if self._status is not None else None
+        if order is not None:
+            self._desk.publish(order, replace(anchor, operations=self.operations))
+
+    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
+        deadline = time.monotonic() + timeout
+        self._note(ready=True)
+        while True:
+            with self._changed:
+                there = self._changed.wait_for(
+                    lambda: self._ended or (self._status is not None and self._status.anchor is not None),
+                    deadline - time.monotonic(),
+                )
+                order = self._status.anchor if self._status is not None else None
+            if self._ended is not None:
+                raise self._ended
+            if not there or order is None:
+                raise ExchangeTimeout(f"no anchor came within {timeout:g} s")
+            with contextlib.suppress(PeerLost, ExchangeTimeout):
+                anchor = self._desk.fetch(order, deadline, lambda: self._ordered(order.number))
+                break
+        self.operations = anchor.operations
+        done = anchor.operations
+        self._note(anchored=order.number, started=done, full=done, kept=done)
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._mesh is not None, deadline - time.monotonic())
+        self._check()
+        return anchor
+
+    def _ordered(self, number: int) -> bool:
+        status = self._status
+        order = status.anchor if status is not None else None
+        return self._ended is None and order is not None and order.number == number
+
+
+def _own_addresses(listening: str) -> tuple[str, ...]:
+    """Return the addresses of this machine's interfaces that others may dial; none where it listens on one only."""
+    if listening not in ("0.0.0.0", "::"):
+        return () if listening.startswith("127.") or listening == "::1" else (listening,)
+    states = psutil.net_if_stats()
+    up = (addresses for name, addresses in psutil.net_if_addrs().items() if name in states and states[name].isup)
+    kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
+    found = (one.address.split("%")[0] for addresses in up for one in addresses if one.family in kinds)
+    return tuple(a for a in found if not a.startswith(("127.", "169.254.", "fe80")) and a != "::1")[:16]
