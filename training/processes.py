@@ -195,10 +195,10 @@ def received(connection: Connection[Any, Any]) -> Iterator[bytes]:
 
 
 class HubProcess(_Module):
-    """``python -m training.exchange.hub_main``: says its port on stdout, ends when its standard input closes."""
+    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when its standard input closes."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
-        super().__init__("training.exchange.hub_main", ["--config", str(config)], 1, log)
+        super().__init__("training.exchange.coordinator_main", ["--config", str(config)], 1, log)
 
     def stop(self, timeout: float = 5.0) -> None:
         """Close its input and wait; kill it if it does not end."""

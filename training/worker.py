@@ -52,9 +52,22 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
         return TorchGroup(
             address, token, rank, plan.world_size, device, seat.interface, START_DEADLINE, plan.run_id, beside
         )
-    from training.exchange.member import HubMember
+    from training.exchange.mesh_member import MeshMember
 
-    return HubMember.connect(address, keys, plan.run_id, rank, plan.world_size, seat.name, START_DEADLINE, seat.local)
+    near, everywhere = "127.0.0.1", "::" if address.startswith("[") else "0.0.0.0"
+    return MeshMember.connect(
+        address,
+        keys,
+        plan.run_id,
+        rank,
+        plan.world_size,
+        seat.name,
+        listen=near if all(one.local for one in plan.seats) else everywhere,
+        hosts=seat.addresses,
+        shares={one.rank: one.share for one in plan.members},
+        local=seat.local,
+        timeout=START_DEADLINE,
+    )
 
 
 def run_worker(

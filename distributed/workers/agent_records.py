@@ -81,7 +81,7 @@ def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str
         plan=b"{}",
         links=links,
         environment=thread_limits(1),
-        module="training.exchange.hub_main",
+        module="training.exchange.coordinator_main",
         place="hub",
         words=("--config", "secrets/hub.json"),
         files={"secrets/hub.json": json.dumps(there).encode(), **keys},

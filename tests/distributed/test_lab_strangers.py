@@ -62,7 +62,7 @@ class Visited:
         """Return the port on which the run's hub listens; 0 before it does."""
         for process in psutil.Process(self.muster.supervisor(self.run_id)).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if "training.exchange.hub_main" in process.cmdline():
+                if "training.exchange.coordinator_main" in process.cmdline():
                     return next((c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN), 0)
         return 0
 

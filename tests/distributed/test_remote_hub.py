@@ -16,7 +16,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
-HUB = "training.exchange.hub_main"
+HUB = "training.exchange.coordinator_main"
 
 
 @pytest.fixture

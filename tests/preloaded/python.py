@@ -21,7 +21,7 @@ _PRELOADED, _ITSELF = "MUSTER_TESTS_PRELOADED_PYTHON", "MUSTER_TESTS_PYTHON"
 _HERE = Path(__file__).parent
 _PROGRAM = """#!/bin/bash
 case "$*" in
-*--help*|"-m training.exchange.hub_main"*) ;;
+*--help*|"-m training.exchange.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
 {project}/cli_typer.py*|{project}/examples/*.py*)
     exec {python} -IS {client} {socket} "$@" ;;

@@ -1,6 +1,6 @@
-"""Process entry of the hub::
+"""Process entry of the coordinator::
 
-    python -m training.exchange.hub_main --config hub.json
+    python -m training.exchange.coordinator_main --config hub.json
 
 It prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM. A line
 ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
@@ -9,7 +9,6 @@ It prints ``{"port": N}`` when it listens and then one event a line; it ends whe
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import resource
@@ -18,45 +17,33 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import EventSink, MemberEvent, WarningEvent
-
-if TYPE_CHECKING:
-    from training.exchange.hub import Hub
-    from training.exchange.seat import HubConfig
+from training.exchange.coordinator import Coordinator
+from training.exchange.group_member import CoordinatorConfig
 
 _MOST_FILES = 8192
 """Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a hub until stdin closes or SIGTERM comes; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m training.exchange.hub_main", description=__doc__)
+    """Run a coordinator until stdin closes or SIGTERM comes; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m training.exchange.coordinator_main", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
     path: Path = parser.parse_args(arguments).config
     try:
         _serve(path)
     except MusterError as error:
-        print(f"hub: {error}", file=sys.stderr)
+        print(f"coordinator: {error}", file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.DONE)
 
 
 def _serve(path: Path) -> None:
-    gc.disable()  # a fifth of the time that torch takes to import goes into looking for garbage
-    import torch  # after the arguments are known to be right: it takes seconds
-
-    from training.exchange.hub import Hub
-
-    gc.freeze()
-    gc.enable()
-    # Several members' chunks are averaged side by side in their own threads; more threads inside each only fight.
-    torch.set_num_threads(1)
     _allow_connections()
     end = threading.Event()
     write = EventSink(sys.stdout)
@@ -64,15 +51,15 @@ def _serve(path: Path) -> None:
     def log(event: MemberEvent | WarningEvent) -> None:
         try:
             write(event)
-        except BrokenPipeError:  # nobody reads any more: whoever started the hub is gone
+        except BrokenPipeError:  # nobody reads any more: whoever started it is gone
             end.set()
 
-    hub = Hub(_read_config(path), log)
-    port = hub.start()
-    _watch_for(end, hub)
+    coordinator = Coordinator(_read_config(path), log)
+    port = coordinator.start()
+    _watch_for(end, coordinator)
     print(json.dumps({"port": port}), flush=True)
     end.wait()
-    hub.stop()
+    coordinator.stop()
 
 
 def _allow_connections() -> None:
@@ -82,18 +69,16 @@ def _allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _read_config(path: Path) -> HubConfig:
-    from training.exchange.seat import HubConfig
-
+def _read_config(path: Path) -> CoordinatorConfig:
     try:
-        return HubConfig.model_validate_json(path.read_bytes())
+        return CoordinatorConfig.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", "name the hub's configuration file") from error
+        raise BadInput(f"{path}: {error.strerror}", "name the coordinator's configuration file") from error
     except ValidationError as error:
-        raise BadInput(f"{path}: {first_problem(error)}", "write the hub's configuration again") from error
+        raise BadInput(f"{path}: {first_problem(error)}", "write the configuration again") from error
 
 
-def _watch_for(end: threading.Event, hub: Hub) -> None:
+def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
     """Obey stdin; set ``end`` when a signal to end comes or stdin closes."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
@@ -106,9 +91,9 @@ def _watch_for(end: threading.Event, hub: Hub) -> None:
             for line in lines:
                 command = json.loads(line)
                 if "ban" in command:
-                    hub.ban(int(command["ban"]))
+                    coordinator.ban(int(command["ban"]))
                 elif "admit" in command:
-                    hub.admit(int(command["admit"]))
+                    coordinator.admit(int(command["admit"]))
         end.set()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()
